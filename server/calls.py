@@ -31,6 +31,7 @@ _LONG: Final = frozenset(
         "CreateAggregate",
         "CreateAggregates",
         "AlterAggregate",
+        "CreateView",
         "Consolidate",
         "Checkpoint",
         "Backup",

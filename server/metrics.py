@@ -78,6 +78,13 @@ METRICS: Final[dict[str, Metric]] = {
     "consolidated_rows": _counter("consolidated_rows", "Rows and events written to base."),
     "block_compactions": _counter("block_compactions", "Times that small blocks of events were merged."),
     "block_compacted_rows": _counter("block_compacted_rows", "Events in the blocks that were merged."),
+    "settling": _gauge("events_unsettled", "Events in blocks, which are yet to move to settled files."),
+    "settling_seconds": _counter("settling_seconds", "Time that settling took."),
+    "settled_files": _gauge("settled_files", "Settled files that are there."),
+    "settled_rows": _counter("settled_events", "Events that moved from blocks to settled files."),
+    "settled_bytes": _counter("settled_bytes", "Bytes of the files that they moved to."),
+    "settled_written_bytes": _counter("settled_written_bytes", "The same, and of the files that were made of files."),
+    "settled_combined_rows": _counter("settled_combined_events", "Events of the files that others were made of."),
     "conflict_facts": _gauge("conflict_facts", "Cells whose newest write is remembered to find conflicts."),
     # stages and the catalog
     "stages": _gauge("stages", "Stages that wait for their commit."),

@@ -54,6 +54,7 @@ _NEEDS: Final = {
     "CreateTable": Access.ADMIN,
     "CreateAggregate": Access.ADMIN,
     "CreateAggregates": Access.ADMIN,
+    "CreateView": Access.ADMIN,
     "AlterTable": Access.ADMIN,
     "AlterAggregate": Access.ADMIN,
     "DropTable": Access.ADMIN,
@@ -144,6 +145,19 @@ class Service:
             pb.CreateAggregatesResponse,
         )
         await context.write(pb.CreateAggregatesResponse(**rows, tables=tables))
+
+    async def CreateView(self, request: pb.CreateViewRequest, context: Context) -> None:
+        self.access("CreateView", context, request.name, request.source)
+
+        def answer(done_rows: int, total_rows: int) -> pb.CreateViewResponse:
+            return pb.CreateViewResponse(done_rows=done_rows)
+
+        rows, (table,) = await self._with_progress(
+            lambda progress: self.store.create_all([self.translator.new_view(request)], progress=progress),
+            context,
+            answer,
+        )
+        await context.write(pb.CreateViewResponse(done_rows=rows["done_rows"], table=table))
 
     async def _with_progress(
         self, work: Callable[[Progress], list[TableSchema]], context: Context, answer: Callable[..., Any]

@@ -29,6 +29,7 @@ from kivi.model.questions import Question, question_of, seen_schema
 from kivi.model.schema import OperatorCall, TableSchema
 from kivi.model.slots import Slot
 from kivi.model.types import ColumnType
+from kivi.model.views import view_schema
 from kivi.store.facade import Lease, Scan, Store, Txn
 from kivi.wire.codec import OPERATOR_NAMES, from_expr, from_measures, from_question, from_rollup, from_values
 from kivi.wire.columns import column_writer
@@ -169,7 +170,8 @@ class Translator:
             txn.append_stages(schema, list(operation.stages), drop_late=operation.drop_late)
             return
         if schema.kind != "row" and kind != Kind.KIND_GUARD:
-            raise InvalidArgument(f"{schema.name!r} is an {schema.kind} table: its rows are not written one by one")
+            kind_of = "a view" if schema.kind == "view" else f"an {schema.kind} table"
+            raise InvalidArgument(f"{schema.name!r} is {kind_of}: its rows are not written one by one")
         key = self.key(schema, operation.key)
         match kind:
             case Kind.KIND_DELTA:
@@ -313,6 +315,10 @@ class Translator:
         twice = next((name for name, count in Counter(names).items() if count > 1), None)
         if twice is not None:
             raise SchemaError(f"table {table!r} names the column {twice!r} twice")
+
+    def new_view(self, request: service_pb2.CreateViewRequest) -> TableSchema:
+        columns = list(request.columns) if request.named_columns else None
+        return view_schema(request.name, self.store.table(request.source), list(request.key), columns, request.unique)
 
     def new_aggregate(self, request: service_pb2.CreateAggregateRequest) -> TableSchema:
         groups: list[str | TimeSlot] = []

@@ -7,6 +7,8 @@ import gc
 import itertools
 import random
 import threading
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from kivi.arrow.columns import TIMESTAMP, stored_column, stored_rows
 from kivi.arrow.records import event_batch
+from kivi.encoding.event_names import EventNames
 from kivi.encoding.keys import prefix_end
 from kivi.encoding.keyspaces import Space, event_data_key, event_header_key, event_meta_key, table_prefix
 from kivi.engine import WriteBatch
@@ -25,6 +28,7 @@ from kivi.engine.memory import MemoryEngine
 from kivi.engine.rocks import RocksEngine
 from kivi.errors import DataLoss, InvalidArgument, SnapshotTooOld
 from kivi.events.compaction import mergeable
+from kivi.events.manifest import settled_files
 from kivi.events.store import EventStore, destroy
 from kivi.events.summing import Sums
 from kivi.model.changes import COMMIT_TS
@@ -129,11 +133,21 @@ def scanned(events, upto, **options):
     return batches(events.view(upto))
 
 
-def summed(view):
+def summed(view, **options):
     counts = [Measure("rows", "count", None), Measure("counted", "count", "n")]
     sums = Sums(TABLE, [*counts, Measure("n", "sum", "n"), Measure("d", "sum", "d")])
-    view.sum_up(sums)
+    view.sum_up(sums, **options)
     return sums.row()
+
+
+def totals(rows):
+    """``summed`` of a list of events."""
+    return {
+        "rows": len(rows),
+        "counted": sum(row["n"] is not None for row in rows),
+        "n": sum(row["n"] or 0 for row in rows),
+        "d": sum(row["d"] * 100 for row in rows),
+    }
 
 
 # -- reading ----------------------------------------------------------------------------------------
@@ -648,12 +662,7 @@ def test_summaries_are_exact_and_read_boundary_blocks_only(monkeypatch):
         fetched.clear()
         seen = [row for cts, row in every if cts <= upto and (upto < 25 or row["ts"] >= 10_001)]
         with events.view(upto) as view:
-            assert summed(view) == {
-                "rows": len(seen),
-                "counted": sum(row["n"] is not None for row in seen),
-                "n": sum(row["n"] or 0 for row in seen),
-                "d": sum(row["d"] * 100 for row in seen),
-            }
+            assert summed(view) == totals(seen)
         assert len(fetched) <= 2
 
 
@@ -661,7 +670,10 @@ def test_summaries_are_exact_and_read_boundary_blocks_only(monkeypatch):
 
 
 class Blocks(RuleBasedStateMachine):
-    """A log of commits and floors in a list; the store may be behind it, crash, and be fed from it again."""
+    """A log of commits, floors and retractions; the store may be behind it, crash, and be fed from it again.
+
+    Whatever was sealed, compacted, settled, combined, dropped or lost, each cut answers as lists do (R23).
+    """
 
     @initialize(block_rows=st.integers(1, 40), block_bytes=st.integers(100, 5_000))
     def begin(self, block_rows, block_bytes):
@@ -671,18 +683,19 @@ class Blocks(RuleBasedStateMachine):
         self.cts = 0
         self.log: list[tuple[int, list[dict[str, Any]]]] = []
         self.floors: list[tuple[int, int]] = []
+        self.retractions: list[tuple[int, EventNames, set[str]]] = []
         self.dropped = 0
         self.views: list[tuple[Any, list[str]]] = []
 
-    def expected(self, upto, events_upto, after=0):
-        low = max((time for cts, time in self.floors if cts <= upto), default=-1)
-        return [
-            row["s"]
-            for cts, rows in self.log
-            if after < cts <= min(upto, events_upto)
-            for row in rows
-            if row["ts"] >= low
-        ]
+    def gone(self, upto):
+        return {name for cts, _, names in self.retractions if cts <= upto for name in names}
+
+    def expected(self, upto, events_upto, after=0, skip=0, take=None, low=-1, high=10**9):
+        low = max([low, *(time for cts, time in self.floors if cts <= upto)])
+        rows = [row for cts, rows in self.log if after < cts <= min(upto, events_upto) for row in rows]
+        rows = rows[skip:] if take is None else rows[skip : skip + take]
+        gone = self.gone(upto)
+        return [row for row in rows if low <= row["ts"] < high and row["s"] not in gone]
 
     @rule(count=st.integers(1, 12), time=st.integers(0, 50), gap=st.integers(1, 3))
     def commit(self, count, time, gap):
@@ -693,33 +706,62 @@ class Blocks(RuleBasedStateMachine):
     def enter_floor(self, time):
         self.cts += 1
         self.floors.append((self.cts, time))
-        self.save_floors()
+        self.save()
 
-    def save_floors(self):
+    @precondition(lambda self: self.log)
+    @rule(chosen=st.sets(st.integers(0, 300), min_size=1))
+    def retract(self, chosen):
+        self.cts += 1
+        gone = self.gone(self.cts)
+        every = [(cts, i, row["s"]) for cts, rows in self.log for i, row in enumerate(rows) if row["s"] not in gone]
+        removed = sorted({every[i % len(every)] for i in chosen}) if every else []
+        if removed:
+            stamps, positions, names = zip(*removed, strict=True)
+            names_of_events = EventNames(np.array(stamps, np.uint64), np.array(positions, np.int64))
+            self.retractions.append((self.cts, names_of_events, set(names)))
+            self.save()
+
+    def save(self):
+        """What a whole pass of consolidation writes, of floors and retractions."""
         for cts, time in self.floors:
             floor(self.events, cts, time)
+        for cts, names, _ in self.retractions:
+            seal(self.events, [part for part in self.log if part[0] <= cts], cts)
+            batch = WriteBatch()
+            self.events.erase(batch, cts, names)
+            self.engine.write(batch)
 
     @rule(share=st.floats(0, 1))
     def seal(self, share):
         upto = int(self.cts * share)
         seal(self.events, [part for part in self.log if part[0] <= upto], upto)
 
-    @rule(max_rows=st.integers(2, 100))
-    def compact(self, max_rows):
-        self.events.compact(max_rows)
+    @rule(max_rows=st.integers(2, 100), share=st.floats(0, 1))
+    def compact(self, max_rows, share):
+        self.events.compact(max_rows, self.unneeded(share))
+
+    def unneeded(self, share):
+        """No snapshot before it is read from then on."""
+        oldest = int(self.cts * share)
+        self.dropped = max(self.dropped, oldest)
+        return oldest
+
+    @rule(every=st.booleans(), file_rows=st.integers(1, 40), share=st.floats(0, 1), steps=st.integers(1, 5))
+    def settle(self, every, file_rows, share, steps):
+        for _ in range(steps):
+            oldest = self.unneeded(share)
+            self.events.settling.step(nullcontext(), partial(int, oldest), every=every, file_rows=file_rows)
 
     @rule(share=st.floats(0, 1))
     def drop(self, share):
-        oldest = int(self.cts * share)
-        if self.events.drop_below_floor(oldest):
-            self.dropped = max(self.dropped, oldest)
+        self.events.drop_below_floor(self.unneeded(share))
 
     @rule(keep=st.integers(0, 10))
     def crash(self, keep):
         self.engine.crash(keep)
         self.views.clear()
         self.events = EventStore(self.engine, TABLE, **self.options)
-        self.save_floors()
+        self.save()
 
     @rule()
     def flush(self):
@@ -736,7 +778,7 @@ class Blocks(RuleBasedStateMachine):
     def open_view(self, upto):
         view = self.view(upto)
         if view is not None:
-            self.views.append((view, self.expected(upto, view.events_upto)))
+            self.views.append((view, [row["s"] for row in self.expected(upto, view.events_upto)]))
 
     @precondition(lambda self: self.views)
     @rule(data=st.data())
@@ -745,29 +787,49 @@ class Blocks(RuleBasedStateMachine):
         with view:
             assert names_of(view.scan(columns=["s"])) == expected
 
-    @rule(upto=st.integers(0, 100), after=st.integers(0, 100), reverse=st.booleans())
-    def read(self, upto, after, reverse):
+    @rule(
+        upto=st.integers(0, 100),
+        after=st.integers(0, 100),
+        reverse=st.booleans(),
+        skip=st.integers(0, 30),
+        take=st.none() | st.integers(0, 30),
+        low=st.integers(0, 50_000),
+        width=st.integers(0, 50_000),
+    )
+    def read(self, upto, after, reverse, skip, take, low, width):
         view = self.view(upto)
         if view is None:
             return
         with view:
-            expected = self.expected(upto, view.events_upto, after)
-            found = names_of(view.scan(after=after, reverse=reverse))
-            assert found == (expected[::-1] if reverse else expected)
-            assert summed(view)["rows"] == len(self.expected(upto, view.events_upto, 0))
+            every = self.expected(upto, view.events_upto)
+            assert sorted(names_of(view.scan(ordered=False))) == sorted(row["s"] for row in every)
+            assert summed(view) == totals(every)
+            times = {"time_from": low, "time_to": low + width}
+            part = self.expected(upto, view.events_upto, after, low=low, high=low + width)
+            found = names_of(view.scan(after=after, reverse=reverse, **times))
+            assert found == [row["s"] for row in (reversed(part) if reverse else part)]
+            assert summed(view, **times) == totals(self.expected(upto, view.events_upto, low=low, high=low + width))
+            if not self.dropped:  # blocks that were dropped are counted no more
+                part = self.expected(upto, view.events_upto, after, skip, take)
+                assert names_of(view.scan(after=after, skip=skip, take=take)) == [row["s"] for row in part]
 
     @invariant()
     def blocks_are_in_order_and_their_data_known(self):
         if not hasattr(self, "events"):
             return
-        meta, blocks = self.events._base.headers()
+        meta, blocks, files = self.events._manifest.read()
         for left, right in itertools.pairwise(blocks):
             assert left.last_cts <= right.first_cts
-        assert stored_ids(self.engine) == {block.data for block in blocks} | set(meta.dead)
+            assert left.settled or not right.settled
+        assert files == settled_files(self.engine, TABLE.id)
+        named = {block.data for block in blocks} | {file.number for file in files}
+        named |= {one.data for block in blocks for one in block.erased} - {0}
+        named |= {one.data for file in files for one in file.erased}
+        assert stored_ids(self.engine) == named | set(meta.dead)
 
 
 TestBlocks = Blocks.TestCase
-TestBlocks.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
+TestBlocks.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
 def test_the_types_of_this_table():

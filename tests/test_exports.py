@@ -44,7 +44,7 @@ ERRORS = {
 }
 # The same in process, over gRPC and under asyncio.
 DATABASE = {
-    "append", "appender", "checkpoint", "close", "consolidate", "create_aggregate", "create_aggregates",
+    "append", "appender", "checkpoint", "close", "consolidate", "create_aggregate", "create_aggregates", "create_view",
     "create_event_table", "create_table", "describe", "drop", "outcome", "run", "snapshot", "stats", "tables",
     "transaction", "watermark",
 }  # fmt: skip

@@ -33,6 +33,7 @@ from kivi.api.arguments import (
     SubscribeArguments,
     TailArguments,
     TransactionArguments,
+    ViewArguments,
     check_work,
     endpoint_name,
     patience_s,
@@ -342,6 +343,7 @@ class Database:
     create_event_table = takes(event_table_schema)(asks(Core.create))
     create_aggregate = takes(AggregateArguments)(asks(Core.create_aggregate))
     create_aggregates = takes(LevelsArguments)(asks(Core.create_aggregates))
+    create_view = takes(ViewArguments)(asks(Core.create_view))
     alter_table = takes(AlterTableArguments)(asks(Core.alter_table))
     alter_aggregate = takes(AlterAggregateArguments)(asks(Core.alter_aggregate))
     tables = asks(Core.tables)

@@ -22,6 +22,7 @@ from kivi.model.changes import COMMIT_TS, REMOVED, RETRACTED, Changes, check_ret
 from kivi.model.declarations import TimeSlot, parse_duration_us
 from kivi.model.expressions import Expr, bind
 from kivi.model.levels import level_names
+from kivi.model.names import check_name, column_names
 from kivi.model.orders import order_of
 from kivi.model.questions import Group, Windows, question_of, seen_schema, windows_of
 from kivi.model.rollups import rolled_outputs, rollup_of
@@ -52,6 +53,7 @@ __all__ = [
     "SubscribeArguments",
     "TailArguments",
     "TransactionArguments",
+    "ViewArguments",
     "check_batch",
     "check_names",
     "check_order",
@@ -823,6 +825,26 @@ def _measures(measures: Mapping[str, OperatorCall] | None) -> Mapping[str, Opera
         if not isinstance(call, OperatorCall):
             raise SchemaError(f"measure {measure!r} must be kivi.sum, count, min or max, not {call!r}")
     return measures
+
+
+@dataclass(slots=True)
+class ViewArguments:
+    """Of ``create_view``. The table ``source`` has the last word: ``kivi.model.views.view_schema``."""
+
+    name: str
+    source: str
+    key: Sequence[str]
+    columns: Sequence[str] | None = None
+    unique: bool = False
+
+    def __post_init__(self) -> None:
+        table_name(self.source)
+        check_name(self.name, "view")
+        self.key = column_names(f"view {self.name!r}", "key", self.key)
+        if self.columns is not None:
+            self.columns = column_names(f"view {self.name!r}", "columns", self.columns)
+        if not isinstance(self.unique, bool):
+            raise SchemaError(f"view {self.name!r}: unique is True or False, not {self.unique!r}")
 
 
 @dataclass(slots=True)

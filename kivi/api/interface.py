@@ -32,6 +32,7 @@ from kivi.api.arguments import (
     SubscribeArguments,
     TailArguments,
     TransactionArguments,
+    ViewArguments,
     check_work,
     patience_s,
     retract_arguments,
@@ -131,6 +132,25 @@ class Database(ABC, Generic[Tx, Snap]):
         as of ``kivi.time_slot``, in the time zone ``tz``. They are called like ``calls_customer_5m``, after ``name``,
         the columns and the width. Everything else is as of ``create_aggregate``: events that are there already are read
         once for all of them.
+        """
+
+    @abstractmethod
+    @takes(ViewArguments)
+    def create_view(self, wanted: ViewArguments) -> None:
+        """A secondary view of a row table: its rows under another key, for lookups by it; returns when it can be read.
+
+        ``key`` names the view's key columns: value columns of ``source``, and columns of its key, all of which are
+        among them unless the view is ``unique``. A row that is null in one of them is not in the view. ``columns``: the
+        others that the view has, None for all that there are now; columns that are added to the source later are not
+        among them. The source's key columns are always there.
+
+        It is written by what writes the source, in the same commit, and is exact at every snapshot; nothing else writes
+        to it. A commit that writes a column of the view's key has read the row, and one that brings two rows under one
+        key of a unique view is refused: RowExists names the view and the key. Deltas of the view's columns still never
+        conflict with each other. It keeps history as the source does, and is dropped before it.
+
+        The source goes on being read and written meanwhile; ``describe`` says that the view's ``state`` is ``building``
+        until then. Raises AlreadyExists, NotFound, SchemaError, and RowExists where a view cannot be unique.
         """
 
     @abstractmethod

@@ -140,9 +140,10 @@ def describe(db: Any, args: argparse.Namespace) -> None:
         if row["column"] == found.get("event_time"):
             row["role"] = "event time"
     if args.output == "table":
-        facts = [f"{found['name']}: {found['kind']} table, {found['state']}"]
+        kind = found["kind"]
+        facts = [f"{found['name']}: {kind}{' table' * (kind != 'view')}, {found['state']}"]
         if found.get("source"):
-            facts.append(f"aggregate of {found.get('declared_source') or found['source']}")
+            facts.append(f"{kind} of {found.get('declared_source') or found['source']}")
         for name in ("history_us", "retention_us"):
             if found.get(name):
                 facts.append(f"{name.removesuffix('_us')} {found[name] / 1e6:,.0f} s")
@@ -315,6 +316,12 @@ def retract(db: Any, args: argparse.Namespace) -> None:
                 tx.rollback()
                 raise InvalidArgument("nothing was retracted: answer y, or give --yes")
     print_value({"events": events, "commit_ts": tx.commit_ts}, args.output)
+
+
+def view(db: Any, args: argparse.Namespace) -> None:
+    from kivi.cli import view as creating
+
+    creating.view(db, args)
 
 
 def aggregate(db: Any, args: argparse.Namespace) -> None:
@@ -527,6 +534,12 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--history", metavar="DURATION", help="keep older versions for so long, for example 1h")
     text = "forget rows when their time slot ended so long before the newest event, for example 400d"
     sub.add_argument("--retention", metavar="DURATION", help=text)
+    sub = command("view", view, "create a secondary view of a row table: its rows under another key")
+    sub.add_argument("name", help="of the new view")
+    sub.add_argument("source", metavar="SOURCE", help="the row table")
+    sub.add_argument("--key", required=True, metavar="COLUMN,...", help="the columns of its key, in order")
+    sub.add_argument("--columns", metavar="COLUMN,...", help="the other columns that it has; without it all")
+    sub.add_argument("--unique", action="store_true", help="no two rows may come under one key")
     sub = command("alter", alter, "add columns to a table, or measures to an aggregate, while it is used", "table")
     text = "a column, nickname=string or visits=sum:int64; of an aggregate a measure, most=max:resp_us; repeat it"
     sub.add_argument("--add", action="append", default=[], metavar="NAME=WHAT", help=text)

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from kivi.cli import rekeyed
 from kivi.cli.append import Progress
 from kivi.cli.recount import compare
 from kivi.cli.text import plain
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["backup", "dump", "restore", "verify"]
 
 MARKER: Final = "KIVI"
-_LINKED: Final = (".sst", ".blob")  # RocksDB never writes to these again
+_LINKED: Final = (".sst", ".blob", ".parquet")  # these are never written to again
 _BELOW: Final = ("rows", "derived", "guards", "appends", "runs")
 
 
@@ -273,8 +274,12 @@ def examine(path: str) -> dict[str, Any]:
                 unfit = [name for name in schema.output_columns(None) if name not in columns]
                 if unfit:
                     report[schema.name] += f", {', '.join(unfit)} not read: a sum does not fit its type right now"
+                if (events := store.event_tables.of(schema.id)) is not None:
+                    report[schema.name] += f", {events.check_files():,} settled files intact"
                 if schema.kind == "aggregate":
                     report[schema.name] += ", " + compare(store, schema, path)
+                if schema.kind == "view":
+                    report[schema.name] += ", " + rekeyed.compare(store, schema, path)
         store.release(lease)
     report["result"] = "good"
     return report

@@ -18,6 +18,7 @@ from kivi.api.arguments import (
     LevelsArguments,
     SubscribeArguments,
     TailArguments,
+    ViewArguments,
     check_keep,
     check_names,
     check_place,
@@ -38,6 +39,7 @@ from kivi.client.messages import (
     new_aggregates,
     new_columns,
     new_measures,
+    new_view,
     number,
 )
 from kivi.client.steps import (
@@ -296,6 +298,15 @@ class Core:
     def alter_aggregate(self, wanted: AlterAggregateArguments) -> Steps[None]:
         """The server checks names and types against the source."""
         yield Stream("AlterAggregate", new_measures(wanted), None, self._progress(wanted))
+
+    def create_view(self, wanted: ViewArguments) -> Steps[None]:
+        """The server checks names and types against the source."""
+
+        def on_message(reply: service_pb2.CreateViewResponse) -> None:
+            if reply.HasField("table"):
+                self.schemas[wanted.name] = from_table(reply.table)
+
+        yield Stream("CreateView", new_view(wanted), None, on_message)
 
     def create_aggregates(self, wanted: LevelsArguments) -> Steps[list[str]]:
         def on_message(reply: service_pb2.CreateAggregatesResponse) -> None:

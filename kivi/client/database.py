@@ -21,6 +21,7 @@ from kivi.api.arguments import (
     SubscribeArguments,
     TailArguments,
     TransactionArguments,
+    ViewArguments,
     endpoint_name,
     patience_s,
     retract_arguments,
@@ -191,6 +192,7 @@ class Database(interface.Database[Transaction, Snapshot]):
     _create = asks(Core.create)
     create_aggregate = takes(AggregateArguments)(asks(Core.create_aggregate))
     create_aggregates = takes(LevelsArguments)(asks(Core.create_aggregates))
+    create_view = takes(ViewArguments)(asks(Core.create_view))
     alter_table = takes(AlterTableArguments)(asks(Core.alter_table))
     alter_aggregate = takes(AlterAggregateArguments)(asks(Core.alter_aggregate))
     tables = asks(Core.tables)

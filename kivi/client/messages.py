@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         AlterTableArguments,
         GetArguments,
         LevelsArguments,
+        ViewArguments,
     )
     from kivi.client.steps import Rows
     from kivi.model.scans import Scan
@@ -168,6 +169,17 @@ def new_aggregate(wanted: AggregateArguments) -> service_pb2.CreateAggregateRequ
         source=wanted.source,
         group_by=to_groups(groups),
         **_contents(wanted),
+    )
+
+
+def new_view(wanted: ViewArguments) -> service_pb2.CreateViewRequest:
+    return service_pb2.CreateViewRequest(
+        name=wanted.name,
+        source=wanted.source,
+        key=wanted.key,
+        columns=wanted.columns or (),
+        named_columns=wanted.columns is not None,
+        unique=wanted.unique,
     )
 
 

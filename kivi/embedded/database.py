@@ -27,6 +27,7 @@ from kivi.api.arguments import (
     SubscribeArguments,
     TailArguments,
     TransactionArguments,
+    ViewArguments,
     check_batch,
     check_keep,
     check_names,
@@ -50,6 +51,7 @@ from kivi.model.levels import declared_schema, level_schemas
 from kivi.model.outcomes import ABORTED, UNKNOWN, Outcome
 from kivi.model.schema import TableSchema
 from kivi.model.subscriptions import Update
+from kivi.model.views import view_schema
 from kivi.runtime.settings import Settings
 from kivi.store.facade import Lease, Store, Txn
 
@@ -325,6 +327,11 @@ class Database(interface.Database[Transaction, Snapshot]):
         )
         self.store.create_all(schemas, progress=wanted.progress)
         return wanted.names
+
+    @takes(ViewArguments)
+    def create_view(self, wanted: ViewArguments) -> None:
+        source = self.store.table(wanted.source)
+        self.store.create(view_schema(wanted.name, source, wanted.key, wanted.columns, wanted.unique))
 
     @takes(AlterTableArguments)
     def alter_table(self, wanted: AlterTableArguments) -> None:

@@ -93,6 +93,22 @@ class EventNames(NamedTuple):
         found: Array = ((np.cumsum(rows) - rows)[run] + positions)[inside]
         return found
 
+    def rows_among(self, stamps: Array, positions: Array) -> Array:
+        """Which of some events, in any order, they name: ascending numbers of rows."""
+        low = high = 0
+        if len(stamps):
+            low = int(np.searchsorted(self.stamps, stamps.min(), "left"))
+            high = int(np.searchsorted(self.stamps, stamps.max(), "right"))
+        if low == high:
+            return np.zeros(0, np.int64)
+        distinct, commit = np.unique(self.stamps[low:high], return_inverse=True)
+        at = np.minimum(np.searchsorted(distinct, stamps), len(distinct) - 1)
+        near = np.flatnonzero(distinct[at] == stamps)
+        codes = (commit << 32) + self.positions[low:high]
+        asked = (at[near] << 32) + positions[near]
+        found: Array = near[codes[np.minimum(np.searchsorted(codes, asked), len(codes) - 1)] == asked]
+        return found
+
     def encode(self) -> bytes:
         """See the top of this page."""
         begins = np.ones(len(self.stamps), np.bool_)

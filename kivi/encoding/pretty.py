@@ -167,10 +167,14 @@ def _entry(key: bytes, data: bytes, schema_of: SchemaOf, stamp: Stamp) -> str:
         case Space.EVENT if len(key) == 6:
             facts = json.loads(data)
             return f"events     {name}  {facts['rows']} events up to @{stamp(facts['upto'])}"
+        case Space.EVENT if key[5] == 2:
+            number, rows, nbytes, *_ = json.loads(data)["file"]
+            return f"file       {name} {number}  {rows} events, {nbytes} bytes"
         case Space.EVENT:
             head = json.loads(data)
             first, last = head["runs"][0][0], head["runs"][-1][0]
-            return f"block      {name} {head['order']}  {head['rows']} events @{stamp(first)}..@{stamp(last)}"
+            word = "settled" if head.get("settled") else "block"
+            return f"{word:<10} {name} {head['order']}  {head['rows']} events @{stamp(first)}..@{stamp(last)}"
         case Space.EVENT_DATA:
             return f"data       {name} {int.from_bytes(key[5:], 'big')}  {len(data)} bytes"
         case Space.TOKEN:

@@ -11,6 +11,7 @@ Text that repeats is stored in codes (``kivi.arrow.dictionaries``).
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -23,8 +24,14 @@ import pyarrow.compute as pc
 from kivi.arrow.columns import TIMESTAMP, arrow_schema, arrow_type, decimals, padded, stored_array
 from kivi.arrow.dictionaries import is_coded, written_bytes
 from kivi.arrow.ipc import encode_ipc
-from kivi.encoding.keys import prefix_end
-from kivi.encoding.keyspaces import Space, event_data_key, event_header_key, event_meta_key, table_prefix
+from kivi.encoding.keyspaces import (
+    Space,
+    event_data_key,
+    event_file_key,
+    event_header_key,
+    event_meta_key,
+    table_prefix,
+)
 from kivi.engine import Engine, WriteBatch
 from kivi.errors import DataLoss
 from kivi.model.schema import TableSchema
@@ -41,6 +48,7 @@ __all__ = [
     "Runs",
     "Stamps",
     "first_positions",
+    "headers_in",
     "joined",
     "read_headers",
     "statistics",
@@ -77,6 +85,7 @@ class Block:
     ``runs``: (CTS, rows), all of them if ``packed`` is 0; else the first and the last of ``packed`` ones.
     ``nbytes`` is the size of the data as stored, ``raw_bytes`` that of the columns in memory. ``first``: the position
     of its first event in that one's commit. ``erased``: by CTS; what is blank is in ``rows``, and not in ``columns``.
+    ``settled``: the events lie in settled files, and the data are the runs alone.
     """
 
     order: int
@@ -92,12 +101,14 @@ class Block:
     columns: dict[str, tuple[Any, Any, int, int | None]]
     first: int = 0
     erased: tuple[Erased, ...] = ()
+    settled: bool = False
 
     def encode(self) -> bytes:
         out = {"v": _VERSION} | {key: getattr(self, name) for name, key in _NUMBERS.items()}
         out |= {"time": [self.time_min, self.time_max], "runs": self.runs, "columns": self.columns}
         out |= {"first": self.first} if self.first else {}
         out |= {"erased": self.erased} if self.erased else {}
+        out |= {"settled": True} if self.settled else {}
         return json.dumps(out, separators=(",", ":")).encode()
 
     @property
@@ -129,6 +140,7 @@ def _decode(raw: bytes) -> Block:
         columns={name: tuple(stats) for name, stats in head["columns"].items()},
         first=head.get("first", 0),
         erased=tuple(Erased(*one) for one in head.get("erased", ())),
+        settled=head.get("settled", False),
     )
 
 
@@ -145,6 +157,7 @@ class Meta:
     blanked: int = 0  # the newest retraction of which some events are blank
     retractions: list[tuple[int, int, int, int, bool]] = field(default_factory=list)
     """(CTS, CTS of the first and last event that it removed, how many, whether none of them is left in blocks)"""
+    manifest: int = 0  # grows with every change of the settled files
 
     @staticmethod
     def decode(raw: bytes | None) -> Meta:
@@ -262,8 +275,14 @@ def _narrowed(schema: TableSchema, events: Any, stats: dict[str, tuple[Any, Any,
 def read_headers(engine: Engine, table: int, name: str, since: int | None = None) -> tuple[Meta | None, list[Block]]:
     """Meta and all headers in one consistent view: a single engine scan. ``since``: headers of this order and later."""
     prefix = table_prefix(Space.EVENT, table)
+    first = prefix if since is None else event_header_key(table, since)
+    return headers_in(engine.scan(first, event_file_key(table, 0)), prefix, name)
+
+
+def headers_in(rows: Iterable[tuple[bytes, bytes]], prefix: bytes, name: str) -> tuple[Meta | None, list[Block]]:
+    """Meta and the headers among rows of the engine that have no other."""
     meta, blocks = None, []
-    for key, raw in engine.scan(prefix if since is None else event_header_key(table, since), prefix_end(prefix)):
+    for key, raw in rows:
         if key[len(prefix)] == 0:
             meta = Meta.decode(raw)
             continue
@@ -301,7 +320,7 @@ class Blocks:
     def newest_cts(self) -> int:
         """The CTS of the last event; 0 if there is none. Reads one header."""
         first = event_header_key(self.schema.id, 0)
-        for _, raw in self._engine.scan(first, prefix_end(table_prefix(Space.EVENT, self.schema.id)), reverse=True):
+        for _, raw in self._engine.scan(first, event_file_key(self.schema.id, 0), reverse=True):
             return _decode(raw).last_cts
         return 0
 
@@ -355,25 +374,27 @@ class Blocks:
             return pairs[:, 0], pairs[:, 1].astype(np.int64)
         raw = self._raw(block)
         try:
+            if block.settled:
+                return _unpack_runs(raw, block.packed)
             with pa.ipc.open_stream(pa.py_buffer(raw)) as reader:
                 return _unpack_runs(reader.schema.metadata[_RUNS], block.packed)
         except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
             raise self._lost(block, f"damaged ({error})") from None
 
-    def erased(self, block: Block, upto: int) -> Counts | None:
-        """Which rows of the block the retractions at or below ``upto`` removed, in order; None: none."""
-        parts = [self.rows_erased(block, one) for one in block.erased if one.cts <= upto]
+    def erased(self, every: Iterable[Erased], upto: int) -> Counts | None:
+        """Which rows of a block or a file the retractions at or below ``upto`` removed, in order; None: none."""
+        parts = [self.rows_erased(one) for one in every if one.cts <= upto]
         return None if not parts else parts[0] if len(parts) == 1 else np.unique(np.concatenate(parts))
 
-    def rows_erased(self, block: Block, erased: Erased) -> Counts:
+    def rows_erased(self, erased: Erased) -> Counts:
         """The rows of one retraction."""
         raw = self._engine.get(event_data_key(self.schema.id, erased.data))
         if raw is None or crc32(raw) != erased.checksum:
-            raise self._lost(block, "damaged (it does not know which of its events were retracted)")
+            raise self._lost(erased, "damaged (which events were retracted)")
         try:
             plain = pa.decompress(raw, 4 * erased.rows, "lz4", asbytes=True)
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise self._lost(block, f"damaged ({error})") from None
+            raise self._lost(erased, f"damaged ({error})") from None
         return np.frombuffer(plain, "<u4", erased.rows).astype(np.int64)
 
     def add_erased(self, batch: WriteBatch, cts: int, data: int, rows: Counts, *, blank: bool = False) -> Erased:
@@ -390,7 +411,7 @@ class Blocks:
             raise self._lost(block, "damaged (its checksum is wrong)")
         return raw
 
-    def _lost(self, block: Block, how: str) -> DataLoss:
+    def _lost(self, block: Block | Erased, how: str) -> DataLoss:
         return DataLoss(f"block {block.data} of event table {self.schema.name!r} is {how}: restore a backup")
 
     def add(
@@ -434,6 +455,36 @@ class Blocks:
             columns=stats,
             first=first,
             erased=erased,
+        )
+        self.put_header(batch, header)
+
+    def add_settled(
+        self, batch: WriteBatch, data: int, blocks: list[Block], first: int, gone: tuple[Erased, ...]
+    ) -> None:
+        """Adds the header that takes the place of these blocks, whose events are in settled files.
+
+        ``first``: the position of the first event. ``gone``: of each retraction how many of the events lie nowhere any
+        more, because no snapshot sees them.
+        """
+        runs = [self.runs(block) for block in blocks]
+        cts, rows = joined(np.concatenate([stamps for stamps, _ in runs]), np.concatenate([rows for _, rows in runs]))
+        raw = _pack_runs(cts, rows)
+        batch.put(event_data_key(self.schema.id, data), raw)
+        header = Block(
+            order=blocks[0].order,
+            data=data,
+            rows=int(rows.sum()),
+            nbytes=len(raw),
+            raw_bytes=0,
+            checksum=crc32(raw),
+            time_min=min(block.time_min for block in blocks),
+            time_max=max(block.time_max for block in blocks),
+            runs=tuple((int(cts[i]), int(rows[i])) for i in (0, -1)),
+            packed=len(cts),
+            columns={},
+            first=first,
+            erased=gone,
+            settled=True,
         )
         self.put_header(batch, header)
 

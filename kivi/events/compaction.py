@@ -11,7 +11,7 @@ from typing import Final
 
 from kivi.events.blocks import Block
 
-__all__ = ["mergeable"]
+__all__ = ["mergeable", "unchanging"]
 
 _FAN_IN: Final = 8
 
@@ -44,7 +44,7 @@ def mergeable(blocks: list[Block], max_rows: int, max_bytes: int) -> list[Block]
     return _fitting(chosen, max_rows, max_bytes)
 
 
-def settled(blocks: list[Block], max_rows: int, max_bytes: int) -> Block | None:
+def unchanging(blocks: list[Block], max_rows: int, max_bytes: int) -> Block | None:
     """The block from which to look the next time, once there was nothing to merge: what is before it stays as it is.
 
     That is the last full one. None: there is none.

@@ -1,4 +1,4 @@
-"""One event table: what is sealed becomes blocks, blocks become fewer, and what is below the floor goes.
+"""One event table: what is sealed becomes blocks, blocks become settled files, and what is below the floor goes.
 
 Every change is one engine batch that leaves headers, data and meta agreeing with each other (the invariants are in
 ``kivi.events``). Data that went out of use are named in meta as dead in that batch, and deleted later, when the last
@@ -18,11 +18,15 @@ import pyarrow as pa
 from kivi.arrow.columns import padded
 from kivi.arrow.dictionaries import coded, together, written_bytes
 from kivi.encoding.event_names import EventNames
-from kivi.encoding.keyspaces import event_data_key, event_header_key, event_meta_key
+from kivi.encoding.keyspaces import event_data_key, event_file_key, event_header_key, event_meta_key
 from kivi.engine import Engine, WriteBatch
-from kivi.errors import InvalidArgument, SnapshotTooOld
+from kivi.errors import InvalidArgument, NotFound, SnapshotTooOld
 from kivi.events.blocks import Block, Blocks, Counts, Erased, Meta, Stamps, first_positions, joined, read_headers
-from kivi.events.compaction import mergeable, settled
+from kivi.events.compaction import mergeable, unchanging
+from kivi.events.manifest import Manifest, settled_files
+from kivi.events.places import InEngine, Place
+from kivi.events.settled_files import SettledFile, SettledFiles
+from kivi.events.settling import Settling, data_of, named_rows
 from kivi.events.views import EventView, Readers
 from kivi.model.schema import TableSchema
 
@@ -36,6 +40,7 @@ class EventStore:
     """The blocks of one event table. The end of ``kivi.events`` says what may run at the same time.
 
     ``block_rows`` and ``block_bytes`` (of columns in memory) bound a block, and so what a scan holds at a time.
+    ``place``: of settled files, in the engine if it is None.
     """
 
     def __init__(
@@ -45,14 +50,20 @@ class EventStore:
         *,
         block_rows: int = 131_072,
         block_bytes: int = 8 << 20,
+        place: Place | None = None,
     ) -> None:
         self._engine = engine
         self._block_rows = block_rows
         self._block_bytes = block_bytes
         self._base = Blocks(engine, schema)
+        self._files = SettledFiles(place or InEngine(engine, schema.id), schema)
+        self._manifest = Manifest(engine, schema.id, schema.name)
         self._readers = Readers()
         self._waiting: list[tuple[int, list[int]]] = []
-        self._settled = 0, 0  # by so many rows a block, compaction need not look at what is before this order
+        self._waiting_files: list[tuple[int, list[int]]] = []
+        self._files.place.keep_only(file.number for file in self._manifest.read()[2])
+        self.settling = Settling(self)
+        self._compacted = 0, 0  # by so many rows a block, compaction need not look at what is before this order
         if dead := self._base.meta().dead:
             self._waiting.append((0, dead))  # no view of before the restart is open
 
@@ -63,6 +74,7 @@ class EventStore:
     def redefine(self, schema: TableSchema) -> None:
         """The table was altered: columns were added to it."""
         self._base = Blocks(self._engine, schema)
+        self._files = SettledFiles(self._files.place, schema)
 
     @property
     def events_upto(self) -> int:
@@ -116,7 +128,7 @@ class EventStore:
     def _viewed(self, upto: int, floor: Callable[[Meta], int | None], erased_at: int) -> EventView:
         ticket = self._readers.enter()
         try:
-            meta, blocks = self._base.headers()
+            meta, blocks, files = self._manifest.read()
             floor_us = floor(meta)
             if erased_at < meta.blanked:
                 raise SnapshotTooOld(
@@ -125,7 +137,8 @@ class EventStore:
                     table=self.schema.name,
                     retracted_at=meta.blanked,
                 )
-            return EventView(self._base, self._readers, ticket, meta, blocks, upto, floor_us, erased_at)
+            parts = self._base, self._files, self._readers, ticket, meta, blocks, files
+            return EventView(*parts, upto, floor_us, erased_at)
         except BaseException:
             self._readers.leave(ticket)
             raise
@@ -195,14 +208,15 @@ class EventStore:
         No snapshot below ``unneeded`` is or will be open: what retractions up to there removed is made blank.
         """
         self._delete_dead()
-        rows, order = self._settled
-        blocks = self._base.headers_since(order if rows == max_rows else 0)
+        rows, order = self._compacted
+        blocks = [one for one in self._base.headers_since(order if rows == max_rows else 0) if not one.settled]
         inputs = mergeable(blocks, max_rows, self._block_bytes)
         if not inputs:
-            if (full := settled(blocks, max_rows, self._block_bytes)) is not None:
-                self._settled = max_rows, full.order
-            blocks = self._base.headers()[1] if self._has_to_blank(unneeded) else []
-            inputs = self._to_blank(blocks, unneeded)
+            if (full := unchanging(blocks, max_rows, self._block_bytes)) is not None:
+                self._compacted = max_rows, full.order
+            if self._has_to_blank(unneeded):
+                blocks = self._base.headers()[1]
+                inputs = self._to_blank(blocks, unneeded)
         return self._rewrite(blocks, inputs, unneeded) if inputs else 0
 
     def _rewrite(self, blocks: list[Block], inputs: list[Block], unneeded: int) -> int:
@@ -216,7 +230,7 @@ class EventStore:
         blank, left = list[Counts](), dict[int, list[Counts]]()
         for block in inputs:
             for one in block.erased:
-                rows = self._base.rows_erased(block, one) + at
+                rows = self._base.rows_erased(one) + at
                 (blank if one.blank or one.cts <= unneeded else left.setdefault(one.cts, [])).append(rows)
             at += block.rows
         erased = list[Erased]()
@@ -238,7 +252,7 @@ class EventStore:
         meta.next += 1
         for block in inputs[1:]:
             batch.delete(event_header_key(self.schema.id, block.order))
-        self._retire(meta, [data for block in inputs for data in _data_of(block)], batch)
+        self.retire(meta, [data for block in inputs for data in data_of(block)], [], batch)
         return sum(block.rows for block in inputs)
 
     def _blank(self, events: Any, rows: Counts, time_us: int) -> Any:
@@ -261,10 +275,17 @@ class EventStore:
 
         Idempotent. Retractions come in the order of their CTS.
         """
-        meta, blocks = self._base.headers()
+        meta, blocks, files = self._manifest.read()
         if cts <= meta.erased_upto:
             return
+        for file in files:
+            if len(rows := named_rows(self._files, file, names)):
+                self._manifest.put(batch, file.with_erased(self._base.add_erased(batch, cts, meta.next, rows)))
+                meta.next += 1
+                meta.manifest += 1
         for block, first in zip(blocks, first_positions(blocks), strict=True):
+            if block.settled:
+                continue
             low, high = np.searchsorted(names.stamps, np.array([block.first_cts, block.last_cts + 1], np.uint64))
             rows = names.rows_in(*self._base.runs(block), first) if low < high else np.zeros(0, np.int64)
             if len(rows):
@@ -280,13 +301,13 @@ class EventStore:
         return any(one[0] <= unneeded and not one[-1] for one in self._base.meta().retractions)
 
     def _to_blank(self, blocks: list[Block], unneeded: int) -> list[Block]:
-        """A block with events to make blank. Notes the retractions of which none are left."""
+        """A block with events to make blank. Notes the retractions of which none are left, in files neither."""
         for block in blocks:
             if any(one.cts <= unneeded and not one.blank for one in block.erased):
                 return [block]
-        if not self._has_to_blank(unneeded):
+        meta, _, files = self._manifest.read()
+        if any(one.cts <= unneeded for file in files for one in file.erased):
             return []
-        meta = self._base.meta()
         meta.retractions = [(*one[:-1], one[-1] or one[0] <= unneeded) for one in meta.retractions]
         batch = WriteBatch()
         batch.put(event_meta_key(self.schema.id), meta.encode())
@@ -305,18 +326,81 @@ class EventStore:
         return sum(count for _, _, last, count, _ in self._base.meta().retractions if last >= cts)
 
     def erased_left(self) -> int:
-        """How many retracted events still lie in blocks."""
-        meta, blocks = self._base.headers()
+        """How many retracted events still lie in blocks and settled files."""
+        meta, blocks, files = self._manifest.read()
         if all(one[-1] for one in meta.retractions):
             return 0
-        return sum(one.rows for block in blocks for one in block.erased if not one.blank)
+        every = [one for block in blocks for one in block.erased] + [one for file in files for one in file.erased]
+        return sum(one.rows for one in every if not one.blank)
 
-    def _retire(self, meta: Meta, data: list[int], batch: WriteBatch) -> None:
-        """Writes a batch that takes these data out of use; they go when every view that is open now has closed."""
+    # -- settling ---------------------------------------------------------------------------------
+
+    @property
+    def parts(self) -> tuple[Blocks, Manifest, SettledFiles]:
+        return self._base, self._manifest, self._files
+
+    def enter(self) -> int:
+        """What is there now stays until this ticket is given back."""
+        return self._readers.enter()
+
+    def leave(self, ticket: int) -> None:
+        self._readers.leave(ticket)
+
+    def reserve(self, count: int) -> int:
+        """The first of so many numbers that nothing else has or will have."""
+        meta = self._base.meta()
+        if not meta.next > 1:
+            raise NotFound(f"event table {self.schema.name!r} was dropped", table=self.schema.name)
+        first = meta.next
+        meta.next += count
+        batch = WriteBatch()
+        batch.put(event_meta_key(self.schema.id), meta.encode())
+        self._engine.write(batch)
+        return first
+
+    @property
+    def version(self) -> tuple[int, ...]:
+        """Another one after any change but that of floors."""
+        meta = self._base.meta()
+        return meta.next, meta.manifest, meta.upto, meta.erased_upto, meta.blanked
+
+    def hot_rows(self) -> int:
+        """How many events are not settled."""
+        return sum(block.rows for block in self._base.headers()[1] if not block.settled)
+
+    def files(self) -> list[SettledFile]:
+        return self._manifest.read()[2]
+
+    def check_files(self) -> int:
+        """Reads every byte of every settled file. How many there are; raises DataLoss that names one."""
+        files = self.files()
+        for file in files:
+            self._files.check(file)
+        return len(files)
+
+    def unneeded_files(self) -> list[int]:
+        """The numbers of files out of use that no view needs. They may be deleted once the engine was flushed after
+        this: until then a crash may bring back what names them."""
+        oldest = self._readers.oldest()
+        return [number for ticket, numbers in self._waiting_files if ticket < oldest for number in numbers]
+
+    def delete_files(self, numbers: list[int]) -> None:
+        self._files.place.delete(numbers)
+        gone = set(numbers)
+        kept = [(ticket, [one for one in every if one not in gone]) for ticket, every in self._waiting_files]
+        self._waiting_files = [(ticket, every) for ticket, every in kept if every]
+
+    def retire(self, meta: Meta, data: list[int], files: list[SettledFile], batch: WriteBatch) -> None:
+        """Writes a batch that takes these out of use; they go when every view that is open now has closed."""
+        numbers = [file.number for file in files]
+        in_engine = self._files.place.in_engine
+        data = data + (numbers if in_engine else [])
         meta.dead += data
         batch.put(event_meta_key(self.schema.id), meta.encode())
         self._engine.write(batch)
         self._waiting.append((self._readers.newest(), data))
+        if numbers and not in_engine:
+            self._waiting_files.append((self._readers.newest(), numbers))
 
     def _delete_dead(self) -> int:
         oldest = self._readers.oldest()
@@ -347,22 +431,32 @@ class EventStore:
         batch.put(event_meta_key(self.schema.id), meta.encode())
 
     def drop_below_floor(self, oldest_cts: int) -> int:
-        """Drops blocks wholly below the floor that every snapshot from ``oldest_cts`` on sees. Returns how many.
+        """Drops blocks and settled files wholly below the floor that every snapshot from ``oldest_cts`` on sees.
 
-        Snapshots below that floor's CTS are refused from then on. At most 1,024 blocks a call.
+        Returns how many. Snapshots below that floor's CTS are refused from then on. At most 1,024 of each a call. A
+        file with events of commits that tails may still ask for stays until these commits go, however old its events.
         """
-        meta, blocks = self._base.headers()
+        meta, blocks, files = self._manifest.read()
         floor = meta.floor_at(oldest_cts)
-        gone = [b for b in blocks if floor is not None and b.time_max < floor][:_STEP_DELETES]
-        if gone:
+        if floor is None:
+            return 0
+        gone = [block for block in blocks if block.time_max < floor][:_STEP_DELETES]
+        lost = max([meta.lost, *(block.last_cts for block in gone)])
+        gone_files = [file for file in files if file.time_max < floor and file.last_cts <= lost][:_STEP_DELETES]
+        if gone or gone_files:
             meta.dropped = max(meta.dropped, min(cts for cts, time in meta.floors if time == floor))
-            meta.lost = max(meta.lost, *(block.last_cts for block in gone))
+            meta.lost = lost
             meta.floors = [(cts, time) for cts, time in meta.floors if cts >= meta.dropped]
+            meta.manifest += bool(gone_files)
             batch = WriteBatch()
             for block in gone:
                 batch.delete(event_header_key(self.schema.id, block.order))
-            self._retire(meta, [data for block in gone for data in _data_of(block)], batch)
-        return len(gone)
+            for file in gone_files:
+                self._manifest.delete(batch, file)
+            data = [data for block in gone for data in data_of(block)]
+            data += [one.data for file in gone_files for one in file.erased]
+            self.retire(meta, data, gone_files, batch)
+        return len(gone) + len(gone_files)
 
 
 def destroy(engine: Engine, table: int) -> Iterator[WriteBatch]:
@@ -376,7 +470,14 @@ def destroy(engine: Engine, table: int) -> Iterator[WriteBatch]:
     batch = WriteBatch()
     for block in blocks:
         batch.delete(event_header_key(table, block.order))
-        for data in _data_of(block):
+        for data in data_of(block):
+            batch.delete(event_data_key(table, data))
+        if len(batch) >= _STEP_DELETES:
+            yield batch
+            batch = WriteBatch()
+    for file in settled_files(engine, table):
+        batch.delete(event_file_key(table, file.number))
+        for data in (file.number, *(one.data for one in file.erased)):
             batch.delete(event_data_key(table, data))
         if len(batch) >= _STEP_DELETES:
             yield batch
@@ -385,11 +486,6 @@ def destroy(engine: Engine, table: int) -> Iterator[WriteBatch]:
         batch.delete(event_data_key(table, data))
     batch.delete(event_meta_key(table))
     yield batch
-
-
-def _data_of(block: Block) -> list[int]:
-    """Everything that its header names."""
-    return [block.data, *(one.data for one in block.erased)]
 
 
 def _at_most(retractions: list[tuple[int, int, int, int, bool]]) -> list[tuple[int, int, int, int, bool]]:

@@ -1,8 +1,11 @@
-"""Views: the blocks of one event table at a moment, cut at a snapshot; scans and summaries of them.
+"""Views: the events of one table at a moment, cut at a snapshot; scans and summaries of them.
 
-A view is taken in one engine scan and never changes. What it may still have to read stays in the engine until it is
-closed (``Readers``), whatever compaction and retention do meanwhile. Headers decide what is opened at all: a block
-outside the time bounds, or one that a predicate cannot select a row of, is passed over.
+A view is taken in one engine scan and never changes. What it may still have to read stays until it is closed
+(``Readers``), whatever settling, compaction and retention do meanwhile. Headers and manifest decide what is opened at
+all: a block or a row group outside the time bounds, or one that a predicate cannot select a row of, is passed over.
+
+Settled events are those of the earliest commits, so commit order is settled files first (``settled_views``), then
+blocks.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -19,9 +23,12 @@ from kivi.arrow.predicates import filter_batch
 from kivi.encoding.event_names import POSITION, STAMP, EventNames
 from kivi.errors import EventsRetracted, InvalidArgument
 from kivi.events.blocks import Block, Blocks, Counts, Meta, first_positions
+from kivi.events.pruning import all_kept, always, never, outside
+from kivi.events.settled_files import Group, SettledFile, SettledFiles
+from kivi.events.settled_views import SettledView, Wanted
 from kivi.events.summing import Sums
 from kivi.model.changes import COMMIT_TS
-from kivi.model.expressions import Expr, all_of, between, names
+from kivi.model.expressions import Expr, names
 
 __all__ = ["EventView", "Readers", "later_of"]
 
@@ -73,9 +80,10 @@ class Readers:
 
 
 class EventView:
-    """The blocks of one table at a moment, cut at ``upto``. Close it (or use ``with``): data wait for it.
+    """The events of one table at a moment, cut at ``upto``. Close it (or use ``with``): data wait for it.
 
-    ``blocks``: headers of the blocks that hold events at or below ``upto``, in commit order.
+    ``blocks``: headers of the blocks that hold events at or below ``upto``, in commit order, those of settled ones
+    first, whose events are in ``files``.
     ``floor_us``: events before it are left out; a caller that knows of a later floor may raise it before it scans.
     ``erased_at``: what retractions at or below this CTS removed is left out. Blocks know those up to ``erased_upto``;
     ``names`` are of other events to leave out, which a caller adds before it scans; ``pending``: those of retractions.
@@ -84,10 +92,12 @@ class EventView:
     def __init__(
         self,
         base: Blocks,
+        settled: SettledFiles,
         readers: Readers,
         ticket: int,
         meta: Meta,
         blocks: list[Block],
+        files: list[SettledFile],
         upto: int,
         floor_us: int | None,
         erased_at: int,
@@ -96,6 +106,7 @@ class EventView:
         self._readers = readers
         self._ticket = ticket
         self.blocks = [block for block in blocks if block.first_cts <= upto]
+        self.files = [file for file in files if file.first_cts <= upto]
         self._closed = False
         self.upto = upto
         self.events_upto = meta.upto
@@ -107,6 +118,7 @@ class EventView:
         self._retractions = [(cts, first) for cts, first, *_ in meta.retractions]
         self._firsts: dict[int, int] | None = None
         self._every = blocks
+        self._settled = SettledView(base, settled, self)
 
     def __enter__(self) -> EventView:
         return self
@@ -122,6 +134,15 @@ class EventView:
 
     def __del__(self) -> None:
         self.close()
+
+    @property
+    def hot(self) -> list[Block]:
+        """The blocks whose events are in blocks."""
+        return [block for block in self.blocks if not block.settled]
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
 
     @property
     def rows(self) -> int:
@@ -165,15 +186,15 @@ class EventView:
         return self._firsts[block.order]
 
     def named(self, block: Block, names: EventNames) -> Counts:
-        """Which rows of the block have these names."""
+        """Which rows of the hot block have these names."""
         low, high = np.searchsorted(names.stamps, np.array([block.first_cts, block.last_cts + 1], np.uint64))
         if low == high:
             return np.zeros(0, np.int64)
         return names.rows_in(*self._base.runs(block), self._first(block))
 
     def _erased(self, block: Block) -> Counts | None:
-        """The rows of the block that this view leaves out as retracted; None: none."""
-        known = self._base.erased(block, self.erased_at)
+        """The rows of the hot block that this view leaves out as retracted; None: none."""
+        known = self._base.erased(block.erased, self.erased_at)
         if self.names.size and len(more := self.named(block, self.names)):
             known = more if known is None else np.union1d(known, more)
         return known
@@ -196,22 +217,27 @@ class EventView:
         """
         for block in self.blocks:
             _, stop = self._cut_at(block, upto)
-            known = [one for one in block.erased if one.cts == cts or (one.blank and one.cts > upto)]
-            if stop and any(one.blank for one in known):
+            if stop and any(one.blank and (one.cts == cts or one.cts > upto) for one in block.erased):
                 raise EventsRetracted(
                     f"the events of {self._base.schema.name!r} that the commit at {cts} removed are there no more: "
                     'read on with retractions="ignore"',
                     table=self._base.schema.name,
                     retracted_at=cts,
                 )
-            parts = [self._base.rows_erased(block, one) for one in known] + [self.named(block, self.names_at(cts))]
+        wanted = Wanted(list(columns), upto=upto, retracted_at=cts)
+        yield from (batch.select(list(columns)) for batch in self._settled.ordered(wanted))
+        for block in self.hot:
+            _, stop = self._cut_at(block, upto)
+            known = [one for one in block.erased if one.cts == cts]
+            parts = [self._base.rows_erased(one) for one in known] + [self.named(block, self.names_at(cts))]
             rows = np.concatenate(parts)
             if len(rows := rows[rows < stop]):
                 yield self._base.read(block, list(columns)).take(pa.array(rows))
 
     def picked(self, names: EventNames, columns: Sequence[str]) -> Iterator[Any]:
         """Record batches of the events with these names, in commit order, with their names."""
-        for block in self.blocks:
+        yield from self._settled.ordered(Wanted([*columns, STAMP, POSITION], upto=self.upto, named=names))
+        for block in self.hot:
             if len(rows := self.named(block, names)):
                 every = EventNames.of_rows(*self._base.runs(block), self._first(block))
                 batch = self._base.read(block, list(columns)).take(pa.array(rows))
@@ -268,7 +294,13 @@ class EventView:
         outputs = [*self._base.schema.output_columns(columns), *([COMMIT_TS] if with_cts else [])]
         outputs += naming
         low = later_of(time_from, self.floor_us)
-        for block in reversed(self.blocks) if reverse else self.blocks:
+        wanted = Wanted(outputs, low, time_to, where, after=after, upto=self.upto, may_have=may_have)
+        if skip or take is not None:
+            wanted, skip, take = self._without_others(wanted, skip, take)
+        settled = self._settled.ordered(wanted, reverse=reverse) if ordered else self._settled.as_it_lies(wanted)
+        if not reverse:
+            yield from settled
+        for block in reversed(self.hot) if reverse else self.hot:
             start, stop = self._cut(block, after)
             if skip or take is not None:
                 rows = stop - start
@@ -277,7 +309,7 @@ class EventView:
                 if take is not None:
                     stop = min(stop, start + take)
                     take -= stop - start
-            if start >= stop or _outside(block, low, time_to) or (where is not None and _never(where, block)):
+            if start >= stop or outside(block, low, time_to) or (where is not None and never(where, block)):
                 continue
             if may_have is not None and not may_have(block.time_min, block.time_max):
                 continue
@@ -287,6 +319,31 @@ class EventView:
             batch = batch.select(outputs)
             for at in range(0, batch.num_rows, _BATCH_ROWS):
                 yield batch.slice(at, _BATCH_ROWS)
+        if reverse:
+            yield from settled
+
+    def _without_others(self, wanted: Wanted, skip: int, take: int | None) -> tuple[Wanted, int, int | None]:
+        """Bounds, as names, of the events that are left of settled ones; and what is left to skip and to take."""
+        bounds, ends = list[tuple[int, int]](), [skip] if take is None else [skip, skip + take]
+        rows = 0
+        for block in self.blocks:
+            if block.settled:
+                start, stop = self._cut(block, wanted.after)
+                while len(bounds) < len(ends) and ends[len(bounds)] < rows + stop - start:
+                    bounds.append(self._name(block, start + ends[len(bounds)] - rows))
+                rows += stop - start
+        beyond = self.upto + 1, 0
+        bounds += [beyond] * (2 - len(bounds))
+        left = None if take is None else max(0, take - max(0, rows - skip))
+        return replace(wanted, first=bounds[0], beyond=bounds[1]), max(0, skip - rows), left
+
+    def _name(self, block: Block, row: int) -> tuple[int, int]:
+        """The name of a row of a block."""
+        stamps, rows = self._base.runs(block)
+        ends = np.cumsum(rows)
+        run = int(np.searchsorted(ends, row, "right"))
+        position = row - int(ends[run] - rows[run]) + (self._first(block) if run == 0 else 0)
+        return int(stamps[run]), position
 
     def _selected(
         self,
@@ -302,7 +359,7 @@ class EventView:
         if self._closed:
             raise InvalidArgument("this view of an event table is closed: take another one")
         schema = self._base.schema
-        predicate = _all_of(schema.event_time or "", low, high, where, block)
+        predicate = all_kept(schema.event_time or "", low, high, where, block)
         used = {*outputs, *(names(predicate) if predicate is not None else ())}
         columns = [c.name for c in schema.columns if c.name in used]
         batch = self._base.read(block, columns or [schema.event_time or ""])
@@ -324,13 +381,14 @@ class EventView:
     ) -> tuple[int, int]:
         """Adds the events of a ``scan`` to ``into``. (blocks whose header was enough, blocks that were read)"""
         low = later_of(time_from, self.floor_us)
-        known = read = 0
-        for block in self.blocks:
+        wanted = Wanted([*into.columns], low, time_to, where, upto=self.upto)
+        known, read = self._settled.sum_up(into, wanted)
+        for block in self.hot:
             start, stop = self._cut(block, 0)
-            if start >= stop or _outside(block, low, time_to) or (where is not None and _never(where, block)):
+            if start >= stop or outside(block, low, time_to) or (where is not None and never(where, block)):
                 continue
             inside = (low is None or block.time_min >= low) and (time_to is None or block.time_max < time_to)
-            whole = stop - start == block.rows and inside and (where is None or _always(where, block))
+            whole = stop - start == block.rows and inside and (where is None or always(where, block))
             blank = self._blank(block)
             if whole and blank is not None:
                 into.add_known(block.rows - blank, block.columns)
@@ -341,23 +399,27 @@ class EventView:
         return known, read
 
     def rows_between(self, time_from: int | None, time_to: int | None) -> int:
-        """How many events the blocks have that may lie in a range of event time."""
+        """How many events are read as a whole with some that may lie in a range of event time."""
         low = later_of(time_from, self.floor_us)
-        return sum(block.rows for block in self.blocks if not _outside(block, low, time_to))
+        return sum(part.rows for part in self.parts() if not outside(part, low, time_to))
 
     def cut_rows(self, time_from: int | None, time_to: int | None) -> int:
-        """Events of blocks that the snapshot or bounds of the event time cut: ``sum_up`` reads these."""
+        """Events of what the snapshot or bounds of the event time cut: ``sum_up`` reads these."""
         low = later_of(time_from, self.floor_us)
         return sum(
-            block.rows
-            for block in self.blocks
-            if not _outside(block, low, time_to)
+            part.rows
+            for part in self.parts()
+            if not outside(part, low, time_to)
             and (
-                (low is not None and block.time_min < low)
-                or (time_to is not None and block.time_max >= time_to)
-                or block.last_cts > self.upto
+                (low is not None and part.time_min < low)
+                or (time_to is not None and part.time_max >= time_to)
+                or part.last_cts > self.upto
             )
         )
+
+    def parts(self) -> list[Block | Group]:
+        """What is read as a whole: row groups of settled files, and blocks."""
+        return [*(group for file in self.files for group in file.groups), *self.hot]
 
     def _blank(self, block: Block) -> int | None:
         """How many events of the block are blank; None: it has retracted ones, for this view, that are not."""
@@ -366,74 +428,3 @@ class EventView:
         if all(one.blank for one in block.erased if one.cts <= self.erased_at):
             return sum(one.rows for one in block.erased if one.blank)
         return None
-
-
-# -- what headers decide ------------------------------------------------------------------------------
-
-
-def _all_of(time_column: str, low: int | None, high: int | None, where: Expr | None, block: Block) -> Expr | None:
-    """``where`` and the time bounds, but for bounds that the whole block keeps."""
-    low = None if low is None or block.time_min >= low else low
-    high = None if high is None or block.time_max < high else high
-    return all_of(where, between(time_column, low, high))
-
-
-def _outside(block: Block, low: int | None, high: int | None) -> bool:
-    return (low is not None and block.time_max < low) or (high is not None and block.time_min >= high)
-
-
-def _never(where: Expr, block: Block) -> bool:
-    """True if the header proves that no row of the block is selected."""
-    if where.op == "and":
-        return any(_never(arg, block) for arg in where.args)
-    if where.op == "or":
-        return all(_never(arg, block) for arg in where.args)
-    stats = block.columns.get(where.column)
-    if stats is None or where.op == "not":
-        return False
-    low, high, count, _ = stats
-    if where.op == "is_null":
-        return count == block.rows
-    if not count:
-        return True
-    match where.op:
-        case "==":
-            return not low <= where.value <= high
-        case "!=":
-            return bool(low == high == where.value)
-        case "isin":
-            return all(not low <= value <= high for value in where.value)
-        case "<":
-            return bool(low >= where.value)
-        case "<=":
-            return bool(low > where.value)
-        case ">":
-            return bool(high <= where.value)
-        case ">=":
-            return bool(high < where.value)
-    return False
-
-
-def _always(where: Expr, block: Block) -> bool:
-    """True if the header proves that every row of the block is selected."""
-    if where.op == "and":
-        return all(_always(arg, block) for arg in where.args)
-    if where.op == "or":
-        return any(_always(arg, block) for arg in where.args)
-    negated = where.op == "not"
-    if negated:
-        where = where.args[0]
-    stats = block.columns.get(where.column)
-    if stats is None or (negated and where.op != "is_null"):
-        return False
-    low, high, count, _ = stats
-    if where.op == "is_null":
-        return count == (block.rows if negated else 0)
-    if count < block.rows:
-        return False
-    if where.op == "isin":
-        return bool(low == high and low in where.value)
-    return _never(Expr(_OPPOSITES[where.op], where.column, where.value), block)
-
-
-_OPPOSITES: Final = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}

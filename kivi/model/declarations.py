@@ -110,6 +110,8 @@ def with_columns(schema: TableSchema, columns: Mapping[str, object]) -> TableSch
     """A row table or an event table with more columns. Raises SchemaError, InvalidArgument."""
     if schema.kind == "aggregate":
         raise InvalidArgument(f"{schema.name!r} is an aggregate: measures are added to it, by alter_aggregate")
+    if schema.kind == "view":
+        raise InvalidArgument(f"{schema.name!r} is a view: drop it, and create it again with the columns it is to have")
     if not isinstance(columns, Mapping) or not columns:
         raise SchemaError(f"add_columns maps the names of new columns of {schema.name!r} to types, and is {columns!r}")
     if schema.kind == "event":

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from kivi.errors import SchemaError
 from kivi.model.types import shown
 
-__all__ = ["check_disjoint", "check_name"]
+__all__ = ["check_disjoint", "check_name", "column_names"]
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
 
@@ -30,3 +30,12 @@ def check_disjoint(table: str, names: Iterable[str]) -> None:
         if name in seen:
             raise SchemaError(f"table {table!r} names the column {name!r} twice")
         seen.add(name)
+
+
+def column_names(what: str, part: str, given: Sequence[str]) -> list[str]:
+    """Names of columns, each once. Raises SchemaError."""
+    if isinstance(given, str) or not isinstance(given, Sequence) or not all(isinstance(name, str) for name in given):
+        raise SchemaError(f"{what}: {part} is a list of column names, and not {shown(given)}")
+    if twice := [name for i, name in enumerate(given) if name in given[:i]]:
+        raise SchemaError(f"{what} names the column {twice[0]!r} twice")
+    return list(given)

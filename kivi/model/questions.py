@@ -188,7 +188,7 @@ def question_of(
     stored: Stored = ColumnType.to_stored,
 ) -> Question:
     """What a caller asks of a table, checked. ``stored`` is as of ``bind``. Raises SchemaError, InvalidArgument."""
-    if schema.kind == "row":
+    if schema.kind in ("row", "view"):
         raise InvalidArgument(f"{schema.name!r} is no event table and no aggregate: scan its rows")
     groups = (group_by,) if isinstance(group_by, (str, TimeSlot)) else tuple(group_by)
     of = _of_events if schema.kind == "event" else _of_rows

@@ -1,8 +1,9 @@
-"""Schemas of tables: columns, their operators, and the three kinds of table.
+"""Schemas of tables: columns, their operators, and the four kinds of table.
 
 A schema is plain immutable data: what the catalog stores and every room is handed. Row tables have keys and are
 written by put, insert, delete and delta; event tables have neither keys nor rows to change, only appends; an
-aggregate table is written by the appends to its source, so its schema also says how to group and what to measure.
+aggregate table is written by the appends to its source, so its schema also says how to group and what to measure; and a
+secondary view has the rows of a row table under another key, and is written by what writes those.
 
 A *value column* holds what was put. A *delta column* has one operator (SUM, MIN, MAX), fixed in the
 schema for the life of the table; ``count()`` is SUM of 1 and exists only as a way to write it.
@@ -223,7 +224,7 @@ class TableSchema:
     """
 
     name: str
-    kind: Literal["row", "event", "aggregate"]
+    kind: Literal["row", "event", "aggregate", "view"]
     key: tuple[Column, ...]
     columns: tuple[Column, ...]
     id: int = 0
@@ -235,6 +236,8 @@ class TableSchema:
     retention_us: int | None = None
     source: str | None = None
     source_id: int = 0
+    unique: bool = False
+    """Of a view: no two rows of its source may come under one key."""
     declared_source: str | None = None
     """The aggregate that this one was declared over; ``source`` is the event table that both are of."""
     complete_since_us: int | None = None
@@ -483,6 +486,8 @@ class TableSchema:
             raise InvalidArgument(f"{self.name!r} is an aggregate of {self.source!r}: append events there instead")
         if self.kind == "event":
             raise InvalidArgument(f"{self.name!r} is an event table: use append()")
+        if self.kind == "view":
+            raise InvalidArgument(f"{self.name!r} is a view of {self.source!r}: write there, and it follows")
 
     def stored_put(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Named column values for put and insert, in stored form; None is null."""
@@ -506,7 +511,12 @@ class TableSchema:
         return out
 
     def check_overwritable(self) -> None:
-        """Raises InvalidArgument for an aggregate, whose content follows from its source."""
+        """Raises InvalidArgument for an aggregate or a view, whose content follows from its source."""
+        if self.kind == "view":
+            raise InvalidArgument(
+                f"{self.name!r} is a view of {self.source!r} and is not overwritten by itself: overwrite "
+                f"{self.source!r}, and its views hold the new rows in the same commit"
+            )
         if self.kind == "aggregate":
             raise InvalidArgument(
                 f"{self.name!r} is an aggregate of {self.source!r} and is not overwritten by itself: overwrite "
@@ -563,6 +573,8 @@ class TableSchema:
         }
         if self.kind == "event":
             out |= {"event_time": self.event_time, "retention_us": self.retention_us}
+        if self.kind == "view":
+            out |= {"source": self.source, "unique": self.unique}
         if self.kind == "aggregate":
             out["source"] = self.source
             out["retention_us"] = self.retention_us

@@ -71,7 +71,8 @@ class Aborted(Retryable):
 
 
 class StaleCatalog(Exception):
-    """The catalog, or a retention floor, changed since the commit was derived: derive again. Never leaves the store."""
+    """The catalog, a retention floor or rows changed since the commit was derived: derive again. Never leaves the
+    store."""
 
 
 @dataclass(slots=True)
@@ -160,7 +161,8 @@ class Committer:
         """Enters a group. What becomes of its members is told to the parts' ``answer``, now or by the log's thread.
 
         Returns the parts that have not entered and of which nobody is told: those that were derived by another catalog
-        than there is now, to be derived again; and all, if it may not wait for room in pending and would have to.
+        than there is now, or of rows that have changed (``Single.derives_again``), to be derived again; and all, if it
+        may not wait for room in pending and would have to.
         """
         turn = _Turn()
         try:
@@ -348,6 +350,8 @@ class Committer:
             if part.lease is not None:
                 self.leases.check(part.lease)
             if part.commit.start_ts < self.facts.floor:
+                if part.derives_again:
+                    raise StaleCatalog
                 raise SnapshotTooOld(
                     f"the transaction began at {part.commit.start_ts}, and conflicts are only known from "
                     f"{self.facts.floor} on; nothing was applied: begin again"
@@ -361,6 +365,9 @@ class Committer:
         collision = self.facts.check(part.footprint, self._newest_of(part))
         collision = collision or self._derived_collision(part)
         if collision is not None:
+            if part.derives_again:
+                part.behind = collision.commit_ts
+                raise StaleCatalog
             self.counters.conflicts += 1
             table, key, column = part.describe(collision)
             flying = collision.commit_ts > self.watermark.value

@@ -131,7 +131,8 @@ class Consolidator:
 
     def __post_init__(self) -> None:
         self.durable_position = self.position
-        self._mutex = threading.Lock()
+        self.mutex = threading.Lock()
+        """Whoever writes what passes write holds it."""
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._compactable: set[int] = set()
@@ -188,14 +189,14 @@ class Consolidator:
 
         One hold of the mutex: a light pass after the whole one would fold what is later than the position.
         """
-        with self._mutex:
+        with self.mutex:
             self._pass()
             self.flush()
             yield self.position
 
     def with_mutex(self, call: Callable[[], T]) -> T:
         """Runs ``call`` between passes: for others who write what passes write."""
-        with self._mutex:
+        with self.mutex:
             return call()
 
     def hurry(self) -> None:
@@ -247,7 +248,7 @@ class Consolidator:
 
     def run(self) -> int:
         """Folds everything up to the watermark of now. Returns that watermark."""
-        with self._mutex:
+        with self.mutex:
             upto = self._pass()
             self._maybe_flush()
             return upto
@@ -295,7 +296,7 @@ class Consolidator:
 
     def run_light(self) -> None:
         """A light pass: pending stays small and quick to search, and base is written only where that cannot wait."""
-        with self._mutex:
+        with self.mutex:
             started = time.perf_counter()
             upto, keep = self.leases.boundaries()
             if upto == self._seen:
@@ -423,7 +424,7 @@ class Consolidator:
 
     def sweep(self) -> None:
         """One bounded step of what nobody needs any more."""
-        with self._mutex:
+        with self.mutex:
             self.sweeper.step(self.durable_position, trim=self.passes % 64 == 0)
 
     def compact(self) -> None:
@@ -434,7 +435,7 @@ class Consolidator:
                 schema.id in self._compactable or self._rounds % 32 == 0
             )  # the latter: data that nobody needs any more
             if due and schema.kind == "event" and not self._stop.is_set():
-                with self._mutex:
+                with self.mutex:
                     self._compact(schema)
 
     def _compact(self, schema: TableSchema) -> None:

@@ -200,6 +200,10 @@ class Single(Part):
         self.describe = describe
         self.aggregate_newest = aggregate_newest
         self.lease: Lease | None = None
+        self.derives_again = False
+        """Whether it has read nothing but what it is derived from: instead of a conflict it is given back, to be
+        derived from a newer snapshot, which has what was committed at ``behind``."""
+        self.behind = 0
         self.retracted: list[tuple[int, EventNames]] = []
         self.on_entry: Callable[[Iterable[Part]], None] | None = None
         self.on_apply: Callable[[int], None] | None = None

@@ -44,6 +44,13 @@ class Settings:
     """The same, by time."""
     block_rows: int = 131_072
     """Events of a block."""
+    # -- settling
+    settle: bool = False
+    """Whether events move from blocks to settled files in the background."""
+    settle_every_s: float = 1.0
+    """How often it is looked whether there is something to settle."""
+    settle_idle_s: float = 30.0
+    """After so long without new events, all events of a table are settled."""
     # -- leases
     lease_ttl_s: float = 60.0
     """How long a snapshot lasts that asks for nothing and is not renewed."""

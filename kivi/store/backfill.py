@@ -66,6 +66,7 @@ from kivi.store.host import Running
 from kivi.store.retention import first_positions, remembered
 from kivi.store.staging import waited
 from kivi.store.tables import Tables
+from kivi.store.view_filling import ViewFilling
 
 __all__ = ["Backfill", "Progress"]
 
@@ -80,16 +81,18 @@ _TELL_EVERY_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Backfill:
-    """Builds aggregates."""
+    """Builds aggregates, and has views filled."""
 
     store: Running
     tables: Tables
+    filling: ViewFilling
 
     def build(self, schemas: Sequence[TableSchema], progress: Progress | None) -> list[TableSchema]:
         """Sums the events at or below the catalog commit of these aggregates of one source, then makes them readable.
 
-        Likewise measures that are being added to one of them. Returns their definitions. Whatever goes wrong (a null
-        group key, no memory) is raised, and they are dropped again, or the measures given up.
+        Of views, likewise the rows (``kivi.store.view_filling``). Likewise measures that are being added to one of
+        them. Returns their definitions. Whatever goes wrong (a null group key, no memory) is raised, and they are
+        dropped again, or the measures given up.
         """
         try:
             return self._build(schemas, progress)
@@ -102,6 +105,8 @@ class Backfill:
 
     def _build(self, schemas: Sequence[TableSchema], progress: Progress | None) -> list[TableSchema]:
         """``build``; after an error the aggregates are still there, BUILDING, and their stages are not."""
+        if schemas[0].kind == "view":
+            return [self.filling.fill(schema, progress) for schema in schemas]
         owner = f"backfill/{schemas[0].id}"
         first, upto = _unbuilt(schemas[0])
         parts = [
@@ -181,7 +186,7 @@ class Backfill:
                 self.tables.drop_those(schemas)
         except Exception as error:  # the error that led here is the one to raise
             if self.store.is_open:
-                _log.error("aggregate %s is left building until the store is opened again: %s", _named(schemas), error)
+                _log.error("%s is left building until the store is opened again: %s", _named(schemas), error)
 
     def resume(self) -> threading.Thread | None:
         """Builds what a crash left BUILDING, in the background; None if there is nothing."""
@@ -213,9 +218,12 @@ class Backfill:
             seen = done
             if (now := time.monotonic()) - told >= _TELL_EVERY_S:
                 told = now
-                _log.info("aggregate %s: %d of %d events are summed", name, done, total)
+                if schemas[0].kind == "view":
+                    _log.info("%s: %d rows of its source are there", name, done)
+                else:
+                    _log.info("%s: %d of %d events are summed", name, done, total)
 
-        _log.info("aggregate %s was left building: summing its events again, from the beginning", name)
+        _log.info("%s was left building: it is built again, from the beginning", name)
         try:
             self._build(schemas, progress)
         except Exception as error:
@@ -228,13 +236,17 @@ class Backfill:
                 added = schemas[0].state == "ready"
                 then = "its new measures are given up; add them again" if added else "it is dropped; create it again"
             known = isinstance(error, KiviError)
-            _log.error("aggregate %s could not be built (%s): %s", name, error, then, exc_info=not known)
+            _log.error("%s could not be built (%s): %s", name, error, then, exc_info=not known)
             return
-        _log.info("aggregate %s is complete: %d events in %.1f s", name, seen, time.monotonic() - started)
+        took = time.monotonic() - started
+        if schemas[0].kind == "view":
+            _log.info("%s is complete after %.1f s", name, took)
+        else:
+            _log.info("%s is complete: %d events in %.1f s", name, seen, took)
 
 
 def _named(schemas: Sequence[TableSchema]) -> str:
-    return ", ".join(repr(schema.name) for schema in schemas)
+    return f"{schemas[0].kind} {', '.join(repr(schema.name) for schema in schemas)}"
 
 
 def _unbuilt(schema: TableSchema) -> tuple[int, int]:

@@ -7,8 +7,9 @@
       20261121T211502.113Z-1234/         a store as of its watermark 1234, and BACKUP: what is in it, with digests
       20261121T221500.907Z-1789/
 
-RocksDB never writes to a finished table or blob file again and never gives its name to another, so a file that the
-backup before has under the same name, from the same store, is the same file: it is linked, not copied. Nothing is
+RocksDB never writes to a finished table or blob file again and never gives its name to another, nor does the store to a
+settled file's, so a file that the backup before has under the same name, from the same store, is the same file: it is
+linked, not copied. Nothing is
 shared with the live store, though: damage to one of its files must not reach a backup.
 
     the store      folds up to its watermark and stands still while RocksDB links its files aside: milliseconds
@@ -33,6 +34,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from kivi.errors import DataLoss, DiskFull, InvalidArgument, NotAStore, StoreInUse, Unavailable
+from kivi.events.places import link_files
 from kivi.log.files import is_no_space
 from kivi.store import checkpoint
 from kivi.store.host import Running
@@ -44,8 +46,10 @@ _MARKER: Final = "KIVI-BACKUPS"
 _MANIFEST: Final = "BACKUP"
 _PARTIAL: Final = ".partial-"
 _ASIDE: Final = "backup-"
-_FINISHED: Final = (".sst", ".blob")
+_FINISHED: Final = (".sst", ".blob", ".parquet")
 _PIECE: Final = 4 << 20
+_ENGINE: Final = f"engine{os.sep}"
+"""Its files are listed without it."""
 
 
 def make(store: Running, repository: str, keep: int | None = None) -> dict[str, Any]:
@@ -82,9 +86,10 @@ def make(store: Running, repository: str, keep: int | None = None) -> dict[str, 
 
 
 def _made(store: Running, repository: str, aside: str, partial: str, keep: int | None) -> dict[str, Any]:
+    os.makedirs(aside)
     with store.consolidator.paused() as watermark:
-        store.engine.checkpoint(aside)
-    os.makedirs(os.path.join(partial, "engine"))
+        store.engine.checkpoint(os.path.join(aside, "engine"))
+        link_files(store.engine, str(store.parts.path), aside)
     source = store.parts.store_id.hex()
     before = newest(repository)
     known: dict[str, Any] = {}
@@ -93,12 +98,14 @@ def _made(store: Running, repository: str, aside: str, partial: str, keep: int |
         known = manifest["files"] if manifest["source"] == source else {}
     files: dict[str, tuple[int, str]] = {}
     copied = shared = 0
-    for name in sorted(os.listdir(aside)):
-        path, size = os.path.join(aside, name), os.path.getsize(os.path.join(aside, name))
-        target = os.path.join(partial, "engine", name)
+    for path in sorted(os.path.join(folder, name) for folder, _, names in os.walk(aside) for name in names):
+        where, size = os.path.relpath(path, aside), os.path.getsize(path)
+        name = where.removeprefix(_ENGINE)
+        target = os.path.join(partial, where)
+        os.makedirs(os.path.dirname(target), exist_ok=True)
         if name.endswith(_FINISHED) and name in known and known[name][0] == size and before is not None:
             with contextlib.suppress(OSError):  # a file system without links, or too many of them: copied then
-                os.link(os.path.join(before, "engine", name), target)
+                os.link(os.path.join(before, where), target)
                 files[name] = (size, known[name][1])
                 shared += size
                 continue
@@ -110,8 +117,8 @@ def _made(store: Running, repository: str, aside: str, partial: str, keep: int |
         json.dump(about, file)
         file.flush()
         os.fsync(file.fileno())
-    sync_directory(os.path.join(partial, "engine"))
-    sync_directory(partial)
+    for folder, _, _ in os.walk(partial):
+        sync_directory(folder)
     moment = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
     name = f"{moment.replace('-', '').replace(':', '').replace('+0000', 'Z')}-{watermark}"
     path = os.path.join(repository, name)
@@ -195,7 +202,7 @@ def _manifest(backup: str) -> dict[str, Any]:
 def check(backup: str) -> None:
     """Raises DataLoss if a file of the backup is not what was written."""
     for name, (size, digest) in _manifest(backup)["files"].items():
-        path = os.path.join(backup, "engine", name)
+        path = os.path.join(backup, name if os.sep in name else _ENGINE + name)
         try:
             with open(path, "rb") as file:
                 found = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))

@@ -8,7 +8,7 @@
     6 retractions (table) -> events                     of the newest retraction: two of one table conflict here
 
 A commit that names a table implies a guard on its definition cell, so it conflicts with a concurrent drop or overwrite.
-Creating an aggregate touches only the aggregate's own row: writers of the source are not disturbed; those that enter
+Creating an aggregate or a view touches only its own row: writers of the source are not disturbed; those that enter
 the log after it must have derived with it (``version`` is compared under the entry lock).
 
 An alteration puts the new definition into a cell of its own, ``altered``, which then stands for ``definition``: so
@@ -27,7 +27,7 @@ dropped table.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -123,12 +123,14 @@ class Replaced:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One immutable state of the catalog. ``last_id``: the largest table id ever given."""
+    """One immutable state of the catalog. ``aggregates`` and ``views`` are by the id of their source; ``last_id``: the
+    largest table id ever given."""
 
     version: int = 0
     by_id: dict[int, TableSchema] = field(default_factory=dict)
     by_name: dict[str, TableSchema] = field(default_factory=dict)
     aggregates: dict[int, tuple[TableSchema, ...]] = field(default_factory=dict)
+    views: dict[int, tuple[TableSchema, ...]] = field(default_factory=dict)
     replaced: dict[int, Replaced] = field(default_factory=dict)
     last_id: int = FIRST_ID - 1
 
@@ -156,17 +158,22 @@ class View:
                 check_known(column.state for column in new.columns if column.state is not None)
                 origins.add(new.origin)
         replaced = {**self.replaced, **{old.id: Replaced(old, cts) for old in gone if old.origin in origins}}
-        sources: dict[int, tuple[TableSchema, ...]] = {}
-        for schema in by_id.values():
-            if schema.kind == "aggregate":
-                sources[schema.source_id] = (*sources.get(schema.source_id, ()), schema)
         by_name = {schema.name: schema for schema in by_id.values()}
-        return View(self.version + 1, by_id, by_name, sources, replaced, last_id)
+        aggregates, views = _by_source(by_id, "aggregate"), _by_source(by_id, "view")
+        return View(self.version + 1, by_id, by_name, aggregates, views, replaced, last_id)
 
     def successor(self, schema: TableSchema) -> TableSchema | None:
         """The generation that overwrote an old one of this table; None if it was not overwritten, or dropped since."""
         current = self.by_name.get(schema.name)
         return current if current is not None and current.id != schema.id and current.origin == schema.origin else None
+
+
+def _by_source(by_id: Mapping[int, TableSchema], kind: str) -> dict[int, tuple[TableSchema, ...]]:
+    sources: dict[int, tuple[TableSchema, ...]] = {}
+    for schema in by_id.values():
+        if schema.kind == kind:
+            sources[schema.source_id] = (*sources.get(schema.source_id, ()), schema)
+    return sources
 
 
 def dated(schema: TableSchema, cts: int) -> TableSchema:

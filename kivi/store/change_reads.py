@@ -117,10 +117,11 @@ class ChangeReads:
     store_id: bytes
 
     def _source(self, schema: TableSchema) -> EventStore:
-        """The event table that the changes are read from. Raises InvalidArgument for a row table."""
-        if schema.kind == "row":
+        """The event table that the changes are read from. Raises InvalidArgument for a row table or a view."""
+        if schema.kind in ("row", "view"):
+            kind = "view" if schema.kind == "view" else "row table"
             raise InvalidArgument(
-                f"{schema.name!r} is a row table, which does not keep its changes: event tables and aggregates do",
+                f"{schema.name!r} is a {kind}, which does not keep its changes: event tables and aggregates do",
                 table=schema.name,
             )
         events = self.reads.event_tables.of(schema.source_id if schema.kind == "aggregate" else schema.id)

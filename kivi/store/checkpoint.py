@@ -7,6 +7,7 @@ import secrets
 import shutil
 
 from kivi.errors import DiskFull, InvalidArgument, NotAStore, Unavailable
+from kivi.events.places import link_files
 from kivi.log.files import is_no_space
 from kivi.store.host import Running
 from kivi.store.opening import mark, no_space, sync_directory
@@ -41,6 +42,8 @@ def checkpoint(store: Running, path: str) -> int:
     try:
         with store.consolidator.paused() as position:
             store.engine.checkpoint(os.path.join(partial, "engine"))
+            if store.parts.path is not None:
+                link_files(store.engine, store.parts.path, partial)
         begin_copy(store, partial, position)
         os.rename(partial, path)
         made = path

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import pyarrow as pa
 
@@ -27,7 +27,7 @@ from kivi.log import CommitLog
 from kivi.model.schema import TableSchema
 from kivi.mvcc.commit import Aborted, Committer, StaleCatalog
 from kivi.mvcc.groups import Answer, Events, Outcome, Part, Single, Tell, Writes, WriteSet, told
-from kivi.mvcc.leases import Leases
+from kivi.mvcc.leases import Lease, Leases
 from kivi.mvcc.record import Bulk
 from kivi.mvcc.snapshot import Reader
 from kivi.mvcc.tokens import FENCED, Tokens, issued_at_us
@@ -43,11 +43,14 @@ from kivi.store.plans import WritePlan
 from kivi.store.retention import Retention, earliest_times
 from kivi.store.retraction import Retractions
 from kivi.store.staging import Staging, sequences_of, staged_data
-from kivi.store.transaction import Txn, prepare
+from kivi.store.transaction import Derived, Txn, prepare
+from kivi.store.view_rows import ViewRows
 
 __all__ = ["Commit", "Commits", "TokenState"]
 
 TokenState = Literal["committed", "aborted", "unknown"]
+_DERIVING_S: Final = 10.0
+"""How long commits that have read nothing are derived again from rows that others change, before that is a conflict."""
 
 
 class Commit(NamedTuple):
@@ -92,6 +95,7 @@ class Commits:
     reader: Reader
     computing: Turns
     retractions: Retractions
+    view_rows: ViewRows
     check_open: Callable[[], None]
     late_dropped: int = 0
 
@@ -127,21 +131,27 @@ class Commits:
                 refused.append(functools.partial(self._settled, commit, began, Outcome(None, error)))
         while waiting:
             parts: dict[Part, Commit] = {}
+            again = time.monotonic() - began < _DERIVING_S
             with contextlib.ExitStack() as opened:
+                snapshot = functools.cache(functools.partial(self._opened, opened))
                 for commit in waiting:
                     try:
                         with self.computing if commit.txn.in_columns else contextlib.nullcontext():
-                            part = self._prepare(commit.txn, commit.token, commit.batch)
+                            part = self._prepare(commit.txn, commit.token, commit.batch, snapshot)
                         if commit.txn.retracted:
                             self.retractions.prepare(part, commit.txn, self.catalog.entered, opened)
                         answer = told(functools.partial(self._settled, commit, began))
-                        part.lease, part.answer = commit.txn.lease, answer
+                        part.answer = answer
+                        part.derives_again = again and part.lease is not commit.txn.lease
                         parts[part] = commit
                     except KiviError as error:
                         refused.append(functools.partial(self._settled, commit, began, Outcome(None, error)))
-                waiting = [parts[back] for back in self.committer.submit([*parts], may_wait=may_wait)] if parts else []
-            if not may_wait and waiting and self.committer.is_full:
+                given_back = self.committer.submit([*parts], may_wait=may_wait) if parts else ()
+                waiting = [parts[back] for back in given_back]
+            behind = max((back.behind for back in given_back if isinstance(back, Single)), default=0)
+            if not may_wait and waiting and (self.committer.is_full or behind > self.watermark.value):
                 break
+            self.watermark.wait_for(behind, _DERIVING_S)
         for commit in waiting:
             commit.txn.closed = ""
         call_all(refused)
@@ -182,12 +192,12 @@ class Commits:
                     self.staging.drop(stages)
 
     def write_plans(self) -> tuple[int, dict[str, WritePlan] | None]:
-        """The catalog's version, and by which deltas and puts of its row tables are read for ``write``; None for now: a
-        change of the catalog is on its way."""
+        """The catalog's version, and by which deltas and puts of its row tables are read for ``write``, but for those
+        with views, whose writes read rows; None for now: a change of the catalog is on its way."""
         view = self.catalog.entered
         if view.version != self.catalog.visible.version:
             return view.version, None
-        rows = [schema for schema in view.by_id.values() if schema.kind == "row"]
+        rows = [schema for schema in view.by_id.values() if schema.kind == "row" and schema.id not in view.views]
         return view.version, {schema.name: WritePlan(schema, self.settings.max_value_bytes) for schema in rows}
 
     def write_set(self, rows: list[tuple[WritePlan, bytes, RowOp]]) -> WriteSet | None:
@@ -266,7 +276,15 @@ class Commits:
         with self.committer.entry_lock:
             return self.retention.newest(schema.id)
 
-    def _prepare(self, txn: Txn, token: str | None, batch: tuple[str, int] | None) -> Single:
+    def _opened(self, opened: contextlib.ExitStack) -> Lease:
+        """A snapshot for those that have none, and are derived from rows; it ends with ``opened``."""
+        lease = self.leases.open()
+        opened.callback(self.leases.release, lease)
+        return lease
+
+    def _prepare(
+        self, txn: Txn, token: str | None, batch: tuple[str, int] | None, snapshot: Callable[[], Lease]
+    ) -> Single:
         view = self.catalog.entered
         floors = txn.floors = {table: self.floor(txn.schemas[table]) for table in txn.floors}
 
@@ -277,6 +295,7 @@ class Commits:
         new = new_generations(view, [txn.schemas[table] for table in txn.overwritten])
         derived = (a for table in txn.event_tables - txn.overwritten for a in view.aggregates.get(table, ()))
         row_floors = self.retention.newest_of(derived)
+        in_views = self.view_rows.derive(txn, view, new, snapshot) or Derived()
         prepared = prepare(
             txn,
             view,
@@ -286,7 +305,9 @@ class Commits:
             row_floors=row_floors,
             newest=newest,
             name_of=lambda t: SYSTEM.get(t) or view.by_id.get(t),
+            in_views=in_views,
         )
+        prepared.lease = in_views.lease or txn.lease
         gone = [schema for table, schema in txn.schemas.items() if not (table in SYSTEM or table in view.by_id)]
         if txn.overwritten and prepared.blind:
             gone = [schema for schema in gone if schema.id not in new.of]

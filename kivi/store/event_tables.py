@@ -1,10 +1,14 @@
-"""The blocks of each event table, opened when they are first asked for."""
+"""The events of each event table, opened when they are first asked for."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import threading
 
+from kivi.encoding.keyspaces import event_meta_key
 from kivi.engine import Engine
+from kivi.events.places import Directory, file_name
 from kivi.events.store import EventStore
 from kivi.store.catalog import Catalog
 
@@ -12,10 +16,11 @@ __all__ = ["EventTables"]
 
 
 class EventTables:
-    """Thread safe."""
+    """Thread safe. ``root``: the store's directory; None: its settled files are in the engine."""
 
-    def __init__(self, engine: Engine, catalog: Catalog, block_rows: int) -> None:
+    def __init__(self, engine: Engine, catalog: Catalog, block_rows: int, root: str | None) -> None:
         self._engine, self._catalog, self._block_rows = engine, catalog, block_rows
+        self._root = root
         self._open: dict[int, EventStore] = {}
         self._mutex = threading.Lock()
 
@@ -32,7 +37,9 @@ class EventTables:
             with self._mutex:
                 found = self._open.get(table)
                 if found is None:
-                    found = self._open[table] = EventStore(self._engine, schema, block_rows=self._block_rows)
+                    place = None if self._root is None else Directory(self._root, table)
+                    found = EventStore(self._engine, schema, block_rows=self._block_rows, place=place)
+                    self._open[table] = found
         return found
 
     def in_use(self, table: int) -> bool:
@@ -43,3 +50,13 @@ class EventTables:
     def forget(self, table: int) -> None:
         """The table was dropped and its events are deleted."""
         self._open.pop(table, None)
+        if self._root is not None:
+            shutil.rmtree(os.path.dirname(os.path.join(self._root, file_name(table, 0))), ignore_errors=True)
+
+    def forget_unknown(self) -> None:
+        """Deletes the settled files of tables that the engine knows nothing of: what a crash left."""
+        folder = os.path.dirname(os.path.dirname(os.path.join(self._root or "", file_name(0, 0))))
+        if self._root is not None and os.path.isdir(folder):
+            for name in os.listdir(folder):
+                if name.isdigit() and self._engine.get(event_meta_key(int(name))) is None:
+                    shutil.rmtree(os.path.join(folder, name), ignore_errors=True)

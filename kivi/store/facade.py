@@ -43,8 +43,10 @@ from kivi.store.opening import Parts, open_parts
 from kivi.store.plans import GetPlan, WritePlan
 from kivi.store.replay import load_base, replay
 from kivi.store.rollups import rolled_batches
+from kivi.store.settler import Settler
 from kivi.store.tables import Tables
 from kivi.store.transaction import Txn
+from kivi.store.view_filling import ViewFilling
 from kivi.store.wiring import Wiring
 
 __all__ = [
@@ -79,10 +81,15 @@ class Store(Wiring):
         self._wire(position)
         self._tables = Tables(self.catalog, self.commits, self.transaction, self.check_open)
         self.drop = self._tables.drop
-        self.backfill = Backfill(self, self._tables)
+        self.backfill = Backfill(self, self._tables, ViewFilling(self, self._tables))
+        self.event_tables.forget_unknown()
         self.housekeeping = Housekeeping(self)
+        self.settler = Settler(self)
+        self.settle = self.settler.settle
         if settings.background:
             self.consolidator.start(self.housekeeping.step)
+            if settings.settle:
+                self.settler.start()
         self._resumed = self.backfill.resume()
 
     @staticmethod
@@ -115,6 +122,7 @@ class Store(Wiring):
             if self._closed:
                 return
             self._closed = True
+        self.settler.stop()
         self.consolidator.stop()
         try:
             try:
@@ -134,6 +142,7 @@ class Store(Wiring):
     def crash(self) -> None:
         """For tests: lets go of everything at once, as if the process had been killed."""
         self._closed = True
+        self.settler.stop()
         self.consolidator.stop()
         self.parts.release()
 
@@ -157,16 +166,16 @@ class Store(Wiring):
         return self.catalog.entered.version
 
     def create(self, schema: TableSchema, *, progress: Progress | None = None) -> TableSchema:
-        """Creates a table; for an aggregate on a table with events, returns when it is complete and readable.
+        """Creates a table; an aggregate or a view of a table that is in use is complete and readable then.
 
-        Raises AlreadyExists, and NotFound if an aggregate's source has gone.
+        Raises AlreadyExists, NotFound if a source has gone, RowExists if a view is not as unique as it was declared.
         """
         return self.create_all([schema], progress=progress)[0]
 
     def create_all(self, schemas: Sequence[TableSchema], *, progress: Progress | None = None) -> list[TableSchema]:
         """``create`` of tables that are all there or none: row and event tables, or aggregates of one source."""
         created = self._tables.create(schemas)
-        return self.backfill.build(created, progress) if created[0].kind == "aggregate" else created
+        return self.backfill.build(created, progress) if created[0].kind in ("aggregate", "view") else created
 
     def alter_table(self, name: str, columns: Mapping[str, object]) -> TableSchema:
         """Adds columns to a row table or an event table. Raises NotFound, SchemaError, InvalidArgument."""

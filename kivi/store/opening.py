@@ -38,7 +38,7 @@ __all__ = ["FORMAT", "Parts", "mark", "no_space", "open_parts", "sync_directory"
 
 _log = logging.getLogger("kivi")
 
-FORMAT: Final = 6
+FORMAT: Final = 7
 """The format on disk. A program refuses a larger one; it opens a smaller one, and makes it its own.
 
 1  the first
@@ -49,6 +49,8 @@ FORMAT: Final = 6
    several members, commits without a start timestamp, and retractions
 6  rows, runs and blocks of tables that were altered, which say how many columns they have (``kivi.model.schema``), and
    states of measures in rows, runs and the catalog (``kivi.states``)
+7  settled files beside the engine, and headers of blocks whose events lie in them (``kivi.events``); secondary views,
+   which every write of their source has to follow (``kivi.store.view_rows``)
 """
 _MARKER: Final = "KIVI"
 _MARKER_NEW: Final = "KIVI.new"  # on its way; a crash may leave it

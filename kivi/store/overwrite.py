@@ -6,6 +6,7 @@ touched by the commit, however much there is, and no reader can see some of both
     one log record at c    definitions  old ids deleted, new ids put; the names point to the new ids
                            content      what the transaction writes to the table, under the new id
                            aggregates   new generations too, whose deltas are derived from the new events, by the commit
+                           views        likewise, of the new rows
 
 * A snapshot at c or later finds the new ids, one before it the old ones (``Catalog.table``): old content, or, once no
   lease that was open before c needs it, SNAPSHOT_TOO_OLD. After a restart no such lease is there.
@@ -17,7 +18,7 @@ touched by the commit, however much there is, and no reader can see some of both
   overwritten all the same. Its record says so, and the verdict stays a function of the records.
 * New ids are taken from the entered catalog, whose version is compared as the commit enters: two overwrites that meet
   do not take the same, and the later one is derived again, on what the first one left: the last one stays.
-* An aggregate that was still being built is complete in its new generation: there is nothing older to sum.
+* An aggregate or a view that was still being built is complete in its new generation: there is nothing older to sum.
 * A table with ``retention`` or ``history`` begins anew with both: no floor, and no older version.
 
 Callers and stages name a table by its *origin*, the id of its first generation. Stages made before an overwrite can be
@@ -45,12 +46,13 @@ Row = tuple[int, bytes, RowOp]
 class Generations:
     """The tables that one commit overwrites, by the ids that its transaction uses.
 
-    ``of``: the new definition of a table; ``aggregates``: those of its aggregates; ``rows``: the operations on the
-    catalog.
+    ``of``: the new definition of a table; ``aggregates`` and ``views``: those of what is declared over it; ``rows``:
+    the operations on the catalog.
     """
 
     of: dict[int, TableSchema] = field(default_factory=dict)
     aggregates: dict[int, tuple[TableSchema, ...]] = field(default_factory=dict)
+    views: dict[int, tuple[TableSchema, ...]] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
 
     def id(self, table: int) -> int:
@@ -61,6 +63,9 @@ class Generations:
     def aggregates_of(self, table: int, view: View) -> tuple[TableSchema, ...]:
         return self.aggregates[table] if table in self.of else view.aggregates.get(table, ())
 
+    def views_of(self, table: int, view: View) -> tuple[TableSchema, ...]:
+        return self.views[table] if table in self.of else view.views.get(table, ())
+
     def origin(self, table: int, view: View) -> int:
         """By which id stages name the table that the commit writes under this one."""
         new = next((schema for schema in self.of.values() if schema.id == table), None)
@@ -68,7 +73,7 @@ class Generations:
 
 
 def new_generations(view: View, overwritten: Iterable[TableSchema]) -> Generations:
-    """The next generations of these tables and their aggregates, and the catalog rows that bring them about.
+    """The next generations of these tables, their aggregates and views, and the catalog rows that bring them about.
 
     One that was overwritten since its transaction looked it up is overwritten once more. Those that are not there any
     more are left out: the commit will be refused.
@@ -83,11 +88,13 @@ def new_generations(view: View, overwritten: Iterable[TableSchema]) -> Generatio
         last += 1
         new = found.of[schema.id] = _next(old, last)
         replaced.append((old, new))
-        for aggregate in view.aggregates.get(old.id, ()):
+        for dependent in (*view.aggregates.get(old.id, ()), *view.views.get(old.id, ())):
             last += 1
-            ready = dataclasses.replace(aggregate, source_id=new.id, state="ready", complete_since_us=None)
-            replaced.append((aggregate, _next(ready, last)))
-        found.aggregates[schema.id] = tuple(s for _, s in replaced if s.kind == "aggregate" and s.source_id == new.id)
+            ready = dataclasses.replace(dependent, source_id=new.id, state="ready", complete_since_us=None)
+            replaced.append((dependent, _next(ready, last)))
+        of_new = [s for _, s in replaced if s.source_id == new.id]
+        found.aggregates[schema.id] = tuple(s for s in of_new if s.kind == "aggregate")
+        found.views[schema.id] = tuple(s for s in of_new if s.kind == "view")
     for old, new in replaced:
         found.rows += [
             (TABLES.id, table_key(old.id), then_delete()),

@@ -41,9 +41,10 @@ from kivi.mvcc.snapshot import Reader
 from kivi.query.answers import Answer
 from kivi.store.catalog import Catalog
 from kivi.store.event_parts import event_times, pieces, trimmer
+from kivi.store.event_selection import Captured
 from kivi.store.event_tables import EventTables
 from kivi.store.plans import GetPlan
-from kivi.store.questions import Captured, Questions
+from kivi.store.questions import Questions
 from kivi.store.retention import Retention
 from kivi.store.rollups import Rollups, rolled_batches
 from kivi.store.transaction import Txn, encoded_key, merged
@@ -77,7 +78,8 @@ class Reads:
         lease.used = True
         self.catalog.check_seen(schema, lease.ts)
         if schema.state != "ready":
-            raise NotFound(f"aggregate {schema.name!r} is still being built from existing events", table=schema.name)
+            of = "rows" if schema.kind == "view" else "events"
+            raise NotFound(f"{schema.kind} {schema.name!r} is still being built from existing {of}", table=schema.name)
 
     def get(
         self,

@@ -19,7 +19,7 @@ from kivi.arrow.columns import stored_array
 from kivi.encoding.keys import decode_key, prefix_end
 from kivi.encoding.keyspaces import Space, table_prefix
 from kivi.engine import Engine
-from kivi.events.blocks import Block
+from kivi.events.pruning import Known
 from kivi.model.schema import TableSchema
 
 __all__ = ["event_points", "row_points"]
@@ -45,7 +45,7 @@ def row_points(engine: Engine, schema: TableSchema, rows: int) -> Iterator[tuple
 
 
 def event_points(
-    schema: TableSchema, blocks: Sequence[Block], recent: Sequence[pa.RecordBatch], rows: int
+    schema: TableSchema, blocks: Sequence[Known], recent: Sequence[pa.RecordBatch], rows: int
 ) -> Iterator[tuple[int]]:
     """Moments (microseconds) with about ``rows`` events between each and the next."""
     spans = [(block.time_min, block.time_max, block.rows) for block in blocks]

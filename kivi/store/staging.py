@@ -212,8 +212,8 @@ class Staging:
 
     def stage(self, schema: TableSchema, batch: pa.RecordBatch, *, owner: str, done: Done) -> None:
         """Logs events or rows durably and invisibly; ``done(None, stage id)`` once they are on disk."""
-        if schema.kind == "aggregate":
-            raise InvalidArgument(f"only events and rows can be staged, and {schema.name!r} is an aggregate")
+        if schema.kind not in ("event", "row"):
+            raise InvalidArgument(f"only events and rows can be staged, and {schema.name!r} is of kind {schema.kind}")
         check_events(batch, self.settings)
         self.log_stage(StageKind.EVENTS, schema.origin, batch.num_rows, owner, [encode_ipc(coded(batch))], done)
 

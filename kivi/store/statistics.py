@@ -17,6 +17,7 @@ from kivi.store.commits import Commits
 from kivi.store.host import Running
 from kivi.store.questions import Questions
 from kivi.store.reads import Reads
+from kivi.store.settler import Settler
 from kivi.store.splitting import event_points, row_points
 
 __all__ = ["histograms", "split_points", "stats", "table_statistics"]
@@ -31,6 +32,7 @@ class Host(Running, Protocol):
     reads: Reads
     questions: Questions
     commits: Commits
+    settler: Settler
 
 
 def table_statistics(store: Host, schema: TableSchema) -> dict[str, int]:
@@ -83,7 +85,7 @@ def split_points(store: Host, schema: TableSchema, rows: int) -> list[tuple[Any,
     upto = store.moved.value
     recent = [item.batch for item in store.pending.events(schema.id, upto)]
     with events.view(upto) as view:
-        return list(event_points(schema, view.blocks, recent, rows))
+        return list(event_points(schema, view.parts(), recent, rows))
 
 
 def stats(store: Host) -> dict[str, int | float]:
@@ -122,6 +124,9 @@ def stats(store: Host) -> dict[str, int | float]:
         "consolidation_seconds": store.consolidator.busy_s,
         "block_compactions": store.consolidator.compactions,
         "block_compacted_rows": store.consolidator.compacted_rows,
+        "settling": store.settler.waiting(),
+        "settling_seconds": store.settler.seconds,
+        **store.settler.stats(),
         "version_bytes": store.consolidator.sweeper.versions_bytes,
         "stages": len(store.stages),
         "stage_bytes": store.stages.live_bytes,

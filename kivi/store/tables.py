@@ -27,9 +27,10 @@ class Tables:
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     def create(self, schemas: Sequence[TableSchema]) -> list[TableSchema]:
-        """Creates tables, all in one commit or none; aggregates are building then, and have deltas of later commits.
+        """Creates tables, all in one commit or none; aggregates and views are building then, and have what later
+        commits derive.
 
-        Raises AlreadyExists, and NotFound if an aggregate's source has gone.
+        Raises AlreadyExists, and NotFound if a source has gone.
         """
         with self.lock:
             self.check_open()
@@ -125,7 +126,7 @@ class Tables:
                     self.commits.rollback(txn)
 
     def drop(self, name: str) -> None:
-        """Drops a table and its rows. InvalidArgument while aggregates depend on it."""
+        """Drops a table and its rows. InvalidArgument while aggregates or views depend on it."""
         self._drop(lambda: [self.catalog.entered.table(name)])
 
     def drop_those(self, schemas: Sequence[TableSchema]) -> None:
@@ -158,13 +159,13 @@ class Tables:
                     self.commits.rollback(txn)
 
     def _dependent(self, schema: TableSchema) -> list[TableSchema]:
-        """The aggregates that were declared over this table."""
+        """The aggregates and views that were declared over this table."""
         aggregates = self.catalog.entered.aggregates
         if schema.kind == "aggregate":
             return [each for each in aggregates.get(schema.source_id, ()) if each.declared_source == schema.name]
-        return list(aggregates.get(schema.id, ()))
+        return [*aggregates.get(schema.id, ()), *self.catalog.entered.views.get(schema.id, ())]
 
 
 def _sources(schema: TableSchema) -> list[str]:
-    """What an aggregate is of, and was declared over, by name."""
+    """What an aggregate or a view is of, and was declared over, by name."""
     return [name for name in (schema.source, schema.declared_source) if name is not None]

@@ -46,7 +46,7 @@ from kivi.store.overwrite import Generations
 from kivi.store.retention import remembered
 from kivi.store.staging import Staged
 
-__all__ = ["SMALL_EVENTS", "Txn", "payload_digest", "prepare"]
+__all__ = ["OWN_CTS", "SMALL_EVENTS", "Derived", "Txn", "caller_key", "payload_digest", "prepare"]
 
 SMALL_EVENTS: Final = 32
 """Up to this many events a commit's deltas are derived row by row and pend as row operations."""
@@ -77,7 +77,19 @@ class Host(Protocol):
 
     def find_events(self, txn: Txn, schema: TableSchema, wanted: Scan) -> EventNames: ...
 
+    def own_view_ops(self, txn: Txn, schema: TableSchema) -> dict[bytes, RowOp]: ...
+
     def rollback(self, txn: Txn) -> None: ...
+
+
+@dataclass(slots=True)
+class Derived:
+    """What a transaction does to secondary views (``kivi.store.view_rows``): rows of these, and guards on the cells
+    that they follow from, as of ``lease``; None: nothing was read for it."""
+
+    rows: list[tuple[int, bytes, RowOp]] = field(default_factory=list)
+    guards: set[Guard] = field(default_factory=set)
+    lease: Lease | None = None
 
 
 @dataclass(slots=True)
@@ -212,8 +224,8 @@ class Txn:
             mine.pop(schema.id, None)
 
     def sees_none(self, schema: TableSchema) -> bool:
-        """Whether it has overwritten the table, or the source of the aggregate: of it, own writes are all there is."""
-        return (schema.source_id if schema.kind == "aggregate" else schema.id) in self.overwritten
+        """Whether it has overwritten the table, or the source of the aggregate or view: own writes are all there is."""
+        return (schema.source_id or schema.id) in self.overwritten
 
     def get(
         self, schema: TableSchema, keys: Sequence[tuple[Any, ...]], columns: Sequence[str] | None = None
@@ -336,7 +348,7 @@ class Txn:
         return {table: late for table, late in counts.items() if late}
 
     def own_ops(self, schema: TableSchema) -> dict[bytes, RowOp]:
-        """This transaction's net operation per row of ``schema``, deltas derived from its appends included."""
+        """This transaction's net operation per row of ``schema``; of aggregates and views, what its writes derive."""
         if schema.kind == "aggregate":
             if schema.source_id in self.retracted:
                 raise InvalidArgument(
@@ -346,6 +358,8 @@ class Txn:
                 )
             batches = self.events_of(schema.source_id)
             return {key: RowOp(Barrier.PATCH, {}, deltas) for key, deltas in _derived(schema, batches)}
+        if schema.kind == "view":
+            return self.host.own_view_ops(self, schema)
         return {key: op for (table, key), op in self.rows.items() if table == schema.id}
 
     def overlay(self, schema: TableSchema, version: Version | None, op: RowOp | None) -> Version | None:
@@ -391,16 +405,18 @@ def prepare(
     row_floors: Mapping[int, int | None],
     newest: Callable[[int, bytes], int | None],
     name_of: Callable[[int], TableSchema | None],
+    in_views: Derived,
 ) -> Single:
     """Derive, validate and encode. ``view`` is the catalog as entered; its version is compared again at entry.
 
     ``new``: the generations that the tables it overwrites will have. ``row_floors``: of aggregates with retention.
     """
-    commit = Commit(BLIND if txn.blind else txn.start_ts, batch=batch)
+    start_ts = txn.start_ts if in_views.lease is None else in_views.lease.ts
+    commit = Commit(BLIND if txn.blind and in_views.lease is None else start_ts, batch=batch)
     own_rows = [(new.id(table), key, op) for (table, key), op in txn.rows.items()]
     retracted = [retraction_row(table, names.size) for table, names in txn.retracted.items()]
-    commit.rows = sorted((*own_rows, *new.rows, *retracted), key=lambda row: row[:2])
-    commit.guards = sorted(txn.guards)
+    commit.rows = sorted((*own_rows, *in_views.rows, *new.rows, *retracted), key=lambda row: row[:2])
+    commit.guards = sorted(txn.guards | in_views.guards)
     events: list[tuple[int, pa.RecordBatch]] = []
     runs: list[tuple[int, DeltaRun]] = []
     sent: list[Bulk] = []  # the appends as the caller sent them: the record leaves out what is dropped as late
@@ -451,7 +467,7 @@ def prepare(
     guards = [
         schema_guard(table)
         for table, schema in txn.schemas.items()
-        if schema.kind != "aggregate" and table not in txn.overwritten
+        if schema.kind not in ("aggregate", "view") and table not in txn.overwritten
     ]
 
     def describe(collision: Collision) -> tuple[str, tuple[Any, ...], str | None]:

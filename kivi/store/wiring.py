@@ -37,6 +37,7 @@ from kivi.store.retention import Retention
 from kivi.store.retraction import Retractions
 from kivi.store.snapshots import Snapshots
 from kivi.store.staging import Stages, Staging
+from kivi.store.view_rows import ViewRows
 
 __all__ = ["Wiring"]
 
@@ -55,7 +56,7 @@ class Wiring:
         self.timeline = Timeline(engine)
         self.tokens = Tokens(engine, ttl_us=int(settings.request_token_ttl_s * 1_000_000))
         self.stages = Stages(parts.store_id, max_bytes=settings.stage_bytes)
-        self.event_tables = EventTables(engine, self.catalog, settings.block_rows)
+        self.event_tables = EventTables(engine, self.catalog, settings.block_rows, parts.path)
         self._closed = False
         self._why_closed = "the store is closed"
         self.is_parents = False
@@ -154,9 +155,11 @@ class Wiring:
             reads, self.computing, self.settings, lambda: self.moved.value, lambda s: commits.wait_for_entered(s)
         )
         self.find_events = retractions.find
+        views = self.view_rows = ViewRows(self.catalog, self.reader)
+        self.own_view_ops = views.own_ops
         commits = self.commits = Commits(
             self.settings, self.log, self.catalog, self.committer, self.leases, self.moved, self.tokens, self.retention,
-            staging, self.reader, self.computing, retractions, opened,
+            staging, self.reader, self.computing, retractions, views, opened,
         )  # fmt: skip
         self.commit, self.commit_together = commits.commit, commits.commit_together
         self.commit_wait, self.wait = commits.commit_wait, commits.wait

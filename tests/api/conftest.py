@@ -108,7 +108,7 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 def _clean(db: Any) -> None:
     described = [db.describe(name) for name in db.tables()]
-    for found in sorted(described, key=lambda found: (found["kind"], -found["id"])):  # aggregates before their sources
+    for found in sorted(described, key=lambda found: ("source" not in found, -found["id"])):  # before their sources
         db.drop(found["name"])
 
 

@@ -217,6 +217,20 @@ def test_retract_asks_and_removes(cli):
     assert [json.loads(line)["user"] for line in cli("scan", "visits", "-o", "json").splitlines()] == list("abca")
 
 
+def test_a_view_is_created_and_described(cli):
+    cli("put", "accounts", "11", "name=zoe")
+    cli("view", "by_name", "accounts", "--key", "name", code=1)
+    assert "unique=True" in cli.errors
+    cli("view", "by_name", "accounts", "--key", "name,id", "--columns", "fee")
+    assert json.loads(cli("get", "by_name", "zoe", "11", "-o", "json")) == {"name": "zoe", "id": 11, "fee": None}
+    assert "by_name: view, ready; view of accounts" in cli("describe", "by_name")
+    cli("put", "by_name", "zoe", "11", "fee=1", code=1)
+    assert "is a view of 'accounts'" in cli.errors
+    cli("delete", "accounts", "11")
+    with cli.server.connect() as db:
+        db.drop("by_name")
+
+
 def test_aggregates_of_levels_and_over_aggregates(cli):
     with cli.server.connect() as db:
         db.create_event_table("seen", event_time="ts", columns={"e": "int64", "s": "string", "ts": "timestamp"})

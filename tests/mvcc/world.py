@@ -511,6 +511,8 @@ class World:
         if rng.random() < 0.5:
             self.store.consolidator.sweep()
             self.store.consolidator.compact()
+        if rng.random() < 0.5:
+            self.store.settle(8)
         self._all_agree()
         self.counted["consolidate"] += 1
 

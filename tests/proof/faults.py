@@ -68,6 +68,7 @@ class Swept:
                 if i % 5 == 4:
                     db.consolidate()
                     db.store.consolidator.flush()
+                    db.store.settle(64)
                     self._read(db)
         except KiviError:
             self.counted["stopped"] += 1

@@ -17,6 +17,8 @@ from typing import Any, Final, Literal
 from kivi_server.__main__ import main
 
 from kivi.engine.rocks import RocksEngine
+from kivi.events.places import Directory
+from kivi.events.store import EventStore
 from kivi.log.files import Files
 from kivi.log.records import BLOCK_BYTES
 from kivi.log.segmented import SegmentedLog
@@ -67,6 +69,10 @@ POINTS: Final[dict[str, tuple[Any, str, When]]] = {
     "flushed": (RocksEngine, "flush", "after"),
     "events sealed": (Pending, "drop_events", "before"),
     "compaction": (Consolidator, "_compact", "after"),
+    # settling
+    "settled files written": (Directory, "made", "after"),
+    "settled": (EventStore, "retire", "after"),
+    "settled files deleted": (Directory, "delete", "after"),
     "swept": (Sweeper, "write_swept", "after"),
     # the rest
     "stage": (Staging, "log_stage", "after"),

@@ -516,7 +516,7 @@ def test_a_backfill_that_goes_on_tells_the_log(
             assert driver.store._resumed is not None
             driver.store._resumed.join(20)
         first, *between, last = told(caplog)
-        assert first == ("INFO", "aggregate 'agg' was left building: summing its events again, from the beginning")
+        assert first == ("INFO", "aggregate 'agg' was left building: it is built again, from the beginning")
         assert between == [
             ("INFO", f"aggregate 'agg': {done} of 900 events are summed") for done in (256, 512, 768, 900)[:lines]
         ]

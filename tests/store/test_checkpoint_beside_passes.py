@@ -42,10 +42,10 @@ def test_a_checkpoint_has_no_row_of_a_later_moment(tmp_path: Path) -> None:
                 tx.delta("bank", (2,), balance=1)
             consolidator.run_light()
 
-        mutex = consolidator._mutex
-        consolidator._mutex = Interrupted(mutex, transfer)
+        mutex = consolidator.mutex
+        consolidator.mutex = Interrupted(mutex, transfer)
         db.checkpoint(str(tmp_path / "copy"))
-        consolidator._mutex = mutex
+        consolidator.mutex = mutex
         with db.snapshot() as snap:
             row = snap.get("bank", (1,))
         assert row is not None

@@ -85,6 +85,8 @@ def test_an_older_store_opens_with_the_same_answers(older: tuple[Path, dict[str,
             assert db.outcome("first") is not None
             assert {token: db.outcome(token) for token in expected.get("tokens", ())} == expected.get("tokens", {})
             db.consolidate()
+            db.store.settle()
+            assert db.stats()["settling"] == 0 < db.stats()["settled_files"]
     with kivi.open(path, stage_ttl_s=10**9) as db:
         with db.snapshot() as snapshot:
             for table in expected.keys() & {"by_endpoint", "by_slot"}:

@@ -11,6 +11,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -237,8 +238,10 @@ def sessions(rows: Sequence[Row], gap: int) -> Iterator[tuple[int, int, list[Row
 
 
 @pytest.fixture
-def driver() -> Any:
-    made = EmbeddedDriver(None, block_rows=64)
+def driver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EmbeddedDriver]:
+    """In memory; one seed on disk."""
+    path = str(tmp_path / "data") if "[2]" in request.node.name else None
+    made = EmbeddedDriver(path, block_rows=64)
     made.db.create_event_table("calls", event_time="ts", retention="4h", columns=COLUMNS)
     yield made
     made.close()
@@ -338,3 +341,44 @@ def test_aggregates_of_too_many_rows_are_given_up(driver: EmbeddedDriver, monkey
         again = snap.query("calls", where=col("app") == "shop", group_by=["trace"], measures=count)
         assert "rows of dense" in again.explain()
         assert again.to_arrow().equals(few.to_arrow())
+
+
+def test_coded_columns_and_null_groups(driver: EmbeddedDriver) -> None:
+    """Thousands of events at once have their text in codes; computed groups, slots and derived columns may be null."""
+    db, rng = driver.db, random.Random(9)
+    db.alter_table("calls", add_columns={"done": "timestamp"})
+    for _ in range(2):
+        events = [event(rng, 0, 200) for _ in range(2_500)]
+        db.append("calls", [{**each, "done": rng.choice([None, each["ts"] + 5 * MINUTE])} for each in events])
+        with db.snapshot() as snap:
+            rows = list(snap.scan("calls"))
+            who = ("who", kivi.coalesce(col("user"), col("app")))
+            asked = snap.query(
+                "calls", where=(col("_commit_ts") > 0) & (kivi.coalesce(col("user"), "nobody") != "u3"),
+                group_by=[who, kivi.time_slot("done", "1h", name="hour"), "ok"],
+                measures={"n": kivi.count(), "top": kivi.top("app", 3), "ended": kivi.last("trace")},
+            )  # fmt: skip
+            keys: list[Callable[[Row], Any]] = [
+                lambda row: row["app"] if row["user"] is None else row["user"],
+                lambda row: None if row["done"] is None else us(row["done"]) // (60 * MINUTE) * 60 * MINUTE,
+                lambda row: row["ok"],
+            ]
+            expected = grouped([row for row in rows if row["user"] != "u3"], keys)
+            for row, (key, found) in zip(asked, expected, strict=True):
+                assert (row["who"], None if row["hour"] is None else us(row["hour"]), row["ok"]) == key
+                assert (row["n"], row["ended"]) == (len(found), ordered(found)[-1]["trace"])
+                assert sum(count for _, count in row["top"]) == len(found)
+            halves = snap.query(
+                "calls", where=col("x").is_null() | (col("x") > 990), group_by=[GROUPS["half"][0], "app"],
+                measures={"n": kivi.count()},
+                derived={"twice": "half * 2", "each": "n / 2"}, order_by=["-twice", "app"],
+            )  # fmt: skip
+            told = [(row["half"], row["app"], row["n"], row["twice"], row["each"]) for row in halves]
+            chosen = [row for row in rows if row["x"] is None or row["x"] > 990]
+            expected = grouped(chosen, [GROUPS["half"][1], GROUPS["app"][1]])
+            listed = [
+                (half, app, len(some), None if half is None else half * 2.0, len(some) / 2)
+                for (half, app), some in expected
+            ]
+            assert told == sorted(listed, key=lambda row: (row[3] is None, -(row[3] or 0), row[1]))
+        db.consolidate()

@@ -53,6 +53,7 @@ def steps(driver: EmbeddedDriver) -> list[Callable[[], object]]:
         lambda: driver.db.consolidate(),
         driver.crash,
         lambda: driver.db.consolidate(),
+        lambda: driver.store.settle(),
         driver.reopen,
         lambda: driver.store.housekeeping.move_floors(),
     ]

@@ -11,6 +11,8 @@ import itertools
 import random
 import struct
 import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -164,13 +166,15 @@ class History:
 
     def step(self) -> None:
         consolidator = self.db.store.consolidator
-        self.random.choice(
+        steps: list[Callable[[], object]] = (
             [
                 self.append, self.append, self.append, self.append_each, self.retract, self.retract, self.reopen,
                 consolidator.run, consolidator.run_light, consolidator.compact, consolidator.sweep,
+                partial(self.db.store.settle, self.random.choice([16, 64, 1 << 20])),
                 lambda: self.snapshots.append(self.db.snapshot()), self.close_snapshots,
             ]
-        )()  # fmt: skip
+        )  # fmt: skip
+        self.random.choice(steps)()
 
     def check(self) -> None:
         with self.db.snapshot() as now:

@@ -140,6 +140,30 @@ class CreateAggregatesResponse(_message.Message):
     tables: _containers.RepeatedCompositeFieldContainer[_types_pb2.Table]
     def __init__(self, done_rows: _Optional[int] = ..., total_rows: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[_types_pb2.Table, _Mapping]]] = ...) -> None: ...
 
+class CreateViewRequest(_message.Message):
+    __slots__ = ("name", "source", "key", "columns", "named_columns", "unique")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    NAMED_COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    UNIQUE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    source: str
+    key: _containers.RepeatedScalarFieldContainer[str]
+    columns: _containers.RepeatedScalarFieldContainer[str]
+    named_columns: bool
+    unique: bool
+    def __init__(self, name: _Optional[str] = ..., source: _Optional[str] = ..., key: _Optional[_Iterable[str]] = ..., columns: _Optional[_Iterable[str]] = ..., named_columns: _Optional[bool] = ..., unique: _Optional[bool] = ...) -> None: ...
+
+class CreateViewResponse(_message.Message):
+    __slots__ = ("done_rows", "table")
+    DONE_ROWS_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    done_rows: int
+    table: _types_pb2.Table
+    def __init__(self, done_rows: _Optional[int] = ..., table: _Optional[_Union[_types_pb2.Table, _Mapping]] = ...) -> None: ...
+
 class AlterTableRequest(_message.Message):
     __slots__ = ("name", "columns")
     NAME_FIELD_NUMBER: _ClassVar[int]

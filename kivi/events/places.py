@@ -1,0 +1,219 @@
+"""Places for settled files: a directory beside the engine, or the engine itself where there is no directory.
+
+Files are written whole, once, and never again: a file is there before the batch that names it is written, and is
+deleted when no manifest can name it any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from kivi.encoding.keys import prefix_end
+from kivi.encoding.keyspaces import (
+    Space,
+    event_data_key,
+    event_file_key,
+    space_prefix,
+    split_event_file_key,
+    table_prefix,
+)
+from kivi.engine import Engine, WriteBatch
+from kivi.errors import DiskFull, Unavailable
+
+__all__ = ["Directory", "InEngine", "Place", "file_name", "link_files"]
+
+_FOLDER = "events"
+
+
+def file_name(table: int, number: int) -> str:
+    """The path of a settled file below the directory of its store."""
+    return f"{_FOLDER}/{table}/{number}.parquet"
+
+
+def link_files(engine: Engine, source: str, target: str) -> list[str]:
+    """Links the settled files that the engine names from one directory of a store to another, or copies them.
+
+    Their names. What the engine names must stay the same meanwhile. Raises OSError.
+    """
+    names = [file_name(*split_event_file_key(key)) for key in _file_keys(engine)]
+    for name in names:
+        path = os.path.join(target, name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        try:
+            os.link(os.path.join(source, name), path)
+        except OSError:  # another file system, or one without links
+            shutil.copyfile(os.path.join(source, name), path)
+            _sync(path)
+    for folder in dict.fromkeys(os.path.dirname(name) for name in names):
+        _sync(os.path.join(target, folder))
+    if names:
+        _sync(os.path.join(target, _FOLDER))
+    return names
+
+
+def _file_keys(engine: Engine) -> Iterator[bytes]:
+    """The keys of all manifest rows: a seek for each table."""
+    at, end = space_prefix(Space.EVENT), prefix_end(space_prefix(Space.EVENT))
+    while (found := next(iter(engine.scan(at, end)), None)) is not None:
+        table = int.from_bytes(found[0][1:5], "big")
+        first, beyond = event_file_key(table, 0), prefix_end(table_prefix(Space.EVENT, table))
+        for key, _ in engine.scan(first, beyond):
+            yield key
+        if beyond is None:
+            return
+        at = beyond
+
+
+class Place(Protocol):
+    """Where the settled files of one table lie."""
+
+    @property
+    def in_engine(self) -> bool:
+        """Whether files are engine rows: written by the batch that names them, deleted as a block's data are."""
+
+    def named(self, number: int) -> str:
+        """The file's name, for people."""
+
+    def write(self, batch: WriteBatch, number: int, data: Any) -> None:
+        """Makes the file durable, or adds it to the batch that will name it. Raises DiskFull, Unavailable."""
+
+    def made(self) -> None:
+        """All files of a batch are written: makes their names durable."""
+
+    def fill(self, number: int, nbytes: int, spans: Sequence[tuple[int, int]], into: memoryview) -> bool:
+        """Reads these spans (offset, bytes) of the file to where they lie in it; False: it is missing or shorter.
+
+        Raises OSError where it cannot be read.
+        """
+
+    def delete(self, numbers: Iterable[int]) -> None:
+        """Deletes files; those that are gone already are passed over."""
+
+    def keep_only(self, numbers: Iterable[int]) -> None:
+        """Deletes whatever else is there: what a crash left."""
+
+
+@dataclass(frozen=True, slots=True)
+class InEngine:
+    """Files of a store in memory: they come and go with the engine's batches."""
+
+    engine: Engine
+    table: int
+    in_engine: bool = True
+
+    def named(self, number: int) -> str:
+        return f"file {number}"
+
+    def write(self, batch: WriteBatch, number: int, data: Any) -> None:
+        batch.put(event_data_key(self.table, number), bytes(data))
+
+    def made(self) -> None:
+        pass
+
+    def fill(self, number: int, nbytes: int, spans: Sequence[tuple[int, int]], into: memoryview) -> bool:
+        raw = self.engine.get(event_data_key(self.table, number))
+        if raw is None or len(raw) != nbytes:
+            return False
+        for at, size in spans:
+            into[at : at + size] = raw[at : at + size]
+        return True
+
+    def delete(self, numbers: Iterable[int]) -> None:
+        pass
+
+    def keep_only(self, numbers: Iterable[int]) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """Files of a store on disk: ``root`` is the store's directory."""
+
+    root: str
+    table: int
+    in_engine: bool = False
+
+    def named(self, number: int) -> str:
+        return self._path(number)
+
+    def _path(self, number: int) -> str:
+        return os.path.join(self.root, file_name(self.table, number))
+
+    @property
+    def _folder(self) -> str:
+        return os.path.dirname(self._path(0))
+
+    def write(self, batch: WriteBatch, number: int, data: Any) -> None:
+        path = self._path(number)
+        try:
+            if not os.path.isdir(self._folder):
+                os.makedirs(self._folder, exist_ok=True)
+                _sync(os.path.dirname(self._folder))
+                _sync(self.root)
+            with open(path, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            raise _failed(path, error) from None
+
+    def made(self) -> None:
+        try:
+            _sync(self._folder)
+        except OSError as error:
+            raise _failed(self._folder, error) from None
+
+    def fill(self, number: int, nbytes: int, spans: Sequence[tuple[int, int]], into: memoryview) -> bool:
+        try:
+            handle = os.open(self._path(number), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            if os.fstat(handle).st_size != nbytes:
+                return False
+            for at, size in spans:
+                done = 0
+                while done < size:
+                    got = os.preadv(handle, [into[at + done : at + size]], at + done)
+                    if not got:
+                        return False
+                    done += got
+        finally:
+            os.close(handle)
+        return True
+
+    def delete(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path(number))
+
+    def keep_only(self, numbers: Iterable[int]) -> None:
+        if not os.path.isdir(self._folder):
+            return
+        kept = {os.path.basename(self._path(number)) for number in numbers}
+        for name in os.listdir(self._folder):
+            if name not in kept:
+                os.unlink(os.path.join(self._folder, name))
+
+
+def _sync(path: str) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _failed(path: str, error: OSError) -> Unavailable | DiskFull:
+    from errno import EDQUOT, ENOSPC
+
+    if error.errno in (ENOSPC, EDQUOT):
+        return DiskFull(f"no disk space for {path}: make room; its events stay where they were meanwhile", path=path)
+    return Unavailable(f"{path} cannot be written ({error.strerror}): its events stay where they were meanwhile")

@@ -1,0 +1,215 @@
+"""What a view reads of settled files: row groups pruned, cut by the names of their events, and put into an order.
+
+A row group is the unit: read whole where its facts do not decide, passed over where they exclude it, and summed up by
+its facts where they say all (R23, R24). Whether an event is seen depends on its name alone: its CTS against ``after``
+and ``upto``, its name against those of retractions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from kivi.arrow.predicates import filter_batch
+from kivi.encoding.event_names import POSITION, STAMP, EventNames
+from kivi.errors import InvalidArgument
+from kivi.events.blocks import Blocks, Counts
+from kivi.events.commit_order import Source, in_commit_order
+from kivi.events.pruning import all_kept, always, never, outside
+from kivi.events.settled_files import Group, SettledFile, SettledFiles
+from kivi.events.summing import Sums
+from kivi.model.changes import COMMIT_TS
+from kivi.model.expressions import Expr, names
+
+__all__ = ["SettledView", "Wanted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which events, and which of their columns (the names of events, and ``COMMIT_TS``, may be among these).
+
+    ``first`` (inclusive) and ``beyond`` (exclusive) are names. ``named``: only these. ``retracted_at``: only those that
+    the retraction at that CTS removed; otherwise, and without ``named``, none that a retraction has removed.
+    """
+
+    outputs: list[str]
+    low_us: int | None = None
+    high_us: int | None = None
+    where: Expr | None = None
+    after: int = 0
+    upto: int = 0
+    first: tuple[int, int] = (0, 0)
+    beyond: tuple[int, int] = (2**64, 0)
+    named: EventNames | None = None
+    retracted_at: int | None = None
+    may_have: Callable[[int, int], bool] | None = None
+
+    @property
+    def first_cts(self) -> int:
+        return max(self.after + 1, self.first[0])
+
+    @property
+    def last_cts(self) -> int:
+        return min(self.upto, self.beyond[0])
+
+
+class Owner(Protocol):
+    """The view that this is the settled part of."""
+
+    files: list[SettledFile]
+    erased_at: int
+    names: EventNames
+
+    @property
+    def closed(self) -> bool: ...
+
+    def names_at(self, cts: int) -> EventNames: ...
+
+
+@dataclass(slots=True)
+class SettledView:
+    base: Blocks
+    files: SettledFiles
+    owner: Owner
+    _erased: dict[tuple[int, int | None], Counts] = field(default_factory=dict)
+
+    def ordered(self, wanted: Wanted, *, reverse: bool = False) -> Iterator[Any]:
+        """Record batches in commit order."""
+        outputs = list(wanted.outputs)
+        read = partial(self._read, wanted, list(dict.fromkeys([*outputs, STAMP, POSITION])))
+        sources = [
+            Source(group.first_cts, group.last_cts, group.position_max, partial(read, file, group))
+            for file, group in self._groups(wanted)
+        ]
+        bounds = {"first_cts": wanted.first_cts, "last_cts": wanted.last_cts}
+        for batch in in_commit_order(sources, **bounds, reverse=reverse):
+            yield batch.select(outputs)
+
+    def _read(self, wanted: Wanted, columns: list[str], file: SettledFile, group: Group) -> Any:
+        return self._selected(file, group, wanted, named=True).select(columns)
+
+    def as_it_lies(self, wanted: Wanted) -> Iterator[Any]:
+        """Record batches by files, in each by event time."""
+        outputs = list(wanted.outputs)
+        for file, group in self._groups(wanted):
+            batch = self._selected(file, group, wanted)
+            if batch.num_rows:
+                yield batch.select(outputs)
+
+    def sum_up(self, into: Sums, wanted: Wanted) -> tuple[int, int]:
+        """Adds the events to ``into``. (row groups whose facts were enough, row groups that were read)"""
+        known = read = 0
+        for file, group in self._groups(wanted):
+            if self._whole(file, group, wanted):
+                into.add_known(group.rows, group.columns)
+                known += 1
+            else:
+                into.add(self._selected(file, group, wanted))
+                read += 1
+        return known, read
+
+    def _groups(self, wanted: Wanted) -> Iterator[tuple[SettledFile, Group]]:
+        """The row groups that may have some of the events."""
+        low, high, where = wanted.low_us, wanted.high_us, wanted.where
+        for file in self.owner.files:
+            if self._beside(file, wanted) or outside(file, low, high):
+                continue
+            for group in file.groups:
+                if self._beside(group, wanted) or outside(group, low, high):
+                    continue
+                if where is not None and never(where, group):
+                    continue
+                if wanted.may_have is None or wanted.may_have(group.time_min, group.time_max):
+                    yield file, group
+
+    def _beside(self, part: SettledFile | Group, wanted: Wanted) -> bool:
+        """Whether all its commits are others."""
+        if part.last_cts < wanted.first_cts or part.first_cts > wanted.last_cts:
+            return True
+        return wanted.named is not None and not _meets(part, wanted.named)
+
+    def _whole(self, file: SettledFile, group: Group, wanted: Wanted) -> bool:
+        """Whether all events of the row group are asked for, and there."""
+        if group.first_cts < wanted.first_cts or group.last_cts > wanted.upto or _meets(group, self.owner.names):
+            return False
+        if (wanted.low_us is not None and group.time_min < wanted.low_us) or (
+            wanted.high_us is not None and group.time_max >= wanted.high_us
+        ):
+            return False
+        if wanted.where is not None and not always(wanted.where, group):
+            return False
+        return not len(self.files.rows_at(self._erased_rows(file), group))
+
+    def _selected(self, file: SettledFile, group: Group, wanted: Wanted, named: bool = False) -> Any:
+        """Of a row group the events that are asked for, with these columns and perhaps others."""
+        if self.owner.closed:
+            raise InvalidArgument("this view of an event table is closed: take another one")
+        schema = self.files.schema
+        predicate = all_kept(schema.event_time or "", wanted.low_us, wanted.high_us, wanted.where, group)
+        used = {*wanted.outputs, *(names(predicate) if predicate is not None else ())}
+        columns = [c.name for c in schema.columns if c.name in used] or [schema.event_time or ""]
+        stamped = COMMIT_TS in wanted.outputs and COMMIT_TS not in columns
+        cut = group.first_cts < wanted.first_cts or group.last_cts > wanted.upto or group.last_cts >= wanted.beyond[0]
+        cut = cut or group.first_cts <= wanted.first[0]
+        picks = wanted.named is not None or wanted.retracted_at is not None
+        hidden = not picks and _meets(group, self.owner.names)
+        named = named or stamped or cut or picks or hidden or STAMP in wanted.outputs
+        batch = self.files.read(file, group, columns, named=named)
+        if stamped:
+            batch = batch.append_column(COMMIT_TS, batch.column(STAMP).cast(pa.int64()))
+        left = np.ones(group.rows, np.bool_)
+        if picks:
+            left[:] = False
+            left[self._picked(file, group, wanted, batch)] = True
+        else:
+            left[self.files.rows_at(self._erased_rows(file), group)] = False
+        if hidden:
+            left[self.owner.names.rows_among(*_names(batch))] = False
+        if cut:
+            left &= _between(*_names(batch), wanted)
+        if not left.all():
+            batch = batch.take(pa.array(np.flatnonzero(left)))
+        return batch if predicate is None else filter_batch(batch, predicate, {c.name: c.type for c in schema.columns})
+
+    def _picked(self, file: SettledFile, group: Group, wanted: Wanted, batch: Any) -> Counts:
+        if wanted.named is not None:
+            return wanted.named.rows_among(*_names(batch))
+        assert wanted.retracted_at is not None
+        known = self.files.rows_at(self._erased_rows(file, wanted.retracted_at), group)
+        pending = self.owner.names_at(wanted.retracted_at)
+        return np.union1d(known, pending.rows_among(*_names(batch))) if pending.size else known
+
+    def _erased_rows(self, file: SettledFile, cts: int | None = None) -> Counts:
+        """The rows of a file that retractions removed, of those that the view knows; ``cts``: of that one alone."""
+        key = file.number, cts
+        if (found := self._erased.get(key)) is None:
+            every = [one for one in file.erased if cts is None or one.cts == cts]
+            rows = self.base.erased(every, self.owner.erased_at)
+            found = self._erased[key] = np.zeros(0, np.int64) if rows is None else rows
+        return found
+
+
+def _names(batch: Any) -> tuple[Any, Any]:
+    return batch.column(STAMP).to_numpy(), batch.column(POSITION).to_numpy()
+
+
+def _meets(part: SettledFile | Group, found: EventNames) -> bool:
+    """Whether one of the names is of a commit of its range."""
+    low, high = np.searchsorted(found.stamps, np.array([part.first_cts, part.last_cts + 1], np.uint64))
+    return bool(low < high)
+
+
+def _between(stamps: Any, positions: Any, wanted: Wanted) -> Any:
+    """Which of the names lie between the bounds."""
+    low, high = np.uint64(max(0, wanted.first_cts)), np.uint64(min(2**64 - 1, max(0, wanted.last_cts)))
+    inside = (stamps >= low) & (stamps <= high)
+    for (cts, position), before in ((wanted.first, True), (wanted.beyond, False)):
+        if cts < 2**64:
+            at = stamps == np.uint64(cts)
+            inside &= ~at | ((positions >= position) if before else (positions < position))
+    return inside

@@ -1,0 +1,333 @@
+"""Settling: hot blocks become settled files, and files become others. The steps of one table, each in two halves.
+
+::
+
+    make      without a lock: reads what goes in, sorts it, writes files that nothing names yet
+    swap      under the caller's lock: if what went in is still as it was, one engine batch names the new files and
+              no longer what went in; otherwise the files are deleted, and the step is made again later
+
+So neither commits nor reads wait for a step, and a crash leaves either what was there before or what is there after,
+and files that nothing names, which are deleted when the table is opened. What went in is deleted when the last view
+that may need it has closed; a file only after a flush as well, since a crash may bring back the manifest of before.
+
+Events that retractions removed, and that no snapshot sees any more, are left out of what is made. Their names stay
+counted in the headers of the settled blocks, so positions and counts of commits stay what they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any, Final, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from kivi.arrow.columns import stored_array
+from kivi.arrow.dictionaries import together
+from kivi.encoding.event_names import POSITION, STAMP, EventNames
+from kivi.encoding.keyspaces import event_header_key
+from kivi.engine import WriteBatch
+from kivi.events.blocks import Block, Blocks, Counts, Erased, Meta, first_positions
+from kivi.events.combining import combinable, portions
+from kivi.events.manifest import Manifest
+from kivi.events.settled_files import Group, SettledFile, SettledFiles, write_file
+
+__all__ = ["FILE_ROWS", "Settling", "data_of", "named_rows"]
+
+FILE_ROWS: Final = 1 << 20
+"""Events of a file, and of the blocks that are settled together."""
+_FILE_BYTES: Final = 128 << 20
+"""Bytes in memory of these, where events are long: a step holds about three times as much."""
+
+Lock = AbstractContextManager[Any]
+Parts = tuple[Blocks, Manifest, SettledFiles]
+
+
+class Owner(Protocol):
+    """The event table, as far as steps use it."""
+
+    @property
+    def parts(self) -> Parts: ...
+
+    def enter(self) -> int: ...
+
+    def leave(self, ticket: int) -> None: ...
+
+    def reserve(self, count: int) -> int: ...
+
+    def retire(self, meta: Meta, data: list[int], files: list[SettledFile], batch: WriteBatch) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Events:
+    """Events with their names. ``erased_at``: the CTS of the retraction that removed each; 0: none did."""
+
+    columns: Any
+    stamps: Any
+    positions: Any
+    erased_at: Counts
+
+    def picked(self, rows: Any) -> _Events:
+        columns = self.columns.take(pa.array(rows))
+        return _Events(columns, self.stamps[rows], self.positions[rows], self.erased_at[rows])
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """Files that nothing names yet, with their bytes and, by retraction, the rows that it removed."""
+
+    files: list[tuple[SettledFile, Any, dict[int, Counts]]]
+    gone: _Events
+
+    def and_also(self, other: _Made) -> _Made:
+        gone = [part for part in (self.gone, other.gone) if len(part.stamps)]
+        return _Made(self.files + other.files, _joined(gone))
+
+    def blank(self, inside: Any) -> tuple[Erased, ...]:
+        """Of the events that are in no file any more, those at these places: how many each retraction had removed."""
+        found = zip(*np.unique(self.gone.erased_at[inside], return_counts=True), strict=True)
+        return tuple(Erased(int(cts), 0, int(rows), 0, True) for cts, rows in found)
+
+
+class Settling:
+    """One step at a time. Counts are of rows and bytes since the store was opened."""
+
+    def __init__(self, owner: Owner) -> None:
+        self._owner = owner
+        self.settled_rows = self.settled_bytes = 0
+        self.combined_rows = self.written_bytes = 0
+        self.retried = 0
+
+    def step(self, lock: Lock, unneeded: Callable[[], int], *, every: bool, file_rows: int = FILE_ROWS) -> bool:
+        """One bounded step; False: there was nothing to do.
+
+        Settles hot blocks, oldest first, once they have twice ``file_rows`` events, of which the newest half stays hot;
+        ``every``: all of them. No snapshot below ``unneeded`` is or will be open.
+        """
+        ticket = self._owner.enter()  # what goes in stays until the swap
+        try:
+            parts = self._owner.parts  # the same to the end, whatever is altered meanwhile
+            _, blocks, files = parts[1].read()
+            inputs = _to_settle(blocks, every, file_rows)
+            if inputs:
+                return self._settle(parts, lock, blocks, inputs, unneeded(), file_rows)
+            least = unneeded()
+            chosen = [file for file in files if any(one.cts <= least for one in file.erased)][:1]
+            chosen = chosen or combinable(files, file_rows)
+            return bool(chosen) and self._combine(parts, lock, chosen, least, file_rows)
+        finally:
+            self._owner.leave(ticket)
+
+    # -- the two steps ----------------------------------------------------------------------------
+
+    def _settle(
+        self, parts: Parts, lock: Lock, blocks: list[Block], inputs: list[Block], least: int, file_rows: int
+    ) -> bool:
+        base = parts[0]
+        firsts = dict(zip((block.order for block in blocks), first_positions(blocks), strict=True))
+        every = [column.name for column in base.schema.columns]
+        found = list[_Events]()
+        for block in inputs:
+            names = EventNames.of_rows(*base.runs(block), firsts[block.order])
+            erased_at = np.zeros(block.rows, np.int64)
+            for one in block.erased:
+                erased_at[base.rows_erased(one)] = -1 if one.blank else one.cts
+            found.append(_Events(base.read(block, every), names.stamps, names.positions, erased_at))
+        events = _joined(found)
+        events = events.picked(np.flatnonzero(events.erased_at >= 0))  # blank ones say nothing
+        made = self._made(parts, lock, events, least, file_rows)
+
+        def swap(batch: WriteBatch, meta: Meta, now: list[Block], files: list[SettledFile]) -> list[int] | None:
+            there = {block.order: block for block in now}
+            if any(there.get(block.order) != block for block in inputs):
+                return None
+            for block in inputs[1:]:
+                batch.delete(event_header_key(base.schema.id, block.order))
+            blank = tuple(one._replace(data=0) for block in inputs for one in block.erased if one.blank)
+            gone = (*blank, *made.blank(slice(None)))
+            base.add_settled(batch, meta.next, inputs, firsts[inputs[0].order], gone)
+            meta.next += 1
+            return [data for block in inputs for data in data_of(block)]
+
+        done = self._swap(parts, lock, made, [], swap)
+        if done:
+            self.settled_rows += sum(block.rows for block in inputs)
+            self.settled_bytes += sum(file.nbytes for file, _, _ in made.files)
+        return done
+
+    def _combine(self, parts: Parts, lock: Lock, inputs: list[SettledFile], least: int, file_rows: int) -> bool:
+        base, _, settled = parts
+        every = [column.name for column in base.schema.columns]
+        erased = {file.number: _erased_at(base, file) for file in inputs}
+        made = _Made([], _joined([]))
+        try:
+            for low, high in _slices(inputs, file_rows):
+                found = list[_Events]()
+                for file, group in _groups(inputs, low, high):
+                    batch = settled.read(file, group, every, named=True)
+                    times = _times(base, batch)
+                    start, stop = (int(np.searchsorted(times, bound)) for bound in (low, high))
+                    stamps, positions = (batch.column(name).to_numpy()[start:stop] for name in (STAMP, POSITION))
+                    columns = batch.select(every).slice(start, stop - start)
+                    erased_at = erased[file.number][group.start + start : group.start + stop]
+                    found.append(_Events(columns, stamps, positions, erased_at))
+                made = made.and_also(self._made(parts, lock, _joined(found), least, file_rows))
+        except BaseException:
+            settled.place.delete(file.number for file, _, _ in made.files)
+            raise
+
+        def swap(batch: WriteBatch, meta: Meta, now: list[Block], files: list[SettledFile]) -> list[int] | None:
+            there = {file.number: file for file in files}
+            if any(there.get(file.number) != file for file in inputs):
+                return None
+            for block in now:
+                inside = (made.gone.stamps >= block.first_cts) & (made.gone.stamps <= block.last_cts)
+                if block.settled and inside.any():
+                    base.put_header(batch, replace(block, erased=(*block.erased, *made.blank(inside))))
+            return [one.data for file in inputs for one in file.erased]
+
+        done = self._swap(parts, lock, made, inputs, swap)
+        self.combined_rows += sum(file.rows for file in inputs) if done else 0
+        return done
+
+    def _made(self, parts: Parts, lock: Lock, events: _Events, least: int, file_rows: int) -> _Made:
+        """Files of the events, but of those that retractions up to ``least`` removed."""
+        base, _, settled = parts
+        is_gone = (events.erased_at > 0) & (events.erased_at <= least)
+        gone, left = events.picked(np.flatnonzero(is_gone)), events
+        times = _times(base, left.columns)
+        order = np.lexsort((left.positions, left.stamps, times))
+        left = left.picked(order[~is_gone[order]])
+        cuts = portions(times[order][~is_gone[order]], file_rows)
+        with lock:
+            number = self._owner.reserve(len(cuts))
+        files = list[tuple[SettledFile, Any, dict[int, Counts]]]()
+        try:
+            for start, stop in cuts:
+                rows = slice(start, stop)
+                columns = left.columns.slice(start, stop - start)
+                data, file = write_file(base.schema, number, columns, left.stamps[rows], left.positions[rows])
+                erased_at = left.erased_at[rows]
+                retracted = {int(cts): np.flatnonzero(erased_at == cts) for cts in np.unique(erased_at[erased_at > 0])}
+                files.append((file, data, retracted))
+                if not settled.place.in_engine:
+                    settled.place.write(WriteBatch(), number, data)
+                    files[-1] = file, None, retracted
+                number += 1
+            if files and not settled.place.in_engine:
+                settled.place.made()
+        except BaseException:
+            settled.place.delete(file.number for file, _, _ in files)
+            raise
+        return _Made(files, gone)
+
+    def _swap(
+        self,
+        parts: Parts,
+        lock: Lock,
+        made: _Made,
+        inputs: list[SettledFile],
+        swap: Callable[[WriteBatch, Meta, list[Block], list[SettledFile]], list[int] | None],
+    ) -> bool:
+        base, manifest, settled = parts
+        with lock:
+            meta, blocks, files = manifest.read()
+            batch = WriteBatch()
+            dead = swap(batch, meta, blocks, files)
+            if dead is not None:
+                for file, data, retracted in made.files:
+                    if settled.place.in_engine:
+                        settled.place.write(batch, file.number, data)
+                    for cts, rows in retracted.items():
+                        file = file.with_erased(base.add_erased(batch, cts, meta.next, rows))
+                        meta.next += 1
+                    manifest.put(batch, file)
+                for file in inputs:
+                    manifest.delete(batch, file)
+                meta.manifest += 1
+                meta.blanked = max([meta.blanked, *made.gone.erased_at.tolist()])
+                self._owner.retire(meta, dead, inputs, batch)
+                self.written_bytes += sum(file.nbytes for file, _, _ in made.files)
+                return True
+        settled.place.delete(file.number for file, _, _ in made.files)
+        self.retried += 1
+        return False
+
+
+def data_of(block: Block) -> list[int]:
+    """Everything in the engine that its header names."""
+    return [block.data, *(one.data for one in block.erased if one.data)]
+
+
+def _to_settle(blocks: list[Block], every: bool, file_rows: int) -> list[Block]:
+    hot = [block for block in blocks if not block.settled]
+    rows, nbytes = sum(block.rows for block in hot), sum(block.raw_bytes for block in hot)
+    if not every and rows < 2 * file_rows and nbytes < 2 * _FILE_BYTES:
+        return []
+    chosen = list[Block]()
+    rows = nbytes = 0
+    for block in hot:
+        rows, nbytes = rows + block.rows, nbytes + block.raw_bytes
+        if chosen and (rows > file_rows or nbytes > _FILE_BYTES):
+            break
+        chosen.append(block)
+    return chosen
+
+
+def _groups(files: list[SettledFile], low: int, high: int) -> Iterator[tuple[SettledFile, Group]]:
+    for file in files:
+        for group in file.groups:
+            if group.time_max >= low and group.time_min < high:
+                yield file, group
+
+
+def _slices(files: list[SettledFile], file_rows: int) -> Iterator[tuple[int, int]]:
+    """Spans of event time [low, high) that together have all events, each about as many as a file."""
+    groups = sorted((group.time_max, group.rows) for file in files for group in file.groups)
+    most = min(file_rows, max(1, _FILE_BYTES * sum(file.rows for file in files) // sum(f.raw_bytes for f in files)))
+    low, rows = min(file.time_min for file in files), 0
+    for time_max, more in groups:
+        rows += more
+        if rows >= most and time_max >= low:
+            yield low, time_max + 1
+            low, rows = time_max + 1, 0
+    if low <= groups[-1][0]:
+        yield low, groups[-1][0] + 1
+
+
+def _erased_at(base: Blocks, file: SettledFile) -> Counts:
+    found = np.zeros(file.rows, np.int64)
+    for one in file.erased:
+        found[base.rows_erased(one)] = one.cts
+    return found
+
+
+def _times(base: Blocks, columns: Any) -> Any:
+    name = base.schema.event_time or ""
+    return stored_array(base.schema.column(name).type, columns.column(name))
+
+
+def _joined(parts: Sequence[_Events]) -> _Events:
+    if not parts:
+        return _Events(None, np.zeros(0, np.uint64), np.zeros(0, np.int64), np.zeros(0, np.int64))
+    return _Events(
+        together([part.columns for part in parts]),
+        np.concatenate([part.stamps for part in parts]),
+        np.concatenate([part.positions for part in parts]),
+        np.concatenate([part.erased_at for part in parts]),
+    )
+
+
+def named_rows(settled: SettledFiles, file: SettledFile, names: EventNames) -> Counts:
+    """The rows of a file that have these names."""
+
+    def found() -> Iterator[Counts]:
+        for group in file.groups:
+            low, high = np.searchsorted(names.stamps, np.array([group.first_cts, group.last_cts + 1], np.uint64))
+            if low < high:
+                batch = settled.read(file, group, [], named=True)
+                yield group.start + names.rows_among(*(batch.column(name).to_numpy() for name in (STAMP, POSITION)))
+
+    return np.concatenate([np.zeros(0, np.int64), *found()])

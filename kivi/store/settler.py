@@ -1,0 +1,157 @@
+"""The settler: steps of settling for every event table, beside consolidation, in a thread of its own.
+
+What a step does is ``kivi.events.settling``. It reads, sorts and writes without a lock, and holds the consolidator's
+only to swap what it made for what went in, so that nothing waits for it but a pass, for some milliseconds.
+
+Blocks are settled once a table has twice as many events in blocks as a file has, oldest first; the newest stay, for
+tails and snapshots that follow the commits. Of a table that nothing was appended to for ``settle_idle_s`` all are.
+No snapshot and no tail holds this up: whatever they ask for, they get from files (R23).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from typing import Final
+
+from kivi.errors import DataLoss, KiviError, NotFound, Unavailable
+from kivi.events.settling import FILE_ROWS
+from kivi.events.store import EventStore
+from kivi.model.schema import TableSchema
+from kivi.runtime.scheduling import use_batch_scheduling
+from kivi.store.host import Running
+
+__all__ = ["Settler"]
+
+_log = logging.getLogger("kivi.store")
+
+_RETRY_S: Final = 5.0
+_LOOK_AGAIN: Final = 30
+"""So many rounds after there was nothing to do it is looked again, whatever has changed: snapshots may have ended."""
+
+
+class Settler:
+    """``settle`` may be called by any thread; one step is made at a time."""
+
+    def __init__(self, store: Running) -> None:
+        self._store = store
+        self._mutex = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._changed: dict[int, tuple[int, float]] = {}
+        self._done: dict[int, tuple[object, bool, int]] = {}
+        self._damaged: set[int] = set()
+        self._rounds = 0
+        self._deleted_at = time.monotonic()
+        self.seconds = 0.0
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._work, name="kivi-settle", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Waits for the step in progress."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def settle(self, file_rows: int = FILE_ROWS) -> None:
+        """Everything that is in blocks, and whatever there is to combine and to delete, now."""
+        with self._mutex:
+            for schema, events in self._tables():
+                while self._step(schema, events, every=True, file_rows=file_rows):
+                    pass
+            self._delete()
+
+    def waiting(self) -> int:
+        """How many events are in blocks and not in files."""
+        return sum(events.hot_rows() for _, events in self._tables())
+
+    def stats(self) -> dict[str, int]:
+        """Since the store was opened, but for the files, which are those that are there."""
+        every = [events for _, events in self._tables()]
+        return {
+            "settled_files": sum(len(events.files()) for events in every),
+            "settled_rows": sum(events.settling.settled_rows for events in every),
+            "settled_bytes": sum(events.settling.settled_bytes for events in every),
+            "settled_written_bytes": sum(events.settling.written_bytes for events in every),
+            "settled_combined_rows": sum(events.settling.combined_rows for events in every),
+        }
+
+    def _work(self) -> None:
+        use_batch_scheduling()
+        pause = every_s = self._store.settings.settle_every_s
+        while not self._stop.wait(pause):
+            try:
+                with self._mutex:
+                    pause = 0.0 if self._round() else every_s
+            except Unavailable:  # no disk space, most of all: what was made is gone, what is there stays
+                pause = _RETRY_S
+            except KiviError as error:
+                _log.error("settling stopped until the store is opened again: %s", error)
+                return
+
+    def _round(self) -> bool:
+        """One step in each table that has work. Whether there may be more."""
+        self._rounds += 1
+        more = False
+        for schema, events in self._tables():
+            if self._stop.is_set():
+                return False
+            more |= self._due(schema, events)
+        if time.monotonic() - self._deleted_at >= self._store.settings.flush_every_s:
+            self._delete()
+            self._deleted_at = time.monotonic()
+        return more
+
+    def _due(self, schema: TableSchema, events: EventStore) -> bool:
+        now, version = time.monotonic(), events.version
+        newest, since = self._changed.get(schema.id, (-1, now))
+        if (last := events.newest_cts()) != newest:
+            newest, since = self._changed[schema.id] = last, now
+        idle = now - since >= self._store.settings.settle_idle_s
+        seen, was_idle, at = self._done.get(schema.id, (None, False, 0))
+        if (seen, was_idle) == (version, idle) and self._rounds - at < _LOOK_AGAIN:
+            return False
+        if self._step(schema, events, every=idle):
+            return True
+        self._done[schema.id] = version, idle, self._rounds
+        return False
+
+    def _step(self, schema: TableSchema, events: EventStore, *, every: bool, file_rows: int = FILE_ROWS) -> bool:
+        if schema.id in self._damaged:
+            return False
+        started = time.perf_counter()
+        consolidator = self._store.consolidator
+        try:
+            return events.settling.step(consolidator.mutex, self._unneeded, every=every, file_rows=file_rows)
+        except NotFound:
+            return False  # it was dropped meanwhile
+        except DataLoss as error:  # of what it reads; whoever asks for that is told so, too
+            _log.error("events of %r cannot be settled: %s", schema.name, error)
+            self._damaged.add(schema.id)
+            return False
+        finally:
+            self.seconds += time.perf_counter() - started
+
+    def _unneeded(self) -> int:
+        """No snapshot below it is or will be open."""
+        oldest, durable = self._store.leases.oldest(), self._store.consolidator.durable_position
+        return durable if oldest is None else min(durable, oldest)
+
+    def _tables(self) -> Iterator[tuple[TableSchema, EventStore]]:
+        for schema in list(self._store.catalog.visible.by_id.values()):
+            if schema.kind == "event" and (events := self._store.event_tables.of(schema.id)) is not None:
+                yield schema, events
+
+    def _delete(self) -> None:
+        """Deletes files out of use, after a flush: a crash must not bring back what names them."""
+        consolidator = self._store.consolidator
+        with consolidator.mutex:
+            unneeded = [(events, numbers) for _, events in self._tables() if (numbers := events.unneeded_files())]
+            if unneeded:
+                consolidator.flush()
+            for events, numbers in unneeded:
+                events.delete_files(numbers)

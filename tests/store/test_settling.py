@@ -1,0 +1,322 @@
+"""Settled files on a disk: there before anything names them, gone after, whole in copies, named when damaged."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kivi
+from kivi.cli.offline import examine
+from kivi.encoding.keys import prefix_end
+from kivi.encoding.keyspaces import Space, table_prefix
+from kivi.errors import DataLoss, DiskFull
+from kivi.events.places import Directory
+from kivi.events.settling import Settling
+
+T0 = 1_767_268_800_000_000
+MINUTE = 60_000_000
+COLUMNS = {"ts": "timestamp", "k": "int64", "x": "float64", "d": "decimal(9,2)", "s": "string", "b": "bool"}
+
+
+def opened(path: Path, **settings: Any) -> Any:
+    db = kivi.open(path, background=False, block_rows=64, **settings)
+    if "calls" not in db.tables():
+        db.create_event_table("calls", event_time="ts", columns=COLUMNS)
+    return db
+
+
+def append(db: Any, first: int, rows: int, late: float = 0.1, reach: int = 500) -> None:
+    rng = random.Random(first)
+    db.append(
+        "calls",
+        [
+            {
+                "ts": T0 + i * MINUTE - (rng.randrange(reach) * MINUTE if rng.random() < late else 0),
+                "k": i,
+                "x": rng.uniform(-1e9, 1e9),
+                "d": None if i % 7 == 0 else i,
+                "s": f"s{i % 5}",
+                "b": i % 2 == 0,
+            }
+            for i in range(first, first + rows)
+        ],
+    )
+    db.consolidate()
+
+
+def files(path: Path) -> list[Path]:
+    return sorted((path / "events").rglob("*.parquet"))
+
+
+def events(db: Any) -> list[dict[str, Any]]:
+    with db.snapshot() as snapshot:
+        return list(snapshot.scan("calls"))
+
+
+def sums(db: Any, **options: Any) -> Any:
+    measures = {"n": kivi.count(), "x": kivi.sum("x"), "d": kivi.sum("d"), "most": kivi.max("k")}
+    with db.snapshot() as snapshot:
+        return snapshot.summary("calls", measures, **options)
+
+
+def test_r23_settled_events_are_the_same_events_in_the_same_order(tmp_path: Path) -> None:
+    with opened(tmp_path / "data") as db:
+        for first in range(0, 600, 100):
+            append(db, first, 100)
+        where = {"where": (kivi.col("s") == "s3") & (kivi.col("d") > 2)}
+        spans = {"start": T0 + 100 * MINUTE, "end": T0 + 350 * MINUTE}
+        before = events(db), sums(db), sums(db, **where), sums(db, **spans)
+        with db.snapshot() as snapshot:
+            backwards = list(snapshot.scan("calls", reverse=True, **spans))
+        db.store.settle(128)
+        assert db.stats()["settling"] == 0 < db.stats()["settled_files"] == len(files(tmp_path / "data"))
+        assert (events(db), sums(db), sums(db, **where), sums(db, **spans)) == before
+        with db.snapshot() as snapshot:
+            assert list(snapshot.scan("calls", reverse=True, **spans)) == backwards
+        append(db, 600, 50)  # hot ones behind settled ones
+        now = events(db), sums(db)
+    with opened(tmp_path / "data") as db:
+        assert (events(db), sums(db)) == now
+    assert "settled files intact" in examine(str(tmp_path / "data"))["calls"]
+
+
+def test_files_are_parquet_that_anybody_can_read(tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    with opened(tmp_path / "data") as db:
+        append(db, 0, 100)
+        db.store.settle()
+        rows = {row["k"]: row for row in events(db)}
+    found = [row for path in files(tmp_path / "data") for row in pq.read_table(path).to_pylist()]
+    assert len(found) == 100
+    for row in found:
+        assert row.pop("_pos") == row["k"] and row.pop("_cts") > 0
+        assert row == rows[row["k"]]
+
+
+def test_a_step_that_fails_leaves_everything_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(tmp_path / "data") as db:
+        append(db, 0, 300)
+        before = events(db)
+        real, left = os.fsync, itertools.count()
+
+        def fsync(handle: int) -> None:
+            if next(left) == 2:
+                raise OSError(errno.ENOSPC, "injected")
+            real(handle)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fsync", fsync)
+            with pytest.raises(DiskFull, match=r"no disk space for .*parquet|no disk space for .*events"):
+                db.store.settle(64)
+        assert events(db) == before
+        assert len(files(tmp_path / "data")) == db.stats()["settled_files"]
+        db.store.settle(64)
+        assert events(db) == before and db.stats()["settling"] == 0
+
+
+@pytest.mark.parametrize("at", ["written", "swapped"])
+def test_what_a_crash_leaves_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+    class Crash(Exception):
+        pass
+
+    db = opened(tmp_path / "data")
+    append(db, 0, 200)
+    before = events(db)
+    db.store.consolidator.flush()
+
+    def crash(*_: Any) -> None:
+        raise Crash
+
+    owner, name = (Directory, "made") if at == "written" else (Settling, "_combine")
+    with monkeypatch.context() as patched, pytest.raises(Crash):
+        patched.setattr(owner, name, crash)
+        if at == "written":
+            patched.setattr(Directory, "delete", lambda *_: None)
+        else:
+            patched.setattr("kivi.events.settling.combinable", lambda files, rows: list(files))
+        db.store.settle()
+    left = files(tmp_path / "data")
+    assert left
+    db.store.crash()
+    with opened(tmp_path / "data") as again:
+        assert events(again) == before
+        assert len(files(tmp_path / "data")) == again.stats()["settled_files"]
+        again.store.settle()
+        assert events(again) == before
+
+
+def test_every_damaged_byte_is_found_and_the_file_is_named(tmp_path: Path) -> None:
+    with opened(tmp_path / "data") as db:
+        append(db, 0, 40)
+        db.store.settle()
+        (path, *_) = files(tmp_path / "data")
+        raw = path.read_bytes()
+        before = events(db)
+        for at in [*range(4, len(raw), 37), len(raw) - 1]:
+            path.write_bytes(raw[:at] + bytes([raw[at] ^ 0x10]) + raw[at + 1 :])
+            with opened_again(db) as view, pytest.raises(DataLoss, match=rf"{path.name}.*'calls'.*damaged") as caught:
+                view()
+            assert caught.value.path == str(path)
+        for damaged in (raw[:-1], raw + b"x", None):
+            path.unlink() if damaged is None else path.write_bytes(damaged)
+            with opened_again(db) as view, pytest.raises(DataLoss, match="missing, or not of its length"):
+                view()
+        path.write_bytes(raw)
+        assert events(db) == before
+    path.write_bytes(raw[:100] + bytes([raw[100] ^ 1]) + raw[101:])
+    with pytest.raises(DataLoss, match=path.name):
+        examine(str(tmp_path / "data"))
+
+
+class opened_again:
+    """Reads everything, with no footer in memory."""
+
+    def __init__(self, db: Any) -> None:
+        self._db = db
+
+    def __enter__(self) -> Any:
+        store = self._db.store
+        table = store.event_tables.of(store.table("calls").id)
+        table.redefine(table.schema)
+
+        def read() -> None:
+            table.check_files()
+            events(self._db)
+
+        return read
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def test_a_reader_keeps_the_files_it_may_need_and_the_last_one_out_lets_them_go(tmp_path: Path) -> None:
+    with opened(tmp_path / "data") as db:
+        for first in range(0, 1_600, 100):
+            append(db, first, 100, late=0.5)
+            db.store.settle(100)
+        names = {path.name for path in files(tmp_path / "data")}
+        with db.snapshot() as snapshot:
+            scan = snapshot.scan("calls")
+            first = next(iter(scan))
+            for start in range(1_600, 3_200, 100):
+                append(db, start, 100, late=0.9, reach=5_000)
+            db.store.settle(100)
+            assert names <= {path.name for path in files(tmp_path / "data")}
+            assert len([first, *scan]) == 1_600
+        db.store.settle(100)
+        stats = db.stats()
+        assert len(files(tmp_path / "data")) == stats["settled_files"]
+        assert stats["settled_combined_rows"] > 0
+        assert not names <= {path.name for path in files(tmp_path / "data")}
+
+
+def test_retention_deletes_files_and_a_dropped_table_leaves_none(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    with kivi.open(path, background=False, block_rows=64) as db:
+        db.create_event_table("calls", event_time="ts", columns=COLUMNS, retention="100m")
+        for first in range(0, 500, 100):
+            append(db, first, 100, late=0)
+            db.store.settle(100)
+        before = len(files(path))
+        for _ in range(3):
+            db.store.housekeeping.move_floors()
+            db.consolidate()
+        db.store.settle()
+        assert [row["k"] for row in events(db)] == list(range(399, 500))
+        assert len(files(path)) < before
+        db.drop("calls")
+        db.consolidate()
+        for _ in range(10):
+            db.store.housekeeping.step()
+        assert not files(path)
+        prefix = table_prefix(Space.EVENT, 0)[:1]
+        assert not list(db.store.engine.scan(prefix, prefix_end(prefix)))
+
+
+def test_nothing_of_a_retracted_event_stays(tmp_path: Path) -> None:
+    with opened(tmp_path / "data") as db:
+        db.append("calls", [{"ts": T0 + i, "k": i, "s": f"secret-{i}-of-a-customer"} for i in range(50)])
+        db.consolidate()
+        db.store.settle()
+        with db.snapshot() as before:
+            with db.transaction() as tx:
+                tx.retract("calls", where=kivi.col("k") == 7)
+            db.consolidate()
+            db.store.settle()
+            assert len(list(before.scan("calls"))) == 50
+            assert db.describe("calls")["statistics"]["retracted_in_blocks"] == 1
+        assert [row["k"] for row in events(db)] == [k for k in range(50) if k != 7]
+        db.store.consolidator.flush()
+        db.store.settle()
+        db.store.consolidator.compact()
+        db.store.settle()
+        assert db.describe("calls")["statistics"]["retracted_in_blocks"] == 0
+        assert [row["k"] for row in events(db)] == [k for k in range(50) if k != 7]
+        names = {row.get("s") for row in parquet_rows(tmp_path / "data")}
+        assert "secret-7-of-a-customer" not in names and "secret-8-of-a-customer" in names
+
+
+def parquet_rows(path: Path) -> list[dict[str, Any]]:
+    import pyarrow.parquet as pq
+
+    return [row for file in files(path) for row in pq.read_table(file).to_pylist()]
+
+
+def test_backups_hold_files_and_share_them_whatever_is_combined_later(tmp_path: Path) -> None:
+    with opened(tmp_path / "data") as db:
+        for first in range(0, 300, 100):
+            append(db, first, 100)
+        db.store.settle(100)
+        one, before = db.backup(tmp_path / "backups"), events(db)
+        again = db.backup(tmp_path / "backups")
+        assert again["shared_bytes"] > 0 and again["copied_bytes"] < one["copied_bytes"]
+        db.checkpoint(str(tmp_path / "copy"))
+        for first in range(300, 2_000, 100):
+            append(db, first, 100, late=0.9)
+        db.store.settle(100)
+        db.store.settle(100)
+    for path in (Path(one["path"]), Path(again["path"]), tmp_path / "copy"):
+        assert files(path)
+        with opened(path) as copy:
+            assert events(copy) == before
+            copy.store.settle(50)
+            assert events(copy) == before
+
+
+def test_a_table_that_is_altered_reads_its_older_files(tmp_path: Path) -> None:
+    with opened(tmp_path / "data") as db:
+        append(db, 0, 100)
+        db.store.settle()
+        db.alter_table("calls", {"more": "int64"})
+        db.append("calls", [{"ts": T0, "k": 1_000, "more": 7}])
+        db.consolidate()
+        expected = [(k, None) for k in range(100)] + [(1_000, 7)]
+        for _ in range(2):
+            assert [(row["k"], row["more"]) for row in events(db)] == expected
+            with db.snapshot() as snapshot:
+                assert snapshot.summary("calls", {"n": kivi.count("more"), "sum": kivi.sum("more")})["sum"] == 7
+            db.store.settle()
+            db.store.settler._step(
+                db.store.table("calls"), db.store.event_tables.of(db.store.table("calls").id), every=True, file_rows=1
+            )
+
+
+def test_in_the_background_an_idle_table_is_settled(tmp_path: Path) -> None:
+    import time
+
+    settings = {"settle": True, "settle_idle_s": 0.1, "settle_every_s": 0.02, "fold_every_s": 0.05}
+    with kivi.open(tmp_path / "data", **settings) as db:
+        db.create_event_table("calls", event_time="ts", columns=COLUMNS)
+        db.append("calls", [{"ts": T0 + i, "k": i} for i in range(1_000)])
+        deadline = time.monotonic() + 20
+        while not db.stats()["settled_rows"] or db.stats()["settling"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert [row["k"] for row in events(db)] == list(range(1_000))
