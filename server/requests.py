@@ -228,7 +228,7 @@ class Requests(ABC):
         spec = opening.spec
         self.access.require(Access.READ, "reading", spec.table)
         schema = self.translator.schema(spec.table, spec.table_id, transaction.lease)
-        wanted = self.translator.scan(schema, spec)
+        wanted = self.translator.scan(schema, spec, reads=True)
         if transaction.txn is not None:
             batches = transaction.txn.scan(schema, wanted)
         else:
@@ -292,7 +292,7 @@ class Requests(ABC):
         asked = types_pb2.ScanSpec.FromString(spec)
         self.access.require(Access.READ, "reading", asked.table)
         schema = self.translator.schema(asked.table, asked.table_id, lease)
-        batches = self.store.scan(lease, schema, self.translator.scan(schema, asked))
+        batches = self.store.scan(lease, schema, self.translator.scan(schema, asked, reads=True))
         return (data for data, _ in self.translator.pages(batches, limits.PAGE_ROWS_MAX))
 
     def _do_scan_next(self, asked: Asked, transaction: Transaction | None) -> None:

@@ -246,20 +246,22 @@ class Translator:
             raise SchemaError(f"a scan of event table {schema.name!r} is bounded by one event time, not {values!r}")
         return tuple(self._value(_TIME, value, "a bound of the event time") for value in values)
 
-    def scan(self, schema: TableSchema, spec: types_pb2.ScanSpec) -> Scan:
-        seen = seen_schema(schema) if spec.HasField("question") else schema
+    def scan(self, schema: TableSchema, spec: types_pb2.ScanSpec, *, reads: bool = False) -> Scan:
+        """``reads``: of a request for rows, which may name the hidden columns of events, as a question may."""
+        is_plain = reads and not spec.HasField("changes")
+        seen = seen_schema(schema) if is_plain or spec.HasField("question") else schema
         return Scan(
             prefix=self._bound(schema, spec.prefix) if spec.prefix.values else (),
             start=self._bound(schema, spec.start) if spec.HasField("start") else None,
             end=self._bound(schema, spec.end) if spec.HasField("end") else None,
             where=self._where(seen, from_expr(spec.where)) if spec.HasField("where") else None,
-            columns=self.columns(schema, spec.columns, spec.known_columns),
+            columns=self.columns(seen if spec.columns else schema, spec.columns, spec.known_columns),
             limit=spec.limit if spec.HasField("limit") else None,
             reverse=spec.reverse,
             changes=_changes(spec.changes) if spec.HasField("changes") else None,
             rollup=from_rollup(schema, spec.rollup) if spec.HasField("rollup") else None,
             question=self._question(schema, spec),
-            order=order_of(spec.order_by, schema.output_type),
+            order=order_of(spec.order_by, seen.output_type),
             offset=spec.offset,
         )
 

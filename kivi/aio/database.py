@@ -246,9 +246,9 @@ class Snapshot(_Reads):
     windows = takes(windows_arguments)(asks(TransactionCore.answer))
     sql = takes(SqlArguments)(asks(TransactionCore.sql))
 
-    async def dataset(self, table: str) -> Dataset:
+    async def dataset(self, table: str, *, commits: bool = False) -> Dataset:
         """As ``kivi.api.interface.Snapshot.dataset``; what reads it runs in another thread (``asyncio.to_thread``)."""
-        from kivi.api.dataset import Dataset
+        from kivi.api.dataset import HIDDEN, Dataset
 
         schema = await self._run(self._core.table_schema(table_name(table)))
         loop = asyncio.get_running_loop()
@@ -259,13 +259,13 @@ class Snapshot(_Reads):
                     raise InvalidArgument("this thread runs the event loop: read datasets in asyncio.to_thread(...)")
             return _pulled(self._batches(wanted, BATCH_ROWS), loop)
 
-        return Dataset(schema, read)
+        return Dataset(schema, read, HIDDEN if commits else ())
 
-    async def relation(self, table: str, connection: Any = None) -> Any:
+    async def relation(self, table: str, connection: Any = None, *, commits: bool = False) -> Any:
         """As ``kivi.api.interface.Snapshot.relation``; it is read in another thread (``asyncio.to_thread``)."""
         from kivi.sql import relation
 
-        return relation(await self.dataset(table), connection)
+        return relation(await self.dataset(table, commits=commits), connection)
 
     @takes(OrderedScanArguments)
     async def to_pandas(self, wanted: ScanArguments) -> Any:

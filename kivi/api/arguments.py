@@ -13,6 +13,7 @@ import functools
 import inspect
 import math
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeGuard, TypeVar, cast
@@ -93,7 +94,12 @@ def takes(
     def decorate(method: Callable[[S, A], R]) -> Callable[Concatenate[S, P], R]:
         @functools.wraps(method)
         def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
-            return method(self, build(*args, **kwargs) if none is None or args or kwargs else none)
+            try:
+                arguments = build(*args, **kwargs) if none is None or args or kwargs else none
+            except TypeError as error:  # such as an unknown name: of what was called, and not of how it is built
+                text = re.sub(rf"^{build.__name__}(\.__init__)?\(\)", f"{method.__name__}()", str(error))
+                raise TypeError(text) from None
+            return method(self, arguments)
 
         plain = inspect.signature(method)
         itself = next(iter(plain.parameters.values()))
@@ -155,14 +161,19 @@ class Selection:
     where: Expr | None = None
     columns: Sequence[str] | None = None
 
+    def seen(self, schema: TableSchema) -> TableSchema:
+        """The table with the columns that may be named."""
+        return schema
+
     def scan(self, schema: TableSchema) -> Scan:
         """Checked against the schema, in stored form. Raises SchemaError, InvalidArgument."""
+        seen = self.seen(schema)
         return Scan(
             prefix=schema.stored_bound(self.prefix) if self.prefix else (),
             start=None if self.start is None else schema.stored_bound(self.start),
             end=None if self.end is None else schema.stored_bound(self.end),
-            where=None if self.where is None else bind(self.where, lambda name: type_of(schema, name)),
-            columns=None if self.columns is None else schema.output_columns(self.columns),
+            where=None if self.where is None else bind(self.where, lambda name: type_of(seen, name)),
+            columns=None if self.columns is None else seen.output_columns(self.columns),
         )
 
 
@@ -185,12 +196,14 @@ class ScanArguments(Selection):
         """Of the batches that the scan gives."""
         from kivi.arrow.columns import arrow_schema
 
-        return arrow_schema(schema, schema.output_columns(self.columns))
+        seen = self.seen(schema)
+        return arrow_schema(seen, schema.output_names if self.columns is None else seen.output_columns(self.columns))
 
 
 @dataclass(slots=True)
 class OrderedScanArguments(ScanArguments):
-    """Of ``scan``, ``scan_batches`` and ``to_arrow``: rows in an order, from the ``offset``-th on."""
+    """Of ``scan``, ``scan_batches`` and ``to_arrow``: rows in an order, from the ``offset``-th on. Of events the hidden
+    columns may be named."""
 
     order_by: str | Sequence[str] = ()
     offset: int = 0
@@ -202,8 +215,11 @@ class OrderedScanArguments(ScanArguments):
         if self.order_by and self.reverse:
             raise InvalidArgument('reverse is for rows in key order: write order_by="-column" for the largest first')
 
+    def seen(self, schema: TableSchema) -> TableSchema:
+        return seen_schema(schema)
+
     def bound(self, schema: TableSchema) -> Scan:
-        order = order_of(self.order_by, schema.output_type)
+        order = order_of(self.order_by, self.seen(schema).output_type)
         return replace(ScanArguments.bound(self, schema), order=order, offset=self.offset)
 
 
@@ -502,6 +518,11 @@ class SubscribeArguments(Selection):
 
     def terms(self, schema: TableSchema) -> Terms:
         """Raises InvalidArgument."""
+        if self.retractions != "fail" and not self.of_events(schema):
+            raise InvalidArgument(
+                f"retractions={self.retractions!r} is for events as they come: a subscription to rows, to a rollup or "
+                f"to an order of events is told what a retraction changes, so leave it out"
+            )
         return Terms(
             self.of_events(schema),
             self.interval_ms / 1_000,

@@ -16,26 +16,45 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.dataset
 
-from kivi.api.arguments import ScanArguments, type_of
+from kivi.api.arguments import OrderedScanArguments, ScanArguments, type_of
 from kivi.arrow.filters import read_filter
 from kivi.errors import InvalidArgument, KiviError
+from kivi.model.changes import COMMIT_TS
+from kivi.model.questions import COMMIT_TIME, seen_schema
 from kivi.model.schema import TableSchema
 
-__all__ = ["Dataset"]
+__all__ = ["HIDDEN", "Dataset", "hidden_in"]
+
+HIDDEN: Final = (COMMIT_TS, COMMIT_TIME)
+
+
+def hidden_in(text: str) -> list[str]:
+    """The hidden columns that a text of SQL names: to those who name none they are not there."""
+    return [name for name in HIDDEN if name in text.lower()]
 
 
 class Dataset(pa.dataset.Dataset):  # type: ignore[misc]
-    """``read`` gives the batches of a scan of the table. Safe to read from many threads, if that is."""
+    """``read`` gives the batches of a scan of the table. ``hidden``: which of an event table's hidden columns it has.
 
-    def __init__(self, table: TableSchema, read: Callable[[ScanArguments], Iterable[pa.RecordBatch]]) -> None:
+    Safe to read from many threads, if ``read`` is.
+    """
+
+    def __init__(
+        self,
+        table: TableSchema,
+        read: Callable[[ScanArguments], Iterable[pa.RecordBatch]],
+        hidden: Sequence[str] = (),
+    ) -> None:
         self._table = table
         self._read = read
-        self._schema = ScanArguments(table.name).arrow_schema(table)
+        self._seen = seen_schema(table)
+        columns = [*table.output_names, *(name for name in hidden if name in self._seen.by_name)]
+        self._schema = OrderedScanArguments(table.name, columns=tuple(dict.fromkeys(columns))).arrow_schema(table)
         self.failure: KiviError | None = None
 
     @property
@@ -44,13 +63,15 @@ class Dataset(pa.dataset.Dataset):  # type: ignore[misc]
 
     def scanner(self, columns: Any = None, filter: Any = None, **options: Any) -> pa.dataset.Scanner:
         """``columns``: names, or a dict of pyarrow expressions, None for all; ``filter``: a pyarrow expression."""
-        said = read_filter(filter, lambda name: type_of(self._table, name))
+        said = read_filter(filter, lambda name: type_of(self._seen, name))
         wanted = columns if isinstance(columns, Sequence) else None
         if wanted is not None and not said.is_exact:
             wanted = None if said.columns is None else [*wanted, *(said.columns - {*wanted})]
         if wanted is not None and not wanted:
             wanted = self._schema.names[:1]  # a batch of no columns has no rows
-        scan = ScanArguments(self._table.name, where=said.where, columns=wanted)
+        if wanted is None:
+            wanted = self._schema.names
+        scan = OrderedScanArguments(self._table.name, where=said.where, columns=wanted)
         with self._remembering():
             batches = self._read(scan)
         return pa.dataset.Scanner.from_batches(

@@ -646,35 +646,42 @@ class Snapshot(Reads):
     def sql(self, wanted: SqlArguments) -> pa.Table:
         """A question in SQL, DuckDB's, over this snapshot's tables: ``"select host, avg(x) from calls group by all"``.
 
-        Tables are named as they are, and so are columns, derived ones included; moments are in UTC. ``parameters``: a
-        list for ``?`` or a dict for ``$name``. One statement that reads: DuckDB sees this snapshot's tables and nothing
-        else, no files, no network, no settings. Float sums are up to the order of addition. In process it runs in this
-        process; a server runs it in another one. Raises InvalidArgument with DuckDB's words, NotFound for a table, and
-        ResourceExhausted beyond the settings ``sql_memory_bytes``, ``sql_timeout_s``, ``sql_rows``. Needs the extra
-        ``kivi[sql]`` where the store is.
+        Tables are named as they are, and so are columns, derived ones included; moments are in UTC. A statement that
+        names ``_commit_ts`` or ``_commit_time`` finds that in every event table. ``parameters``: a list for ``?``, or a
+        dict for ``$name``. One statement that reads: DuckDB sees this snapshot's tables and nothing else, no files, no
+        network, no settings. Float sums are up to the order of addition. In process it runs in this process; a server
+        runs it in another one. Raises InvalidArgument with DuckDB's words, NotFound for a table, and ResourceExhausted
+        beyond the settings ``sql_memory_bytes``, ``sql_timeout_s``, ``sql_rows``. Needs the extra ``kivi[sql]`` where
+        the store is.
         """
         return self._sql(wanted)
 
     @abstractmethod
     def _sql(self, wanted: SqlArguments) -> pa.Table: ...
 
-    def dataset(self, table: str) -> Dataset:
+    def dataset(self, table: str, *, commits: bool = False) -> Dataset:
         """The table as a pyarrow Dataset: for DuckDB, Polars, and all that reads those, while this snapshot is open.
 
-        Columns and filters that a reader asks for are pushed into the scan. See ``kivi.api.dataset``.
+        Columns and filters that a reader asks for are pushed into the scan. See ``kivi.api.dataset``. ``commits``: of
+        events also the columns ``_commit_ts`` and ``_commit_time``.
         """
-        from kivi.api.dataset import Dataset
+        return self._dataset(table_name(table), commits=commits)
 
-        return Dataset(self._table_schema(table_name(table)), lambda wanted: self._batches(wanted, BATCH_ROWS))
+    def _dataset(self, table: str, *, commits: bool | str) -> Dataset:
+        """A text: with those of the hidden columns that it names."""
+        from kivi.api.dataset import HIDDEN, Dataset, hidden_in
 
-    def relation(self, table: str, connection: Any = None) -> Any:
+        hidden = hidden_in(commits) if isinstance(commits, str) else HIDDEN if commits else ()
+        return Dataset(self._table_schema(table), lambda wanted: self._batches(wanted, BATCH_ROWS), hidden)
+
+    def relation(self, table: str, connection: Any = None, *, commits: bool = False) -> Any:
         """The table as a relation of DuckDB, of ``connection`` or of its default one; see ``dataset``.
 
         Needs DuckDB: ``kivi[sql]``.
         """
         from kivi.sql import relation
 
-        return relation(self.dataset(table), connection)
+        return relation(self.dataset(table, commits=commits), connection)
 
     @abstractmethod
     def _table_schema(self, table: str) -> TableSchema:

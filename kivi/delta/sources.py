@@ -60,7 +60,16 @@ class Sources:
         return int(self._batch.num_rows)
 
     def of(self, aggregate: TableSchema, column: Column, measure: Measure) -> tuple[Observed, Array]:
-        """What ``measure`` sees, and the numbers of the events that it sees, ascending."""
+        """What ``measure`` sees, and the numbers of the events that it sees, ascending.
+
+        Raises OutOfRange, which names the measure, for an expression that leaves the range of its type.
+        """
+        try:
+            return self._of(aggregate, column, measure)
+        except OutOfRange as error:
+            raise OutOfRange(f"{error}: measure {column.name!r} of {aggregate.name!r}", column=column.name) from None
+
+    def _of(self, aggregate: TableSchema, column: Column, measure: Measure) -> tuple[Observed, Array]:
         array, type_ = self._source(aggregate, column, measure)
         by = None if measure.by is None else self._column(measure.by)
         rows = self._rows(aggregate, measure, array, by)

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from kivi.states.kinds import Array, ByGroup, Items, Kind, joined, offsets_of, taken
+from kivi.states.kinds import Array, ByGroup, Items, Kind, joined, offsets_of, stretches, taken
 
 __all__ = ["States"]
 
@@ -86,7 +86,7 @@ class States:
         index = np.flatnonzero(index) if index.dtype == np.bool_ else index
         starts, lengths = self.offsets[:-1][index], np.diff(self.offsets)[index]
         offsets = offsets_of(lengths)
-        return States(self.kind, offsets, taken(self.items, _stretches(starts, lengths)))
+        return States(self.kind, offsets, taken(self.items, stretches(starts, lengths)))
 
     def grouped(self, by: ByGroup) -> States:
         """The rows of each group combined."""
@@ -94,8 +94,10 @@ class States:
             items = np.repeat(by.group_of, np.diff(self.offsets))
             reduced, offsets = self.kind.reduce_groups(self.items, items, by.groups)
             return States(self.kind, offsets, reduced)
-        rows = self if by.order is None else self.take(by.order)
-        return States(self.kind, rows.offsets[by.offsets], rows.items)
+        if by.order is None:
+            return States(self.kind, self.offsets[by.offsets], self.items)
+        offsets, index = by.moved(self.offsets)
+        return States(self.kind, offsets[by.offsets], taken(self.items, index))
 
     def followed_by(self, other: States) -> States:
         """Of each row its items, and then those of the same row of ``other``."""
@@ -161,20 +163,6 @@ class States:
         if fields:
             raise ValueError(f"states of {kind.state.kind} have the columns {names}")
         return States(kind, offsets - offsets[0], parts)
-
-
-def _stretches(starts: Array, lengths: Array) -> Array:
-    """The numbers from each start on, so many of each, one stretch after the other."""
-    if not lengths.all():
-        filled = np.flatnonzero(lengths)
-        starts, lengths = starts[filled], lengths[filled]
-    if not len(starts):
-        return starts
-    ends = np.cumsum(lengths)
-    steps = np.ones(int(ends[-1]), np.int64)
-    steps[0] = starts[0]
-    steps[ends[:-1]] = starts[1:] - starts[:-1] - lengths[:-1] + 1
-    return np.cumsum(steps, out=steps)
 
 
 def _arrow(part: Any) -> Any:

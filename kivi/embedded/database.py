@@ -201,7 +201,7 @@ class Snapshot(interface.Snapshot):
 
         def find(name: str) -> Dataset | None:
             known = resolve(name, self._db.tables())
-            return None if known is None else self.dataset(known)
+            return None if known is None else self._dataset(known, commits=wanted.text)
 
         settings = self._db.store.settings
         limits = Limits(settings.sql_memory_bytes, settings.sql_threads, settings.sql_timeout_s, settings.sql_rows)

@@ -29,7 +29,7 @@ from kivi.encoding.arrow_rows import (
 )
 from kivi.encoding.base_rows import RowLayout, Version
 from kivi.encoding.keys import decode_key, decode_key_columns
-from kivi.errors import OutOfRange
+from kivi.errors import DataLoss, OutOfRange
 from kivi.model.derived_columns import calls_of, evaluator, inputs_of, parse_expression
 from kivi.model.expressions import Expr, matches, names
 from kivi.model.schema import Column, TableSchema
@@ -39,6 +39,8 @@ from kivi.states.registry import kind_of
 __all__ = ["Projection"]
 
 _FLOAT: Final = ColumnType("float64")
+DAMAGE: Final = (ValueError, IndexError, DataLoss)
+"""What reading a state raises whose bytes are none."""
 
 
 class Projection:
@@ -81,7 +83,33 @@ class Projection:
         return self.rows([(key, version)])[0]
 
     def rows(self, pairs: Sequence[tuple[bytes, Version]]) -> list[dict[str, Any] | None]:
-        """``row`` of each; states of many are read in a fraction of the time that each would take."""
+        """``row`` of each; states of many are read in a fraction of the time that each would take.
+
+        Raises DataLoss, which names table, row and column, for a state that is damaged.
+        """
+        try:
+            return self._rows(pairs)
+        except DAMAGE as error:
+            raise self._damaged(pairs) or error from None
+
+    def _damaged(self, pairs: Sequence[tuple[bytes, Version]]) -> DataLoss | None:
+        """The first row of these with a state that cannot be read."""
+        columns = [(i, self.schema.columns[i]) for i, _ in self._cells if self.schema.columns[i].state is not None]
+        for key, version in pairs:
+            for i, column in columns:
+                assert column.state is not None
+                try:
+                    kind_of(column.state).values([version.cells[i] or b""])
+                    kind_of(column.state).decode([version.cells[i] or b""])
+                except DAMAGE as error:
+                    shown = decode_key(self._key_types, key)
+                    return DataLoss(
+                        f"table {self.schema.name!r}, row {shown}, column {column.name!r}: its state is damaged "
+                        f"({error}): run kivi verify"
+                    )
+        return None
+
+    def _rows(self, pairs: Sequence[tuple[bytes, Version]]) -> list[dict[str, Any] | None]:
         rows = [self._stored(key, version) for key, version in pairs]
         for name, kind in self._states:
             for row, value in zip(rows, kind.values([row[name] for row in rows]), strict=True):
@@ -187,7 +215,7 @@ class Projection:
                 keys, rows = portion
                 try:
                     batch = self._batch(keys, rows)
-                except OverflowError:
+                except (OverflowError, *DAMAGE):
                     versions = map(self._layout.decode, self._layout.bytes_of(rows))
                     batch = self._one_by_one(zip(keys.to_pylist(), versions, strict=True), limit)
             if limit is not None:

@@ -35,7 +35,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from kivi.errors import InvalidArgument, OutOfRange, SchemaError
+from kivi.errors import DataLoss, InvalidArgument, OutOfRange, SchemaError
 from kivi.model.quantiles import Quantiles
 from kivi.model.values import Top, list_of
 
@@ -196,9 +196,12 @@ class ColumnType:
             with contextlib.suppress(OverflowError, TypeError):  # the latter: one is None
                 epoch, delta = _EPOCH, dt.timedelta
                 return [epoch + delta(0, 0, value) for value in values]
-        if self.name == "quantiles" and None not in values:
-            return Quantiles.from_states(self.scale, values)
-        return [self.from_stored(value, what) for value in values]
+        try:
+            if self.name == "quantiles" and None not in values:
+                return Quantiles.from_states(self.scale, values)
+            return [self.from_stored(value, what) for value in values]
+        except DataLoss as error:
+            raise DataLoss(f"column {what!r}: {error}") from None
 
 
 def _bad(what: str, value: object, type_: ColumnType) -> SchemaError:

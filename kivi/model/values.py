@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from kivi.errors import DataLoss
 from kivi.model import varints
 
 __all__ = ["Top", "list_of", "ordered", "unordered"]
@@ -95,12 +96,14 @@ class Top:
 
 
 def top_items(state: bytes) -> tuple[list[tuple[bytes, int]], int]:
-    """(value, count) of a top's state, and how many observations went to others."""
+    """(value, count) of a top's state, and how many observations went to others. Raises DataLoss."""
     if not state:
         return [], 0
     head = int.from_bytes(state[:4], "little")
     numbers = varints.decode([state[4 : 4 + head]])[0].astype(np.int64).tolist()
     at, found = 4 + head, []
+    if len(numbers) % 2 != 1 or at + sum(numbers[2::2]) != len(state):
+        raise DataLoss("a state of top does not have the values that it counts: run kivi verify")
     for count, length in zip(numbers[1::2], numbers[2::2], strict=True):
         found.append((state[at : at + length], count))
         at += length

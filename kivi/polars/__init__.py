@@ -23,14 +23,15 @@ if TYPE_CHECKING:
 __all__ = ["scan"]
 
 
-def scan(snapshot: Snapshot, table: str) -> Any:
+def scan(snapshot: Snapshot, table: str, *, commits: bool = False) -> Any:
     """The table as a ``polars.LazyFrame``, to be collected while the snapshot is open.
 
     The columns that a query needs, and those of its filters that compare columns with values, are pushed into the scan
-    of the table (``kivi.api.dataset``). Raises NotFound, and InvalidArgument if Polars is not installed.
+    of the table (``kivi.api.dataset``). ``commits``: of events also ``_commit_ts`` and ``_commit_time``. Raises
+    NotFound, and InvalidArgument if Polars is not installed.
     """
     try:
         import polars
     except ImportError:
         raise InvalidArgument("polars is not installed: pip install 'kivi[polars]'") from None
-    return polars.scan_pyarrow_dataset(snapshot.dataset(table))
+    return polars.scan_pyarrow_dataset(snapshot.dataset(table, commits=commits))

@@ -15,9 +15,21 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from kivi.errors import DataLoss
 from kivi.model.states import State
 
-__all__ = ["Array", "ByGroup", "Items", "Kind", "Observed", "joined", "offsets_of", "taken"]
+__all__ = [
+    "Array",
+    "ByGroup",
+    "Items",
+    "Kind",
+    "Observed",
+    "check_lengths",
+    "joined",
+    "offsets_of",
+    "stretches",
+    "taken",
+]
 
 Array = npt.NDArray[Any]
 Items = tuple[Any, ...]
@@ -47,6 +59,7 @@ class ByGroup:
     def __init__(self, group_of: Array, groups: int) -> None:
         self.group_of = group_of
         self.groups = groups
+        self._moved: tuple[Array, Array, Array] | None = None
 
     @cached_property
     def order(self) -> Array | None:
@@ -72,6 +85,16 @@ class ByGroup:
     def offsets(self) -> Array:
         """Where the rows of each group begin, and where the last ones end."""
         return offsets_of(np.bincount(self.group_of, minlength=self.groups))
+
+    def moved(self, offsets: Array) -> tuple[Array, Array]:
+        """Of rows with items, by where each row's begin: the same of the rows in ``order``, and the items' old places.
+
+        Columns that observe the same events have the same offsets: those of the last call are remembered.
+        """
+        if self._moved is None or not np.array_equal(self._moved[0], offsets):
+            starts, lengths = offsets[:-1][self.order], np.diff(offsets)[self.order]
+            self._moved = offsets, offsets_of(lengths), stretches(starts, lengths)
+        return self._moved[1:]
 
 
 class Kind(ABC):
@@ -183,8 +206,28 @@ def _joined(columns: tuple[Any, ...], parts: Sequence[Items]) -> Any:
     return np.concatenate(filled)
 
 
+def check_lengths(state: State, lengths: Array, each: int) -> None:
+    """Raises DataLoss unless each state has so many numbers (or bytes) an item: what one lacks, the next would lose."""
+    if (lengths % each).any():
+        raise DataLoss(f"a state of {state.kind} is not made of items of {each}: run kivi verify")
+
+
 def offsets_of(lengths: Array) -> Array:
     """Where each state begins, and where the last ends."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
+
+
+def stretches(starts: Array, lengths: Array) -> Array:
+    """The numbers from each start on, so many of each, one stretch after the other."""
+    if not lengths.all():
+        filled = np.flatnonzero(lengths)
+        starts, lengths = starts[filled], lengths[filled]
+    if not len(starts):
+        return starts
+    ends = np.cumsum(lengths)
+    steps = np.ones(int(ends[-1]), np.int64)
+    steps[0] = starts[0]
+    steps[ends[:-1]] = starts[1:] - starts[:-1] - lengths[:-1] + 1
+    return np.cumsum(steps, out=steps)

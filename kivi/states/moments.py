@@ -6,6 +6,10 @@ float64 once, when they are read: the one nearest to the exact value. Of float64
 to right in commit order, as SUM does (R10).
 
 var and stddev are of the sample (n - 1), null of fewer than two values, as in SQL; ``population`` divides by n.
+
+A finite float may have a square that is not, beyond about 1e154. Such an event is accepted, as nothing else that is
+measured of it is wrong; the sum of squares is infinite from then on, and var and stddev are OutOfRange when they are
+read (R10). To scale squares would need the scale in the state, and all numbers of a column to be of one.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ import numpy as np
 from kivi.errors import OutOfRange
 from kivi.model import varints
 from kivi.model.states import State
-from kivi.states.kinds import Array, Items, Kind, Observed, offsets_of
+from kivi.states.kinds import Array, Items, Kind, Observed, check_lengths, offsets_of
 
 __all__ = ["moments_kind"]
 
@@ -74,7 +78,7 @@ class _Moments(Kind):
         return items
 
     def check(self, items: Items) -> None:
-        """Raises OutOfRange for sums of one commit that have left the finite numbers."""
+        """Raises OutOfRange for a sum of one commit's values that has left the finite numbers."""
 
 
 def _added(part: Array, group_of: Array, groups: int) -> Array:
@@ -128,6 +132,7 @@ class ExactMoments(_Moments):
 
     def decode(self, states: Sequence[bytes]) -> tuple[Items, Array]:
         numbers, offsets = varints.decode(states)
+        check_lengths(self.state, np.diff(offsets), len(self.columns))
         table = varints.unzigzag(numbers).reshape(-1, len(self.columns))
         return tuple(np.ascontiguousarray(table[:, i]) for i in range(table.shape[1])), offsets // len(self.columns)
 
@@ -190,7 +195,7 @@ class FloatMoments(_Moments):
             return (ones, values, values * values) if self.squares else (ones, values)
 
     def check(self, items: Items) -> None:
-        if not all(np.isfinite(part).all() for part in items[1:]):
+        if not np.isfinite(items[1]).all():
             raise OutOfRange(
                 f"these events add up to more than a float64 holds in a {self.state.kind}", column=self.state.kind
             )
@@ -203,10 +208,11 @@ class FloatMoments(_Moments):
 
     def decode(self, states: Sequence[bytes]) -> tuple[Items, Array]:
         width = len(self.columns)
+        lengths = np.fromiter(map(len, states), np.int64, len(states))
+        check_lengths(self.state, lengths, 8 * width)
         table = np.frombuffer(b"".join(states), "<i8").reshape(-1, width)
         parts = [np.ascontiguousarray(table[:, i]) for i in range(width)]
-        lengths = np.fromiter(map(len, states), np.int64, len(states)) // (8 * width)
-        return (parts[0], *(part.view(np.float64) for part in parts[1:])), offsets_of(lengths)
+        return (parts[0], *(part.view(np.float64) for part in parts[1:])), offsets_of(lengths // (8 * width))
 
     def _value(self, row: tuple[Any, ...]) -> float | None:
         count, total = row[0], row[1]

@@ -26,7 +26,7 @@ import numpy as np
 from kivi.errors import FormatTooNew, InvalidArgument, Unavailable
 from kivi.model.states import KINDS, OWN, OWN_ID_MIN, OwnSpec, State
 from kivi.model.types import ColumnType
-from kivi.states.kinds import Array, Items, Kind, Observed, offsets_of
+from kivi.states.kinds import Array, Items, Kind, Observed, check_lengths, offsets_of
 
 __all__ = ["OwnKind", "OwnMeasure", "load_entry_points", "register_measure"]
 
@@ -161,8 +161,9 @@ class OwnKind(Kind):
 
     def decode(self, states: Sequence[bytes]) -> tuple[Items, Array]:
         width = self.measure.dtype.itemsize
-        lengths = np.fromiter(map(len, states), np.int64, len(states)) // width
-        return (np.frombuffer(b"".join(states), f"V{width}"),), offsets_of(lengths)
+        lengths = np.fromiter(map(len, states), np.int64, len(states))
+        check_lengths(self.state, lengths, width)
+        return (np.frombuffer(b"".join(states), f"V{width}"),), offsets_of(lengths // width)
 
     def values(self, states: Sequence[bytes]) -> list[Any]:
         (items,), offsets = self.decode(states)

@@ -13,7 +13,7 @@ import numpy as np
 
 from kivi.model import varints
 from kivi.model.quantiles import codes_of
-from kivi.states.kinds import Array, Items, Kind, Observed
+from kivi.states.kinds import Array, Items, Kind, Observed, check_lengths
 
 __all__ = ["QuantilesKind", "counted"]
 
@@ -48,6 +48,7 @@ class QuantilesKind(Kind):
 
     def decode(self, states: Sequence[bytes]) -> tuple[Items, Array]:
         numbers, offsets = varints.decode(states)
+        check_lengths(self.state, np.diff(offsets), 2)
         signed = varints.unzigzag(numbers)
         offsets >>= 1
         return (varints.summed_gaps(signed[::2], offsets).astype(np.int32), signed[1::2]), offsets

@@ -21,7 +21,9 @@ row is one delta (R10, ``kivi.delta.combine``). Measured: 6 M events of 100,000 
 top of what the store held already, where staging each chunk took 223 MB.
 
 Events at or below c are read at a snapshot from after c, with the retention floor of that snapshot: what had been
-forgotten by then is not summed, and ``complete_since`` of the aggregate says so.
+forgotten by then is not summed, and ``complete_since`` of the aggregate says so. So it is for an aggregate over an
+aggregate, too, whose rows may reach further back: those do not stand in for events, as they would have to be rolled up
+beside the chunks without counting an event of both.
 
 **Measures that are added** to an aggregate (``alter_aggregate``) are summed in the same way, beside those that it has,
 which go on being read and written. c is the commit that adds their columns, which nobody sees yet; a run for them alone

@@ -23,16 +23,16 @@ from kivi.errors import SnapshotTooOld
 from kivi.events.views import EventView, later_of
 from kivi.model.changes import COMMIT_TS
 from kivi.model.expressions import Expr, all_of, names
-from kivi.model.questions import COMMIT_TIME, Question
+from kivi.model.questions import COMMIT_TIME, Question, seen_schema
 from kivi.model.schema import TableSchema
 from kivi.model.types import ColumnType
 from kivi.mvcc.applied import PendingEvents
 from kivi.mvcc.timeline import Timeline
 from kivi.query.planning import Times
-from kivi.store.event_parts import named_events, trimmer
+from kivi.store.event_parts import named_events, pieces, trimmer
 from kivi.store.retention import first_positions
 
-__all__ = ["Captured", "SelectedEvents", "columns_asked", "narrowed", "pushed"]
+__all__ = ["Captured", "SelectedEvents", "columns_asked", "narrowed", "pushed", "shown_events"]
 
 _MOMENT: Final = ColumnType("timestamp")
 _UNCOMMITTED: Final = 2**63 - 1
@@ -122,6 +122,18 @@ class SelectedEvents:
                     continue
             after = max(after, min(least - 1, self.captured.view.upto))
         return after
+
+
+def shown_events(
+    timeline: Timeline, captured: Captured, where: Expr | None, outputs: Sequence[str], times: Times
+) -> Iterator[pa.RecordBatch]:
+    """Events in commit order, as a scan gives them, with these columns, hidden ones among them."""
+    types = {column.name: column.type for column in seen_schema(captured.schema).columns}
+    simple, rest = pushed(captured.schema, where)
+    used = list(dict.fromkeys((*outputs, *(sorted(names(rest)) if rest is not None else ()))))
+    events = SelectedEvents(timeline, captured, used, simple, rest, types)
+    for batch in events.of(times, events.after(), named=False, ordered=True):
+        yield from pieces([plain(batch.select(list(outputs)))])
 
 
 def _terms(where: Expr | None) -> tuple[Expr, ...]:

@@ -30,7 +30,8 @@ from kivi.encoding.projection import Projection
 from kivi.errors import DataLoss, InvalidArgument, NotFound
 from kivi.events.store import EventStore
 from kivi.events.views import EventView, later_of
-from kivi.model.expressions import Expr
+from kivi.model.expressions import Expr, names
+from kivi.model.questions import seen_schema
 from kivi.model.rollups import rolled_outputs
 from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
@@ -41,7 +42,7 @@ from kivi.mvcc.snapshot import Reader
 from kivi.query.answers import Answer
 from kivi.store.catalog import Catalog
 from kivi.store.event_parts import event_times, pieces, trimmer
-from kivi.store.event_selection import Captured
+from kivi.store.event_selection import Captured, shown_events
 from kivi.store.event_tables import EventTables
 from kivi.store.plans import GetPlan
 from kivi.store.questions import Questions
@@ -176,7 +177,7 @@ class Reads:
 
     def _ordered(self, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn | None) -> Iterator[pa.RecordBatch]:
         """A scan in another order. The snapshot is captured at the call; rows are read when the first is asked for."""
-        outputs = schema.output_columns(wanted.columns)
+        outputs = (schema if wanted.columns is None else seen_schema(schema)).output_columns(wanted.columns)
         needed = tuple(dict.fromkeys((*outputs, *(name for name, _ in wanted.order))))
         rows = self.scan(lease, schema, replace(wanted, columns=needed, order=(), limit=None, offset=0), txn)
         count = None if wanted.limit is None else wanted.limit + wanted.offset
@@ -255,8 +256,16 @@ class Reads:
         if events is None:
             raise self.catalog.missing(schema)
         times = event_times(schema, wanted)
-        outputs = list(schema.output_columns(wanted.columns))
+        seen = schema if wanted.columns is None else seen_schema(schema)
+        outputs = list(seen.output_columns(wanted.columns))
+        hidden = {*outputs, *(names(wanted.where) if wanted.where is not None else ())} - schema.by_name.keys()
+        if hidden and (wanted.reverse or txn is not None):
+            raise InvalidArgument(f"{min(hidden)} is read in a snapshot, and in commit order: leave reverse out")
         view, waiting, own = self._viewed(lease, schema, events, txn)
+        if hidden:
+            captured = Captured(schema, view, waiting)
+            shown = shown_events(self.questions.timeline, captured, wanted.where, outputs, times)
+            return self.watched(lease, schema, view, shown)
         trim = trimmer(schema, wanted.where, times, view.floor_us, outputs)
         tail = [*((part.kept(), True) for part in waiting), *((batch, False) for batch in own)]
         memory = (trim(batch, committed) for batch, committed in (reversed(tail) if wanted.reverse else tail))

@@ -21,7 +21,7 @@ import pyarrow as pa
 from kivi_server.sql.pipe import Gone, Kind, receive, send
 
 from kivi.api.arguments import ScanArguments
-from kivi.api.dataset import Dataset
+from kivi.api.dataset import Dataset, hidden_in
 from kivi.arrow.ipc import encode_ipc
 from kivi.client.messages import read_batches, scan_spec
 from kivi.errors import KiviError, ResourceExhausted
@@ -44,8 +44,9 @@ _LOOK_S: Final = 1.0
 class _Server:
     """The server's end of the pipe, for the threads of DuckDB that read tables, and the one that sends the answer."""
 
-    def __init__(self, channel: socket.socket) -> None:
+    def __init__(self, channel: socket.socket, text: str) -> None:
         self._channel, self._lock = channel, threading.Lock()
+        self._hidden = hidden_in(text)
 
     def tell(self, kind: Kind, payload: Any = b"") -> None:
         with self._lock:
@@ -64,7 +65,7 @@ class _Server:
         if not found:
             return None
         schema = from_table(types_pb2.Table.FromString(found))
-        return Dataset(schema, lambda wanted: self._batches(schema, wanted))
+        return Dataset(schema, lambda wanted: self._batches(schema, wanted), self._hidden)
 
     def _batches(self, schema: TableSchema, wanted: ScanArguments) -> Iterator[pa.RecordBatch]:
         number = self.ask(Kind.SCAN, scan_spec(schema, wanted.bound(schema)).SerializeToString())
@@ -82,7 +83,8 @@ def main() -> None:
         while True:
             _, parameters = receive(channel)
             _, question = receive(channel)
-            _answer(_Server(channel), json.loads(question), parameters, address_space)
+            asked = json.loads(question)
+            _answer(_Server(channel, asked["text"]), asked, parameters, address_space)
     except Gone:  # the server has closed its end
         os._exit(0)
 

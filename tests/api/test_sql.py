@@ -15,6 +15,7 @@ import pytest
 
 import kivi
 from kivi.errors import InvalidArgument, KiviError, NotFound
+from kivi.events.blocks import Blocks
 
 T0 = dt.datetime(2026, 3, 1, tzinfo=dt.UTC)
 COLUMNS = {"host": "string", "ts": "timestamp", "x": "int64", "f": "float64", "price": "decimal(10,2)", "ok": "bool"}
@@ -243,3 +244,72 @@ def test_datasets_are_read_lazily_by_duckdb_and_polars(db: Any) -> None:
         assert off_the_loop(db, frame.head(2).collect).height == 2
     with pytest.raises(KiviError):
         off_the_loop(db, snap.dataset("calls").to_table)  # of a snapshot that has ended
+
+
+def test_when_events_arrived_is_a_hidden_column(db: Any) -> None:
+    """In SQL where a statement names it, in scans and frames where a caller does; and it prunes."""
+    declare(db)
+    stamps = [
+        db.append("calls", [{"host": "h1", "ts": T0 - dt.timedelta(days=i), "x": i} for _ in range(3)])
+        for i in range(4)
+    ]
+    db.consolidate()
+    stamps.append(db.append("calls", [{"host": "h1", "ts": T0, "x": 4}]))
+    with db.snapshot() as snap:
+        assert "_commit_ts" not in snap.sql("select * from calls").column_names
+        found = snap.sql(
+            "select _commit_ts, x, count(*) as n from calls where _commit_ts > ? group by all order by 1", [stamps[1]]
+        )
+        assert [tuple(row.values()) for row in found.to_pylist()] == [
+            (stamps[2], 2, 3),
+            (stamps[3], 3, 3),
+            (stamps[4], 4, 1),
+        ]
+        arrived = snap.to_arrow(
+            "calls", columns=["x", "_commit_ts", "_commit_time"], where=kivi.col("_commit_ts") >= stamps[3]
+        )
+        assert arrived["_commit_ts"].to_pylist() == [stamps[3]] * 3 + [stamps[4]]
+        moment = arrived["_commit_time"].to_pylist()[-1]
+        assert abs((dt.datetime.now(dt.UTC) - moment).total_seconds()) < 60
+        late = snap.sql("select x from calls where _commit_time >= $at", {"at": moment}).to_pylist()
+        assert late[-1] == {"x": 4}
+        rows = list(snap.scan("calls", order_by="-_commit_ts", columns=["x"], limit=1))
+        assert rows == [{"x": 4}]
+        for wrong in ({"reverse": True}, {"columns": ["_retracted"]}):
+            with pytest.raises(InvalidArgument):
+                list(snap.scan("calls", **{"columns": ["_commit_ts"], **wrong}))
+        with pytest.raises(KiviError):
+            list(snap.changes("calls", since=0, columns=["_commit_time"]))
+        with pytest.raises(InvalidArgument, match="_commit_ts"):
+            snap.sql("select _commit_ts from hosts")
+
+
+def test_a_question_opens_no_block_that_its_conditions_leave_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with kivi.open(tmp_path / "data", block_rows=100, background=False) as db:
+        declare(db)
+        for hour in range(20):
+            db.append("calls", [{"host": "h1", "ts": T0 + dt.timedelta(hours=hour), "x": hour} for _ in range(100)])
+        db.consolidate()
+        stamp = db.watermark()
+        db.append("calls", [{"host": "h2", "ts": T0, "x": 99} for _ in range(100)])
+        db.consolidate()
+        opened: list[Any] = []
+        read = Blocks.read
+
+        def counted(base: Any, block: Any, columns: list[str]) -> Any:
+            opened.append(block)
+            return read(base, block, columns)
+
+        monkeypatch.setattr(Blocks, "read", counted)
+        for text, blocks in (
+            ("select sum(x) from calls where ts >= timestamptz '2026-03-01 18:30Z'", 1),
+            ("select sum(x) from calls where x = 7", 1),
+            (f"select sum(x) from calls where _commit_ts > {stamp}", 1),
+            ("select sum(x) from calls where x in (3, 4)", 2),
+            ("select sum(x) from calls", 21),
+        ):
+            opened.clear()
+            assert len(one(db, text)) == 1
+            assert len(opened) <= blocks, text

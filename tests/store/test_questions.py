@@ -1,7 +1,7 @@
 """Questions equal brute force over the events that the snapshot sees (R24), whatever answers them.
 
-Events are put in pending, in blocks, in compacted ones, some retracted, some below a floor; aggregates are beside them,
-and each question is asked with these and without. The brute force groups the rows of a scan at the same snapshot.
+Events are in pending, in blocks, in compacted ones, in settled files, some retracted, some below a floor. Aggregates
+are beside them, and questions are asked with and without these. The brute force groups the rows of a scan.
 """
 
 from __future__ import annotations
@@ -258,7 +258,9 @@ AGGREGATES: dict[str, list[Any]] = {
 def test_questions_equal_brute_force(driver: EmbeddedDriver, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     db, rng = driver.db, random.Random(seed)
     monkeypatch.setattr("kivi.store.questions.CHUNK_ROWS", CHUNK)
-    steps: list[Callable[[], Any]] = [db.consolidate, driver.store.consolidator.compact, lambda: None]
+    steps: list[Callable[[], Any]] = [
+        db.consolidate, driver.store.consolidator.compact, lambda: driver.store.settle(64), lambda: None,
+    ]  # fmt: skip
 
     def forget(table: str, low: int, high: int, width: int) -> None:
         """A floor, at a moment of events, or where a slot of an aggregate begins."""
