@@ -332,7 +332,7 @@ class Requests(ABC):
             if self.sessions.stopping:
                 raise stopping()
             transaction = Transaction(0)
-            if any(operation.kind in _READING for operation in request.operations):
+            if any(operation.kind in _READING or operation.insert for operation in request.operations):
                 transaction.lease = self.store.begin()
             else:
                 transaction.txn = self.store.blind_transaction()

@@ -18,7 +18,7 @@ from kivi_server.pages import Page, followed
 
 from kivi.api.arguments import type_of
 from kivi.arrow.ipc import decode_ipc, encode_ipc
-from kivi.arrow.records import table_batch
+from kivi.arrow.records import row_batch, table_batch
 from kivi.errors import InvalidArgument, NotFound, SchemaError
 from kivi.model.changes import Changes, check_retractions
 from kivi.model.declarations import TimeSlot, event_table_schema, row_table_schema
@@ -166,6 +166,10 @@ class Translator:
             batch = self.batch(schema, bodies.take(operation.arrow_bytes))
             txn.append(schema, batch, drop_late=operation.drop_late)
             return
+        if kind == Kind.KIND_WRITE:
+            batch = row_batch(schema, self.decoded(bodies.take(operation.arrow_bytes)), validated=True)
+            txn.write(schema, batch, insert=operation.insert)
+            return
         if kind == Kind.KIND_APPEND_STAGES:
             txn.append_stages(schema, list(operation.stages), drop_late=operation.drop_late)
             return
@@ -197,13 +201,16 @@ class Translator:
         than they are: a transaction or a stage keeps them, and is accounted for them alone."""
         if schema.kind != "event" and not (rows and schema.kind == "row"):
             raise InvalidArgument(f"{schema.name!r} is not an event table")
-        decoded = decode_ipc(data, max_bytes=limits.BATCH_BYTES_MAX, max_rows=self._rows_max, codes=True)
-        batch = table_batch(schema, decoded, validated=True)
+        batch = table_batch(schema, self.decoded(data), validated=True)
         kept = memoryview(memoryview(data).obj).nbytes
         if kept <= max(_LITTLE_BYTES, KEPT_MAX * batch.nbytes):
             return batch
         with pa.ipc.open_stream(encode_ipc(batch)) as reader:
             return reader.read_next_batch()
+
+    def decoded(self, data: bytes | memoryview) -> pa.Table:
+        """An Arrow IPC stream, as from a stranger."""
+        return decode_ipc(data, max_bytes=limits.BATCH_BYTES_MAX, max_rows=self._rows_max, codes=True)
 
     # -- reads ----------------------------------------------------------------------------------
 

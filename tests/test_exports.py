@@ -46,7 +46,7 @@ ERRORS = {
 DATABASE = {
     "append", "appender", "checkpoint", "close", "consolidate", "create_aggregate", "create_aggregates", "create_view",
     "create_event_table", "create_table", "describe", "drop", "outcome", "run", "snapshot", "stats", "tables",
-    "transaction", "watermark",
+    "transaction", "watermark", "write",
 }  # fmt: skip
 
 

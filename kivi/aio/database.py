@@ -181,6 +181,7 @@ class Transaction(_Reads):
 
     commit = asks(TransactionCore.commit)
     append = asks(TransactionCore.append)
+    write = asks(TransactionCore.write_rows)
     append_stages = asks(TransactionCore.append_stages)
     overwrite = asks(TransactionCore.overwrite)
     retract = takes(retract_arguments)(asks(TransactionCore.retract))
@@ -352,6 +353,7 @@ class Database:
     tail_points = takes(TailArguments)(asks(Core.tail_points))
     drop = asks(Core.drop)
     append = asks(appends.append)
+    write = asks(appends.write)
     _append = asks(appends.append_batch)
     outcome = asks(Core.outcome)
     stage = asks(Core.stage)

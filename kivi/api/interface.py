@@ -276,6 +276,21 @@ class Database(ABC, Generic[Tx, Snap]):
         """
 
     @abstractmethod
+    def write(
+        self,
+        table: str,
+        records: Any,
+        deletes: str | None = None,
+        insert: bool = False,
+        token: str | None = None,
+        batch: tuple[str, int] | None = None,
+    ) -> int:
+        """Rows (dicts, an Arrow table or batch) in one transaction, as of ``Transaction.write``; its commit timestamp.
+
+        Whoever repeats it under its ``token`` gets the first timestamp, and nothing is written twice.
+        """
+
+    @abstractmethod
     def _append(self, table: str, events: Any, token: str, late: str, *, each: bool) -> int:
         """For the appender: ``events`` in one transaction, or ``each`` in one of its own; the (first) timestamp."""
 
@@ -300,11 +315,11 @@ class Database(ABC, Generic[Tx, Snap]):
         return Appender(self, wanted)
 
     @abstractmethod
-    def stage(self, table: str, records: Any, owner: str = "") -> bytes:
+    def stage(self, table: str, records: Any, owner: str = "", deletes: str | None = None) -> bytes:
         """Events, or rows of a row table, made durable and invisible for ``tx.append_stages``; the stage's id.
 
         Rows have their key and some columns: value columns will be put, delta columns added to; a delta that is null
-        is none.
+        is none. ``deletes``: as of ``Transaction.write``.
         """
 
     @abstractmethod
@@ -522,6 +537,16 @@ class Transaction(Reads):
         applies nothing: InvalidArgument says where the floor is (``floor_us``) and how many they are (``late``). With
         "drop" the commit leaves them out and applies the others. It counts them in its own record, so exactly once:
         ``describe``, ``statistics``, ``late_dropped``. Which are late is decided where the commit enters the log.
+        """
+
+    @abstractmethod
+    def write(self, table: str, records: Any, deletes: str | None = None, insert: bool = False) -> None:
+        """Rows of a row table: dicts, an Arrow table or record batch, with its key and some of its columns.
+
+        They are written in their order, as by ``put`` and ``delta``: value columns are put, and delta columns added to,
+        where they are not null. A column that is not there stays as it is. ``deletes`` names a boolean column of the
+        records, which is none of the table's: rows where it is true are deleted. ``insert``: the others are strict
+        inserts. Raises RowExists, naming the first that is there, SchemaError, InvalidArgument. It is all or nothing.
         """
 
     @abstractmethod

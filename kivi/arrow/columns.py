@@ -36,6 +36,7 @@ __all__ = [
     "rows_from_batch",
     "stored_array",
     "stored_column",
+    "stored_lists",
     "stored_rows",
     "trimmed",
 ]
@@ -206,6 +207,11 @@ def literal(type_: ColumnType, stored: Any) -> Any:
 def stored_rows(batch: Any) -> list[dict[str, Any]]:
     """The rows of a small batch in ``arrow_schema`` types as dicts of stored-form values."""
     return records(batch.schema.names, [_stored_list(flat(column)) for column in batch.columns])
+
+
+def stored_lists(batch: Any) -> dict[str, list[Any]]:
+    """The columns of a batch in ``arrow_schema`` types as lists of stored-form values."""
+    return {name: _stored_list(flat(column)) for name, column in zip(batch.schema.names, batch.columns, strict=True)}
 
 
 def _stored_list(array: Any) -> list[Any]:

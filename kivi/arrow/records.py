@@ -53,7 +53,10 @@ from kivi.errors import InvalidArgument, ResourceExhausted, SchemaError
 from kivi.model.schema import Column, TableSchema
 from kivi.model.types import ColumnType
 
-__all__ = ["event_batch", "row_batch", "table_batch"]
+__all__ = ["DELETES", "event_batch", "row_batch", "table_batch"]
+
+DELETES: Final = "kivi.deletes"
+"""The column of a batch of rows that says which are deleted; no column of a table has such a name."""
 
 
 def event_batch(schema: TableSchema, records: Any, *, validated: bool = False) -> Any:
@@ -80,22 +83,35 @@ def event_batch(schema: TableSchema, records: Any, *, validated: bool = False) -
     return _batch(schema, [arrays[name] for name in schema.by_name])
 
 
-def table_batch(schema: TableSchema, records: Any, *, validated: bool = False) -> Any:
+def table_batch(schema: TableSchema, records: Any, *, validated: bool = False, deletes: str | None = None) -> Any:
     """``event_batch`` or ``row_batch``, as the table is."""
-    return (row_batch if schema.kind == "row" else event_batch)(schema, records, validated=validated)
+    if schema.kind == "row":
+        return row_batch(schema, records, validated=validated, deletes=deletes)
+    if deletes is not None:
+        raise InvalidArgument(f"{schema.name!r} is no row table, and only rows are deleted: leave deletes out")
+    return event_batch(schema, records, validated=validated)
 
 
-def row_batch(schema: TableSchema, records: Any, *, validated: bool = False) -> Any:
+def row_batch(schema: TableSchema, records: Any, *, validated: bool = False, deletes: str | None = None) -> Any:
     """Records as one validated RecordBatch of a row table: its key, and some of its columns, in the table's order.
 
     Accepts what ``event_batch`` accepts, but that dicts all name the same columns. A column that is not there is
-    none of the batch's: to write null is not to write nothing. Raises SchemaError, InvalidArgument.
+    none of the batch's: to write null is not to write nothing. ``deletes`` names a column of bool of the records, which
+    the table does not have: where it is true the row is deleted. In the batch it is the last, ``DELETES``, without
+    nulls, which are false; records that are such a batch have it already. Raises SchemaError, InvalidArgument.
     """
     if schema.kind != "row":
         raise InvalidArgument(f"{schema.name!r} is a {schema.kind} table: rows are put into row tables")
     table, pandas = _table_of(records)
+    if deletes is not None and deletes in schema.by_name:
+        raise SchemaError(
+            f"{deletes!r} is a column of {schema.name!r}: give the one that says what to delete another name"
+        )
     if table is None:
         rows = list(records)
+        flags = None if deletes is None else _flags(deletes, _dicts_column(rows, deletes))
+        if deletes is not None:
+            rows = [{name: value for name, value in row.items() if name != deletes} for row in rows]
         names = set(rows[0]) if rows and isinstance(rows[0], Mapping) else set()
         for i, row in enumerate(rows):
             if not isinstance(row, Mapping) or set(row) != names:
@@ -104,13 +120,38 @@ def row_batch(schema: TableSchema, records: Any, *, validated: bool = False) -> 
             raise _unknown(schema, name)
         arrays = {name: _column_of(column, rows) for name, column in schema.by_name.items() if name in names}
     else:
+        named = DELETES if deletes is None else deletes
+        flags = _flags(named, table.column(named)) if named in table.schema.names else None
+        if flags is not None:
+            table = table.drop_columns([named])
+        elif deletes is not None:
+            raise SchemaError(f"the records have no column {deletes!r}, which says what to delete")
         arrays = _from_arrow(schema, table, pandas, validated)
     for column in schema.key:
         array = arrays.get(column.name)
         if array is None or array.null_count:
             raise InvalidArgument(f"a row of {schema.name!r} needs its key column {column.name!r}, and it is null")
     present = [name for name in schema.by_name if name in arrays]
-    return plain(pa.RecordBatch.from_arrays([arrays[name] for name in present], present))
+    columns = [arrays[name] for name in present]
+    if flags is not None:
+        columns, present = [*columns, flags], [*present, DELETES]
+    return plain(pa.RecordBatch.from_arrays(columns, present))
+
+
+def _dicts_column(rows: list[Any], name: str) -> Any:
+    if not all(isinstance(row, Mapping) and name in row for row in rows):
+        raise SchemaError(f"each of the records names the column {name!r}, which says what to delete")
+    try:
+        return pa.array([row[name] for row in rows], pa.bool_())
+    except FAILURES:
+        raise SchemaError(f"column {name!r}, which says what to delete, is True or False in each record") from None
+
+
+def _flags(name: str, column: Any) -> Any:
+    """A column of bool as one array without nulls."""
+    if not (pa.types.is_boolean(column.type) or pa.types.is_null(column.type)):
+        raise SchemaError(f"column {name!r}, which says what to delete, is of bool, and the records have {column.type}")
+    return pc.fill_null(flat(column).cast(pa.bool_()), False)
 
 
 def _table_of(records: Any) -> tuple[Any, bool]:

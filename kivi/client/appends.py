@@ -1,20 +1,21 @@
-"""Appends outside of a caller's own transaction, as steps: one transaction, or one for each event."""
+"""Appends and writes of rows, outside of a caller's own transaction: one transaction, or one for each event."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from kivi import errors
 from kivi.api.arguments import TransactionArguments, drops_late
 from kivi.client.core import Core
-from kivi.client.messages import append_parts, commit, request_token
+from kivi.client.messages import append_parts, commit, request_token, write_parts
 from kivi.client.steps import Steps
 from kivi.client.transaction import TransactionCore
 from kivi.errors import InvalidArgument
 from kivi.model.schema import TableSchema
 from kivi.wire.v1 import session_pb2
 
-__all__ = ["append", "append_batch"]
+__all__ = ["append", "append_batch", "write"]
 
 Kind = session_pb2.Operation
 
@@ -54,12 +55,46 @@ def _append(
     parts = append_parts(schema, records)
     if each and len(parts) > 1:
         raise InvalidArgument("events that are each a transaction travel in one message: append fewer at a time")
+    kind = Kind.KIND_APPEND_EACH if each else Kind.KIND_APPEND
+    committed = yield from _commit(core, schema, parts, wanted, kind, drop_late=drop_late)
+    core.saw(committed + (records.batch.num_rows - 1 if each else 0))
+    return committed
+
+
+def write(
+    core: Core,
+    table: str,
+    records: Any,
+    deletes: str | None = None,
+    insert: bool = False,
+    token: str | None = None,
+    batch: tuple[str, int] | None = None,
+) -> Steps[int]:
+    """Rows, in one transaction."""
+    wanted = TransactionArguments(token, batch)
+
+    def ask(schema: TableSchema) -> Steps[int]:
+        parts = write_parts(schema, records, deletes)
+        return _commit(core, schema, parts, wanted, Kind.KIND_WRITE, insert=bool(insert))
+
+    return core.asked(table, lambda schema: schema, ask)
+
+
+def _commit(
+    core: Core,
+    schema: TableSchema,
+    parts: Sequence[Any],
+    wanted: TransactionArguments,
+    kind: session_pb2.Operation.Kind,
+    **options: bool,
+) -> Steps[int]:
+    """Encoded events or rows, in one message if they fit."""
     if len(parts) > 1:
         transaction = TransactionCore(core, wanted)
         transaction.begin()
         try:
             for part in parts:
-                transaction.append_part(schema, part, drop_late)
+                transaction.send_part(kind, schema, part, **options)
                 yield from transaction.flush()
         except BaseException:
             transaction.release()
@@ -67,9 +102,7 @@ def _append(
         return (yield from transaction.commit())
     token = request_token(wanted.token, wanted.batch)
     request = session_pb2.Request(commit=commit(token, wanted.batch))
-    kind = Kind.KIND_APPEND_EACH if each else Kind.KIND_APPEND
-    operation = request.operations.add(kind=kind, table=schema.name, table_id=schema.id)
-    operation.drop_late, operation.arrow_bytes = drop_late, len(parts[0])
+    request.operations.add(kind=kind, table=schema.name, table_id=schema.id, arrow_bytes=len(parts[0]), **options)
     reply = yield from core.repeat(request, lambda: errors.CommitUnknown(token=token or None), parts)
-    core.saw(reply.commit.commit_ts + (records.batch.num_rows - 1 if each else 0))
+    core.saw(reply.commit.commit_ts)
     return int(reply.commit.commit_ts)

@@ -250,11 +250,11 @@ class Core:
 
     # -- stages ---------------------------------------------------------------------------------
 
-    def stage(self, table: str, records: Any, owner: str = "") -> Steps[bytes]:
+    def stage(self, table: str, records: Any, owner: str = "", deletes: str | None = None) -> Steps[bytes]:
         plain_text(owner, "owner")
 
         def ask(schema: TableSchema) -> Steps[bytes]:
-            parts = append_parts(schema, records, rows=True)
+            parts = append_parts(schema, records, rows=True, deletes=deletes)
 
             message = partial(service_pb2.StageRequest, table=schema.name, table_id=schema.id, owner=owner)
             reply = yield Upload("Stage", lambda: (message(arrow=bytes(part)) for part in parts), self.timeout_s)

@@ -115,6 +115,7 @@ class Transaction(_Reads, interface.Transaction):
 
     commit = asks(TransactionCore.commit)
     append = asks(TransactionCore.append)
+    write = asks(TransactionCore.write_rows)
     append_stages = asks(TransactionCore.append_stages)
     overwrite = asks(TransactionCore.overwrite)
     retract = takes(retract_arguments)(asks(TransactionCore.retract))
@@ -201,6 +202,7 @@ class Database(interface.Database[Transaction, Snapshot]):
     tail_points = takes(TailArguments)(asks(Core.tail_points))
     drop = asks(Core.drop)
     append = asks(appends.append)
+    write = asks(appends.write)
     _append = asks(appends.append_batch)
     outcome = asks(Core.outcome)
     stage = asks(Core.stage)

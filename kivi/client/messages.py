@@ -83,19 +83,28 @@ def number(value: float) -> int | float:
     return int(value) if abs(value) < 2**63 and value == int(value) else value  # NaN is not below anything
 
 
-def append_parts(schema: TableSchema, records: Any, *, rows: bool = False) -> list[Any]:
-    """Records as Arrow IPC streams (pa.Buffer), each small enough for a message. ``rows``: of a row table, too."""
+def append_parts(schema: TableSchema, records: Any, *, rows: bool = False, deletes: str | None = None) -> list[Any]:
+    """Records as Arrow IPC streams (pa.Buffer), each small enough for a message. ``rows``: of a row table, too;
+    ``deletes`` is as of ``kivi.arrow.records.row_batch``."""
     from kivi.arrow.ipc import encode_ipc
     from kivi.arrow.records import table_batch
 
     if schema.kind != "event" and not (rows and schema.kind == "row"):
         raise InvalidArgument(f"{schema.name!r} is not an event table: write its rows in a transaction")
-    batch = table_batch(schema, records)
+    batch = table_batch(schema, records, deletes=deletes)
     data = encode_ipc(batch)
     if len(data) <= _APPEND_BYTES or batch.num_rows <= 1:
         return [data]
     rows = max(1, batch.num_rows // (-(-len(data) // _APPEND_BYTES)))
     return [encode_ipc(batch.slice(i, rows)) for i in range(0, batch.num_rows, rows)]
+
+
+def write_parts(schema: TableSchema, records: Any, deletes: str | None) -> list[Any]:
+    """``append_parts`` of rows of a row table. Raises InvalidArgument for another one."""
+    if schema.kind != "row":
+        kind = "view" if schema.kind == "view" else f"{schema.kind} table"
+        raise InvalidArgument(f"{schema.name!r} is a {kind}: rows are written to row tables")
+    return append_parts(schema, records, rows=True, deletes=deletes)
 
 
 def read_batches(data: bytes | memoryview) -> list[pa.RecordBatch]:

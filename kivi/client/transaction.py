@@ -23,7 +23,7 @@ from kivi.api.results import Result
 from kivi.api.retry import backoff_s
 from kivi.api.writes import Write
 from kivi.client.core import Core
-from kivi.client.messages import append_parts, get, got, read_batches, request_token, scan_spec
+from kivi.client.messages import append_parts, get, got, read_batches, request_token, scan_spec, write_parts
 from kivi.client.messages import commit as commit_message
 from kivi.client.steps import (
     Ask,
@@ -397,13 +397,21 @@ class TransactionCore:
         drop_late, schema = drops_late(late), (yield from self.core.schema(table))
         parts = append_parts(schema, records)
         for part in parts:
-            self.append_part(schema, part, drop_late)
+            self.send_part(Kind.KIND_APPEND, schema, part, drop_late=drop_late)
             if len(parts) > 1 or self._is_full:
                 yield from self.flush()
 
-    def append_part(self, schema: TableSchema, part: Any, drop_late: bool) -> None:
-        """Events, encoded."""
-        self._operation(Kind.KIND_APPEND, schema, part, arrow_bytes=len(part), drop_late=drop_late)
+    def send_part(self, kind: session_pb2.Operation.Kind, schema: TableSchema, part: Any, **options: bool) -> None:
+        """Events or rows, encoded."""
+        self._operation(kind, schema, part, arrow_bytes=len(part), **options)
+
+    def write_rows(self, table: str, records: Any, deletes: str | None = None, insert: bool = False) -> Steps[None]:
+        schema = yield from self.core.schema(table)
+        parts = write_parts(schema, records, deletes)
+        for part in parts:
+            self.send_part(Kind.KIND_WRITE, schema, part, insert=bool(insert))
+            if len(parts) > 1 or insert or self._is_full:
+                yield from self.flush()
 
     def append_stages(self, table: str, stages: Iterable[bytes], late: str = "fail") -> Steps[None]:
         named, drop_late = stage_ids(stages), drops_late(late)

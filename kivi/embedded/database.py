@@ -44,7 +44,7 @@ from kivi.api.arguments import (
 )
 from kivi.api.results import Result
 from kivi.api.subscription import Follower, Subscription, listed, told
-from kivi.arrow.records import event_batch, table_batch
+from kivi.arrow.records import event_batch, row_batch, table_batch
 from kivi.errors import InvalidArgument, KiviError
 from kivi.live.hub import Hub
 from kivi.model.levels import declared_schema, level_schemas
@@ -137,6 +137,11 @@ class Transaction(interface.Transaction):
         txn, drop_late = self._open(), drops_late(late)
         schema = self._db._schema(table, txn.lease)
         txn.append(schema, event_batch(schema, records), drop_late=drop_late)
+
+    def write(self, table: str, records: Any, deletes: str | None = None, insert: bool = False) -> None:
+        txn = self._open()
+        schema = self._db._schema(table, txn.lease)
+        txn.write(schema, row_batch(schema, records, deletes=deletes), insert=bool(insert))
 
     def append_stages(self, table: str, stages: Iterable[bytes], late: str = "fail") -> None:
         txn = self._open()
@@ -399,6 +404,25 @@ class Database(interface.Database[Transaction, Snapshot]):
         finally:
             txn.rollback()
 
+    def write(
+        self,
+        table: str,
+        records: Any,
+        deletes: str | None = None,
+        insert: bool = False,
+        token: str | None = None,
+        batch: tuple[str, int] | None = None,
+    ) -> int:
+        check_batch(batch)
+        token = None if token is None else check_token(token)
+        txn = self.store.transaction() if insert else self.store.blind_transaction()
+        try:
+            schema = self._schema(table, txn.lease)
+            txn.write(schema, row_batch(schema, records, deletes=deletes), insert=bool(insert))
+            return self.store.commit_wait(txn, token=token, batch=batch)
+        finally:
+            txn.rollback()
+
     def _append(self, table: str, events: Any, token: str, late: str, *, each: bool) -> int:
         if not each:
             return self.append(table, events, token, late=late)
@@ -412,9 +436,10 @@ class Database(interface.Database[Transaction, Snapshot]):
             return commit_ts
         return ABORTED if state == "aborted" else UNKNOWN
 
-    def stage(self, table: str, records: Any, owner: str = "") -> bytes:
+    def stage(self, table: str, records: Any, owner: str = "", deletes: str | None = None) -> bytes:
         schema = self._schema(table)
-        return self.store.stage_wait(schema, table_batch(schema, records), owner=plain_text(owner, "owner"))
+        batch = table_batch(schema, records, deletes=deletes)
+        return self.store.stage_wait(schema, batch, owner=plain_text(owner, "owner"))
 
     def discard_stages(self, ids: Iterable[bytes]) -> None:
         self.store.discard_stages(stage_ids(ids))

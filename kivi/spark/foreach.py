@@ -102,7 +102,7 @@ def write_batch(
         if getattr(frame, "isStreaming", True):
             raise InvalidArgument(f"frames[{table!r}] is not the data frame of a batch: call this in foreachBatch")
         target = options.ask(functools.partial(Target.of, table=table))
-        target.check_appendable(frame.schema, overwrite=False)
+        target.check_appendable(frame.schema, overwrite=False, deletes=options.deletes)
         targets[table] = target
     application = options.application_id or _query_id(frames)
     scope = scope_of("*", application)

@@ -81,6 +81,8 @@ class Options:
     commit_ts: bool = False
     fail_on_data_loss: bool = True
     retractions: str = "fail"
+    deletes: str | None = None
+    """The column of bool of a data frame whose true rows are deleted from a row table."""
 
     @staticmethod
     def of(given: Mapping[str, str]) -> Options:
@@ -123,6 +125,7 @@ class Options:
             commit_ts=_choice(values, "commitTs", "false", "true") == "true",
             fail_on_data_loss=_choice(values, "failOnDataLoss", "true", "false") == "true",
             retractions=_choice(values, "retractions", "fail", "ignore", "deliver"),
+            deletes=values.get("deletes") or None,
         )
 
     def client(self) -> Database:

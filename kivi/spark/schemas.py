@@ -72,12 +72,18 @@ class Target:
         parse_expression(name, self.columns)
         return ColumnType("float64")
 
-    def check_appendable(self, frame: spark.StructType, overwrite: bool) -> None:
-        """Raises SchemaError, InvalidArgument unless every row of ``frame`` can become an event, or a row's writes."""
-        if self.kind == "aggregate":
+    def check_appendable(self, frame: spark.StructType, overwrite: bool, deletes: str | None = None) -> None:
+        """Raises SchemaError, InvalidArgument unless every row of ``frame`` can become an event, or a row's writes;
+        ``deletes`` is a column of bool that the table does not have, and that says which rows are deleted."""
+        if self.kind not in ("event", "row"):
             raise InvalidArgument(
                 f"{self.table!r} is a table of kind {self.kind}: Spark writes to event tables and row tables, and the "
-                "aggregates declared on them follow in the same commit"
+                "aggregates and views declared on them follow in the same commit"
+            )
+        if deletes is not None and (self.kind != "row" or deletes in self.columns):
+            raise InvalidArgument(
+                f"option deletes names a column of a data frame for a row table, which the table itself does not have: "
+                f"{self.table!r} is a table of kind {self.kind} with {', '.join(self.columns)}"
             )
         if overwrite:
             raise InvalidArgument(f'{self.table!r} can only be appended to by a stream: use outputMode("append")')
@@ -86,6 +92,10 @@ class Target:
             if column.name in seen:
                 raise SchemaError(f"the data frame names the column {column.name!r} twice")
             seen.add(column.name)
+            if column.name == deletes:
+                if not isinstance(column.dataType, spark.BooleanType):
+                    raise SchemaError(f"column {deletes!r}, which says what to delete, is of boolean")
+                continue
             if column.name not in self.columns:
                 raise SchemaError(
                     f"table {self.table!r} has no column {column.name!r}; it has {', '.join(self.columns)}"
@@ -95,17 +105,21 @@ class Target:
                     f"column {column.name!r} of the data frame is {column.dataType.simpleString()}, which does not "
                     f"always fit into {self.columns[column.name]} of table {self.table!r}: cast it"
                 )
+        if deletes is not None and deletes not in seen:
+            raise SchemaError(f"the data frame lacks {deletes!r}, the column of option deletes")
         if self.kind == "event" and self.event_time not in seen:
             raise SchemaError(f"the data frame lacks {self.event_time!r}, the event time of table {self.table!r}")
         if lacking := [name for name in self.key if name not in seen]:
             raise SchemaError(f"the data frame lacks {lacking[0]!r}, a key column of table {self.table!r}")
 
-    def conform(self, batches: list[pa.RecordBatch]) -> pa.Table:
-        """The rows with the table's columns in the table's types and order; of a row table with those that it has."""
+    def conform(self, batches: list[pa.RecordBatch], deletes: str | None = None) -> pa.Table:
+        """The rows with the table's columns in the table's types and order; of a row table with those that they have,
+        and with the column that says what to delete."""
         rows = pa.Table.from_batches(batches)
         fields = [field.with_nullable(True) for field in arrow_schema(spark_schema(self))]
         if self.kind == "row":
             fields = [field for field in fields if field.name in rows.column_names]
+            fields += [] if deletes is None else [pa.field(deletes, pa.bool_())]
         arrays = [
             rows.column(field.name).cast(field.type)
             if field.name in rows.column_names

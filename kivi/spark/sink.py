@@ -69,7 +69,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def target(self, db: Database) -> Target:
         """The table, if the rows fit into it. Raises NotFound, SchemaError, InvalidArgument."""
         found = Target.of(db, self._options.table)
-        found.check_appendable(self._schema, self._overwrite)
+        found.check_appendable(self._schema, self._overwrite, self._options.deletes)
         return found
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
@@ -163,8 +163,8 @@ class Stager:
             raise
 
     def _stage(self, batches: list[pa.RecordBatch]) -> bytes:
-        table = self.target.conform(batches)
-        return self.options.ask(lambda db: db.stage(self.target.table, table, owner=self.owner))
+        table = self.target.conform(batches, self.options.deletes)
+        return self.options.ask(lambda db: db.stage(self.target.table, table, self.owner, self.options.deletes))
 
 
 def _chunks(iterator: Iterator[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:

@@ -65,7 +65,7 @@ class KiviDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         options, target = self._target()
-        target.check_appendable(schema, False)
+        target.check_appendable(schema, False, options.deletes)
         return BatchWriter(options, target, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:

@@ -21,15 +21,16 @@ from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
-from kivi.arrow.columns import padded, stored_rows, trimmed
+from kivi.arrow.columns import padded, stored_lists, trimmed
 from kivi.arrow.dictionaries import coded, compact, plain, together
 from kivi.arrow.ipc import encode_ipc
+from kivi.arrow.records import DELETES
 from kivi.delta.derive import derive, derive_few
 from kivi.delta.ops import Barrier, RowOp, apply_op, then_delete, then_delta, then_insert, then_put
 from kivi.delta.runs import DeltaRun
 from kivi.encoding.base_rows import Version
 from kivi.encoding.event_names import EventNames
-from kivi.encoding.keys import decode_key, encode_key
+from kivi.encoding.keys import decode_key, encode_key, encode_key_columns
 from kivi.errors import InvalidArgument, ResourceExhausted, RowExists
 from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
@@ -249,7 +250,7 @@ class Txn:
         if schema.kind == "row":
             self.staged_rows.setdefault(schema.id, []).extend(dict.fromkeys(stage.sequence for stage in staged))
             for stage in staged:
-                self._write_rows(schema, stage.batch)
+                self.write(schema, stage.batch)
         else:
             self.staged.setdefault(schema.id, []).extend(replace(one, drop_late=drop_late) for one in staged)
             self._meet_floor(schema, drop_late)
@@ -259,19 +260,51 @@ class Txn:
         if drop_late and schema.id not in self.overwritten:
             self.floors[schema.id] = self.host.floor(schema)
 
-    def _write_rows(self, schema: TableSchema, batch: pa.RecordBatch) -> None:
-        """The rows of ``kivi.arrow.records.row_batch``. A delta that is null is none."""
-        given = set(batch.schema.names)
-        named = [column for column in schema.columns if column.name in given]
-        puts = [column.name for column in named if column.operator is None]
-        deltas = [column.name for column in named if column.operator is not None]
-        for row in stored_rows(plain(batch)):
-            key = tuple(row[name] for name in schema.key_names)
-            if puts or not deltas:
-                self.put(schema, key, {name: row[name] for name in puts})
-            added = {name: row[name] for name in deltas if row[name] is not None}
-            if added:
-                self.delta(schema, key, added)
+    def write(self, schema: TableSchema, batch: pa.RecordBatch, *, insert: bool = False) -> None:
+        """The rows of ``kivi.arrow.records.row_batch``, in their order: value columns are put, delta columns added to
+        (a null is no delta), and rows with ``DELETES`` deleted. ``insert``: the others are strict inserts.
+
+        Raises RowExists, naming the first, before anything is written.
+        """
+        check_events(batch, self.settings)
+        self._count(batch.num_rows, int(batch.nbytes))
+        self._use(schema)
+        batch = plain(batch)
+        keys = encode_key_columns([c.type for c in schema.key], [batch.column(c.name) for c in schema.key]).to_pylist()
+        lists = stored_lists(batch)
+        deleted = lists.get(DELETES) or [False] * batch.num_rows
+        if insert:
+            self._check_new(schema, [key for key, gone in zip(keys, deleted, strict=True) if not gone])
+        named = [
+            (i, column) for column in schema.columns if column.name in lists for i in [schema.index_of[column.name]]
+        ]
+        puts = [(i, lists[column.name]) for i, column in named if column.operator is None]
+        deltas = [(i, lists[column.name]) for i, column in named if column.operator is not None]
+        for key, gone, put, delta in zip(keys, deleted, _dicts(puts, keys), _dicts(deltas, keys), strict=True):
+            before = self.rows.get((schema.id, key))
+            if gone:
+                op = then_delete()
+            else:
+                added = {i: value for i, value in delta.items() if value is not None}
+                if insert:
+                    op = then_insert(put)
+                elif puts or not deltas:
+                    op = RowOp(Barrier.PATCH, put, {}) if before is None else then_put(before, put)
+                elif not added:
+                    continue
+                else:
+                    op = before or RowOp(Barrier.PATCH, {}, {})
+                if added:
+                    op = then_delta(schema, op, added)
+            self.rows[schema.id, key] = op
+
+    def _check_new(self, schema: TableSchema, keys: Sequence[bytes]) -> None:
+        """Raises RowExists for the first that the transaction sees, or that is there twice."""
+        seen = set[bytes]()
+        for key in keys:
+            if key in seen or self.host.has_row(self.lease, schema, key, self):
+                raise RowExists(table=schema.name, key=caller_key(schema, key))
+            seen.add(key)
 
     def rollback(self) -> None:
         """Gives the transaction up; harmless after a commit."""
@@ -376,6 +409,14 @@ def caller_key(schema: TableSchema, key: bytes) -> tuple[Any, ...]:
 
 def encoded_key(schema: TableSchema, key: tuple[Any, ...]) -> bytes:
     return encode_key([c.type for c in schema.key[: len(key)]], key)
+
+
+def _dicts(columns: Sequence[tuple[int, list[Any]]], rows: Sequence[Any]) -> Iterable[dict[int, Any]]:
+    """Columns by their places, as what each row has."""
+    if not columns:
+        return ({} for _ in rows)
+    places = [i for i, _ in columns]
+    return (dict(zip(places, values, strict=True)) for values in zip(*(column for _, column in columns), strict=True))
 
 
 def _indexed(schema: TableSchema, values: Mapping[str, Any]) -> dict[int, Any]:

@@ -280,6 +280,24 @@ def test_rows_are_put_and_added_to_in_one_commit(spark, server, db, totals) -> N
         assert row["name"] == (f"name {i}" if i < 5 else None)
 
 
+def test_rows_are_deleted_by_a_column_of_the_data_frame(spark, server, db, totals) -> None:
+    db.write(totals, [{"id": i, "name": "old", "n": 1} for i in range(10)])
+    frame = spark.range(10).selectExpr("id", "'new' as name", "1L as n", "id % 2 = 0 as gone")
+    write = frame.write.format("kivi").options(endpoint=server.endpoint, table=totals, deletes="gone").mode("append")
+    write.save()
+    with db.snapshot() as snap:
+        assert [(row["id"], row["name"], row["n"]) for row in snap.scan(totals)] == [
+            (i, "new", 2) for i in (1, 3, 5, 7, 9)
+        ]
+    for expression in ("1L as gone", "true as name", "true as other"):
+        wrong = spark.range(1).selectExpr("id", expression)
+        deletes = "name" if "name" in expression else "gone"
+        with pytest.raises(Exception, match="delete"):
+            wrong.write.format("kivi").options(endpoint=server.endpoint, table=totals, deletes=deletes).mode(
+                "append"
+            ).save()
+
+
 @pytest.mark.parametrize(("format", "fails"), [("kivi_flaky", False), ("kivi_doomed", True)])
 def test_rows_count_once_whatever_tasks_do(spark, server, db, totals, format, fails) -> None:
     frame = spark.range(100).selectExpr("id", "1L as n").repartition(3)

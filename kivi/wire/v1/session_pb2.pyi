@@ -73,7 +73,7 @@ class Request(_message.Message):
     def __init__(self, id: _Optional[int] = ..., txn: _Optional[int] = ..., operations: _Optional[_Iterable[_Union[Operation, _Mapping]]] = ..., timeout_ms: _Optional[int] = ..., first: _Optional[_Union[Begin, _Mapping]] = ..., body_bytes: _Optional[int] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., get: _Optional[_Union[Get, _Mapping]] = ..., scan_open: _Optional[_Union[ScanOpen, _Mapping]] = ..., scan_next: _Optional[_Union[ScanNext, _Mapping]] = ..., apply: _Optional[_Union[Apply, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., renew: _Optional[_Union[Renew, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., commit_each: _Optional[_Union[CommitEach, _Mapping]] = ..., retract: _Optional[_Union[Retract, _Mapping]] = ..., sql: _Optional[_Union[Sql, _Mapping]] = ...) -> None: ...
 
 class Operation(_message.Message):
-    __slots__ = ("kind", "table", "table_id", "key", "columns", "values", "arrow_bytes", "stages", "drop_late")
+    __slots__ = ("kind", "table", "table_id", "key", "columns", "values", "arrow_bytes", "stages", "drop_late", "insert")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         KIND_UNSPECIFIED: _ClassVar[Operation.Kind]
@@ -86,6 +86,7 @@ class Operation(_message.Message):
         KIND_APPEND_STAGES: _ClassVar[Operation.Kind]
         KIND_OVERWRITE: _ClassVar[Operation.Kind]
         KIND_APPEND_EACH: _ClassVar[Operation.Kind]
+        KIND_WRITE: _ClassVar[Operation.Kind]
     KIND_UNSPECIFIED: Operation.Kind
     KIND_PUT: Operation.Kind
     KIND_DELTA: Operation.Kind
@@ -96,6 +97,7 @@ class Operation(_message.Message):
     KIND_APPEND_STAGES: Operation.Kind
     KIND_OVERWRITE: Operation.Kind
     KIND_APPEND_EACH: Operation.Kind
+    KIND_WRITE: Operation.Kind
     KIND_FIELD_NUMBER: _ClassVar[int]
     TABLE_FIELD_NUMBER: _ClassVar[int]
     TABLE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -105,6 +107,7 @@ class Operation(_message.Message):
     ARROW_BYTES_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
     DROP_LATE_FIELD_NUMBER: _ClassVar[int]
+    INSERT_FIELD_NUMBER: _ClassVar[int]
     kind: Operation.Kind
     table: str
     table_id: int
@@ -114,7 +117,8 @@ class Operation(_message.Message):
     arrow_bytes: int
     stages: _containers.RepeatedScalarFieldContainer[bytes]
     drop_late: bool
-    def __init__(self, kind: _Optional[_Union[Operation.Kind, str]] = ..., table: _Optional[str] = ..., table_id: _Optional[int] = ..., key: _Optional[_Iterable[_Union[_types_pb2.Value, _Mapping]]] = ..., columns: _Optional[_Iterable[str]] = ..., values: _Optional[_Iterable[_Union[_types_pb2.Value, _Mapping]]] = ..., arrow_bytes: _Optional[int] = ..., stages: _Optional[_Iterable[bytes]] = ..., drop_late: _Optional[bool] = ...) -> None: ...
+    insert: bool
+    def __init__(self, kind: _Optional[_Union[Operation.Kind, str]] = ..., table: _Optional[str] = ..., table_id: _Optional[int] = ..., key: _Optional[_Iterable[_Union[_types_pb2.Value, _Mapping]]] = ..., columns: _Optional[_Iterable[str]] = ..., values: _Optional[_Iterable[_Union[_types_pb2.Value, _Mapping]]] = ..., arrow_bytes: _Optional[int] = ..., stages: _Optional[_Iterable[bytes]] = ..., drop_late: _Optional[bool] = ..., insert: _Optional[bool] = ...) -> None: ...
 
 class Begin(_message.Message):
     __slots__ = ("as_of_ts", "as_of_us", "min_snapshot", "ttl_ms", "shared", "lease")
