@@ -24,8 +24,8 @@ from kivi.encoding.event_names import POSITION, STAMP
 __all__ = ["Source", "in_commit_order"]
 
 _BATCH_ROWS: Final = 65_536
-_WORTH: Final = 8_192
-"""So many events are worth a batch of their own."""
+_WORTH: Final = 262_144
+"""So many events are put in order together."""
 
 Codes = npt.NDArray[np.int64]
 
@@ -38,30 +38,6 @@ class Source:
     last_cts: int
     position_max: int
     read: Callable[[], Any]
-
-
-@dataclass(slots=True)
-class _Waiting:
-    """What was read of a source and has not been given: in order."""
-
-    source: int
-    codes: Codes
-    events: Any
-    held: int
-
-    def take(self, rows: int) -> Any:
-        """The first so many, which wait no longer."""
-        taken = self.events.slice(0, rows)
-        self.codes, self.events = self.codes[rows:], self.events.slice(rows)
-        if 2 * self.events.nbytes < self.held:
-            self.let_go(len(self.codes))
-        return taken
-
-    def let_go(self, rows: int) -> None:
-        """Keeps the first so many, in memory of their own."""
-        self.codes = self.codes[:rows].copy()
-        self.events = self.events.take(pa.array(np.arange(rows)))
-        self.held = self.events.nbytes
 
 
 def in_commit_order(
@@ -83,38 +59,41 @@ def in_commit_order(
 
 
 class _Window:
-    """Some commits. In reverse all codes are negative, so that the last event comes first."""
+    """Some commits. In reverse all codes are negative, so that the last event comes first.
+
+    What was read and not given waits in ``_events``, with the code of each and the number of its source. Of no source
+    does anything wait from the code on from which it is yet to be read.
+    """
 
     def __init__(self, first: int, last: int, bits: int, reverse: bool, budget: int) -> None:
         self._first, self._last, self._bits, self._reverse, self._budget = first, last, bits, reverse, budget
         self._sources: list[Source] = []
         self._from: dict[int, int] = {}
         self._unread: list[tuple[int, int]] = []
-        self._waiting: list[_Waiting] = []
+        self._events: list[Any] = []
+        self._codes: list[Codes] = []
+        self._origins: list[Codes] = []
 
     def run(self, sources: Sequence[Source]) -> Iterator[Any]:
         self._sources = [one for one in sources if one.last_cts >= self._first and one.first_cts <= self._last]
         for number, source in enumerate(self._sources):
             self._read_from(number, self._least(source))
-        pressed = False
-        while self._unread or self._waiting:
+        fresh = 0
+        while self._unread or self._codes:
             bound = self._next()
-            ready = [int(np.searchsorted(one.codes, bound)) for one in self._waiting]
-            pressed = pressed or 2 * self._nbytes() > self._budget
-            if sum(ready) and (sum(ready) >= _WORTH or not self._unread or pressed):
-                yield self._given(ready)
-                pressed = False
-            if not self._unread:
-                continue
-            least, number = heapq.heappop(self._unread)
-            del self._from[number]
-            self._read(number, least)
-            if self._nbytes() > self._budget and sum(len(one.codes) for one in self._waiting) > 1:
-                self._let_go()
-                pressed = True
+            if not self._unread or fresh >= _WORTH or 2 * self._nbytes() > self._budget:
+                if (given := self._given(bound)).num_rows:
+                    yield given
+                fresh = 0
+                if self._nbytes() > self._budget and self._let_go():
+                    continue
+            if self._unread:
+                least, number = heapq.heappop(self._unread)
+                del self._from[number]
+                fresh += self._read(number, least)
 
     def _read_from(self, number: int, code: int) -> None:
-        """What the source has from this code on is yet to be read: none of that waits."""
+        """What the source has from this code on is yet to be read."""
         if number not in self._from or code < self._from[number]:
             self._from[number] = code
             heapq.heappush(self._unread, (code, number))
@@ -126,7 +105,7 @@ class _Window:
         return self._unread[0][0] if self._unread else 1 << 62
 
     def _nbytes(self) -> int:
-        return sum(one.held for one in self._waiting)
+        return sum(events.nbytes for events in self._events)
 
     def _least(self, source: Source) -> int:
         """A bound of the codes of a source."""
@@ -134,42 +113,54 @@ class _Window:
             return -((min(source.last_cts, self._last) - self._first + 1) << self._bits)
         return (max(source.first_cts, self._first) - self._first) << self._bits
 
-    def _read(self, number: int, least: int) -> None:
+    def _read(self, number: int, least: int) -> int:
+        """Adds what a source has from this code on. How many events."""
         events = self._sources[number].read()
         stamps = events.column(STAMP).to_numpy()
         inside = (stamps >= np.uint64(self._first)) & (stamps <= np.uint64(self._last))
-        if not inside.all():
-            events = events.take(pa.array(np.flatnonzero(inside)))
-            stamps = stamps[inside]
         codes = (stamps - np.uint64(self._first)).astype(np.int64) << self._bits
         codes += events.column(POSITION).to_numpy()
         if self._reverse:
             codes = -codes
-        if len(codes) > 1 and (codes[1:] < codes[:-1]).any():
-            order = np.argsort(codes, kind="stable")
-            codes, events = codes[order], events.take(pa.array(order))
-        given = int(np.searchsorted(codes, least))
-        if given < len(codes):
-            self._waiting.append(_Waiting(number, codes, events, events.nbytes))
-            self._waiting[-1].take(given)
+        inside &= codes >= least
+        if not inside.all():
+            codes, events = codes[inside], events.take(pa.array(np.flatnonzero(inside)))
+        if len(codes):
+            self._wait(codes, np.full(len(codes), number), events)
+        return len(codes)
 
-    def _given(self, ready: list[int]) -> Any:
-        codes = [one.codes[:rows] for one, rows in zip(self._waiting, ready, strict=True) if rows]
-        parts = [one.take(rows) for one, rows in zip(self._waiting, ready, strict=True) if rows]
-        self._waiting = [one for one in self._waiting if len(one.codes)]
-        if len(parts) == 1:
-            return parts[0]
-        every = np.concatenate(codes)
-        order = np.argsort(every, kind="stable")  # quick where runs are in order, as these are
-        return pa.concat_batches(parts).take(pa.array(order))
+    def _wait(self, codes: Codes, origins: Codes, events: Any) -> None:
+        self._codes.append(codes)
+        self._origins.append(origins)
+        self._events.append(events)
 
-    def _let_go(self) -> None:
-        """Lets go of the later half of what waits, which is then to be read again."""
-        every = np.concatenate([one.codes for one in self._waiting])
-        middle = int(np.partition(every, len(every) // 2)[len(every) // 2])
-        for one in self._waiting:
-            kept = int(np.searchsorted(one.codes, middle))
-            if kept < len(one.codes):
-                self._read_from(one.source, int(one.codes[kept]))
-                one.let_go(kept)
-        self._waiting = [one for one in self._waiting if len(one.codes)]
+    def _sorted(self) -> tuple[Codes, Codes, Any]:
+        """All that waits, in order; nothing does then."""
+        codes, origins = np.concatenate(self._codes), np.concatenate(self._origins)
+        events = pa.concat_batches(self._events)
+        self._codes, self._origins, self._events = [], [], []
+        if (codes[1:] < codes[:-1]).any():
+            order = np.argsort(codes, kind="stable")  # quick where most are in order, as these are
+            codes, origins, events = codes[order], origins[order], events.take(pa.array(order))
+        return codes, origins, events
+
+    def _given(self, bound: int) -> Any:
+        """What waits below the bound, in order; the rest waits on."""
+        codes, origins, events = self._sorted()
+        ready = int(np.searchsorted(codes, bound))
+        if ready < len(codes):
+            left = events.slice(ready)
+            if ready:
+                left = left.take(pa.array(np.arange(left.num_rows)))  # in memory of its own
+            self._wait(codes[ready:], origins[ready:], left)
+        return events.slice(0, ready)
+
+    def _let_go(self) -> bool:
+        """Lets go of the later half of what waits, which is then to be read again. False: it is one event."""
+        codes, origins, events = self._sorted()
+        kept = (len(codes) + 1) // 2
+        numbers, first = np.unique(origins[kept:], return_index=True)
+        for number, at in zip(numbers.tolist(), first.tolist(), strict=True):
+            self._read_from(number, int(codes[kept + at]))
+        self._wait(codes[:kept], origins[:kept], events.take(pa.array(np.arange(kept))))
+        return kept < len(codes)
