@@ -68,4 +68,4 @@ def _load(context: Context, rows: pa.Table, views: int) -> float:
         with db.snapshot() as snap:
             for name in ("accounts", *(name for name, _ in named)):
                 same(f"rows of {name}", snap.to_arrow(name, columns=["id"]).num_rows, rows.num_rows)
-    return rows.num_rows / took
+    return float(rows.num_rows / took)
