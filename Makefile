@@ -59,7 +59,7 @@ soak: $(INSTALLED) ## Run every checker for MINUTES (default 30) and write soak-
 mutants: $(INSTALLED) ## Plant the bugs that the rules list, one by one: their checkers must turn red
 	@$(BIN)/python -m tests.proof.mutate
 
-bench: $(INSTALLED) ## Measure beside peers: GOAL=1 to 11 (default all), ARGS=--quick for a brief run
+bench: $(INSTALLED) ## Measure beside peers: GOAL=1 to 12 (default all), ARGS=--quick for a brief run
 	@$(BIN)/python -m bench $(if $(filter all,$(GOAL)),all,goal$(GOAL)) $(ARGS)
 
 demo: $(INSTALLED) ## Run the APM demonstration: a server, Spark, a dashboard

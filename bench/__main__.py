@@ -1,4 +1,4 @@
-"""``python -m bench goal1 ... goal11``, or ``all``: measures, verifies, prints, and writes a results file."""
+"""``python -m bench goal1 ... goal12``, or ``all``: measures, verifies, prints, and writes a results file."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ _GOALS: Final = {
     "goal9": "live",
     "goal10": "measures",
     "goal11": "lifetimes",
+    "goal12": "views",
 }
 _HOME: Final = Path(__file__).resolve().parent
 

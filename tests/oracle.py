@@ -26,6 +26,7 @@ reported with everything that ever happened to its row.
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from collections import Counter, defaultdict, deque
@@ -92,7 +93,7 @@ class Aggregate:
     since: int = 0
     time: str = "ts"
 
-    @property
+    @functools.cached_property
     def columns(self) -> Mapping[str, str | Measure | None]:
         return {name: operator for name, (operator, _) in self.measures.items()}
 

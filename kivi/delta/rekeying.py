@@ -36,6 +36,8 @@ class Rekeying:
     carried: dict[int, int]
     whole: bool
     """Whether the source's whole key is part of the view's."""
+    observed: frozenset[int]
+    """The columns of the source that the view's rows are made of, besides its key."""
 
     @staticmethod
     def of(view: TableSchema, source: TableSchema) -> Rekeying:
@@ -84,11 +86,6 @@ class Rekeying:
         """Whether a row of the view is that of the source's row with this key; their keys in the view are the same."""
         return all(version.cells[place] == values[i] for place, (own, i) in enumerate(self.cells) if own)
 
-    @property
-    def observed(self) -> frozenset[int]:
-        """The columns of the source that the view's rows are made of, besides its key."""
-        return self.moving | self.carried.keys()
-
 
 def _made(view: TableSchema, source: TableSchema) -> Rekeying:
     own = {column.name: i for i, column in enumerate(source.key)}
@@ -99,12 +96,15 @@ def _made(view: TableSchema, source: TableSchema) -> Rekeying:
 
     key = tuple(place(column.name) for column in view.key)
     cells = tuple(place(column.name) for column in view.columns)
+    moving = frozenset(i for own_key, i in key if not own_key)
+    carried = {i: at for at, (own_key, i) in enumerate(cells) if not own_key}
     return Rekeying(
         tuple(column.type for column in source.key),
         tuple(column.type for column in view.key),
         key,
         cells,
-        frozenset(i for own_key, i in key if not own_key),
-        {i: at for at, (own_key, i) in enumerate(cells) if not own_key},
+        moving,
+        carried,
         len([1 for own_key, _ in key if own_key]) == len(source.key),
+        moving | carried.keys(),
     )

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from kivi.arrow.columns import TIMESTAMP, arrow_schema, arrow_type, decimals, padded, stored_array
 from kivi.arrow.dictionaries import is_coded, written_bytes
-from kivi.arrow.ipc import encode_ipc
+from kivi.arrow.ipc import PARALLEL_BYTES, encode_ipc
 from kivi.encoding.keyspaces import (
     Space,
     event_data_key,
@@ -333,7 +333,9 @@ class Blocks:
         try:
             fields = [self._arrow.get_field_index(name) for name in columns]
             stored = self._stored(raw)
-            options = pa.ipc.IpcReadOptions(included_fields=[i for i in fields if i < stored] or [0])
+            options = pa.ipc.IpcReadOptions(
+                included_fields=[i for i in fields if i < stored] or [0], use_threads=len(raw) >= PARALLEL_BYTES
+            )
             with pa.ipc.open_stream(pa.py_buffer(raw), options=options) as reader:
                 batch = reader.read_next_batch()
             arrays = [

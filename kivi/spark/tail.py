@@ -135,7 +135,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: Options, target: Target, schema: StructType) -> None:
         self._options = options
         self._table = target.table
-        self._names = [name for name in schema.fieldNames() if name in target.columns]
+        self._names = [name for name in schema.fieldNames() if name not in _added(options)]
         self._columns = self._names or [next(iter(target.columns))]  # if it is the commits alone that are wanted
         self._schema = schema
 

@@ -456,7 +456,7 @@ def prepare(
     commit = Commit(BLIND if txn.blind and in_views.lease is None else start_ts, batch=batch)
     own_rows = [(new.id(table), key, op) for (table, key), op in txn.rows.items()]
     retracted = [retraction_row(table, names.size) for table, names in txn.retracted.items()]
-    commit.rows = sorted((*own_rows, *in_views.rows, *new.rows, *retracted), key=lambda row: row[:2])
+    commit.rows = sorted((*own_rows, *in_views.rows, *new.rows, *retracted), key=operator.itemgetter(0, 1))
     commit.guards = sorted(txn.guards | in_views.guards)
     events: list[tuple[int, pa.RecordBatch]] = []
     runs: list[tuple[int, DeltaRun]] = []

@@ -265,6 +265,6 @@ def _derive(found: _Found, source: TableSchema, way: Rekeying, one: _InView, was
             found.made.append((one.new, row))
             observed = way.observed
     if op.barrier is Barrier.PATCH:  # others conflict with every write of the row, and it with theirs
-        found.guards |= {Guard(source.id, row.key, i) for i in observed if i not in op.puts}
+        found.guards.update(Guard(source.id, row.key, i) for i in observed if i not in op.puts)
         if not way.observed:
             found.guards.add(Guard(source.id, row.key, EXISTENCE))

@@ -140,6 +140,9 @@ def test_aggregates_are_asked_too(db: Any) -> None:
         assert [row["n"] for row in few] == [5]
     with pytest.raises(kivi.InvalidArgument, match="scan its rows"), db.snapshot() as snap:
         snap.query("rows", measures={"n": kivi.count()})
+    db.create_view("by_value", source="rows", key=["v", "id"])
+    with pytest.raises(kivi.InvalidArgument, match="scan its rows"), db.snapshot() as snap:
+        snap.query("by_value", measures={"n": kivi.count()})
 
 
 def test_scans_in_an_order(db: Any) -> None:
