@@ -22,7 +22,15 @@ import pyarrow as pa
 
 from kivi.delta.ops import RowOp
 from kivi.delta.runs import DeltaRun
-from kivi.errors import CommitUnknown, Conflict, InvalidArgument, KiviError, NotFound
+from kivi.errors import (
+    CommitUnknown,
+    Conflict,
+    InvalidArgument,
+    KiviError,
+    NotFound,
+    RowExists,
+    SnapshotTooOld,
+)
 from kivi.log import CommitLog
 from kivi.model.schema import TableSchema
 from kivi.mvcc.commit import Aborted, Committer, StaleCatalog
@@ -295,7 +303,11 @@ class Commits:
         new = new_generations(view, [txn.schemas[table] for table in txn.overwritten])
         derived = (a for table in txn.event_tables - txn.overwritten for a in view.aggregates.get(table, ()))
         row_floors = self.retention.newest_of(derived)
-        in_views = self.view_rows.derive(txn, view, new, snapshot) or Derived()
+        refused: KiviError | None = None
+        try:
+            in_views = self.view_rows.derive(txn, view, new, snapshot) or Derived()
+        except (RowExists, SnapshotTooOld) as error:  # unless its token is known, which is looked up first (R16)
+            in_views, refused = Derived(), error
         prepared = prepare(
             txn,
             view,
@@ -322,6 +334,8 @@ class Commits:
         )
 
         def check() -> None:
+            if refused is not None:
+                raise refused
             for schema in gone:
                 if (now := view.successor(schema)) is not None:
                     flying = now.created_ts > self.watermark.value
@@ -344,7 +358,7 @@ class Commits:
             if catalog_rows:
                 self.catalog.enter(catalog_rows, cts)
 
-        prepared.on_check = check if named or earliest or gone or floors or row_floors else None
+        prepared.on_check = check if named or earliest or gone or floors or row_floors or refused else None
         prepared.on_enter = enter if named or catalog_rows or txn.late else None
         if catalog_rows:
             prepared.on_apply = lambda cts: self.catalog.apply(catalog_rows, cts)

@@ -344,6 +344,20 @@ def test_one_row_under_a_unique_key(driver: EmbeddedDriver) -> None:
         assert snapshot.get("one_n", (2,)) == {"n": 2, "a": 1, "b": "x", "name": None, "sum": 0}
 
 
+def test_a_token_is_answered_before_a_row_is_found_in_the_way(driver: EmbeddedDriver) -> None:
+    """R16: what had committed is a repeat, whatever the rows are by now."""
+    db = driver.db
+    declare(db, "one_n")
+    rows = [{"a": 1, "b": "x", "n": 1}]
+    first = db.write("t", rows, token="again")
+    with db.transaction() as tx:
+        tx.put("t", (1, "x"), n=2)
+        tx.put("t", (2, "x"), n=1)
+    assert db.write("t", rows, token="again") == first
+    with pytest.raises(RowExists):
+        db.write("t", rows, token="another")
+
+
 def test_a_unique_view_that_is_not_is_not_made(driver: EmbeddedDriver) -> None:
     with driver.db.transaction() as tx:
         tx.put("t", (1, "x"), n=1)
