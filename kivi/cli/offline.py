@@ -274,8 +274,8 @@ def examine(path: str) -> dict[str, Any]:
                 unfit = [name for name in schema.output_columns(None) if name not in columns]
                 if unfit:
                     report[schema.name] += f", {', '.join(unfit)} not read: a sum does not fit its type right now"
-                if (events := store.event_tables.of(schema.id)) is not None:
-                    report[schema.name] += f", {events.check_files():,} settled files intact"
+                if (events := store.event_tables.of(schema.id)) is not None and (files := events.check_files()):
+                    report[schema.name] += f", {files:,} settled files intact"
                 if schema.kind == "aggregate":
                     report[schema.name] += ", " + compare(store, schema, path)
                 if schema.kind == "view":
