@@ -33,6 +33,7 @@ import pyarrow as pa
 
 import kivi
 from kivi.errors import KiviError, NotFound
+from tests.measures import plain
 from tests.oracle import Attempt, Mismatch, Op, Oracle, Read
 from tests.proof.concurrent import ARGUMENTS, is_one_of_many
 from tests.proof.crowd import Crowd, Tasks
@@ -413,7 +414,7 @@ def ran(
 
 def _contents(db: Any) -> tuple[int, dict[str, list[dict[str, Any]]]]:
     with db.snapshot() as snap:
-        found = {table: list(snap.scan(table)) for table in TABLES}
+        found = {table: plain(list(snap.scan(table))) for table in TABLES}
         found["e"] = [{**row, "ts": micros(row["ts"])} for row in found["e"]]
         if "late" in db.tables():
             with contextlib.suppress(NotFound):  # it is still being built
