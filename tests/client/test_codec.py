@@ -17,6 +17,7 @@ from kivi import errors
 from kivi.model import declarations as definitions
 from kivi.model import expressions as expr
 from kivi.model.schema import Alteration
+from kivi.model.views import view_schema
 from kivi.wire import status as client_errors
 from kivi.wire.codec import fill_values, from_expr, from_table, from_values, to_expr, to_table
 from kivi.wire.v1 import types_pb2
@@ -90,7 +91,8 @@ def test_definitions():
     stored: dict[str, Any] = {"id": 7, "created_ts": 3, "state": "building", "source_id": 6, "complete_since_us": -1}
     stored["declared_source"] = "finer"
     stored["alterations"] = (Alteration(1, cts=2),)
-    tables = [events, aggregate, rows, dataclasses.replace(aggregate, **stored)]
+    view = view_schema("v", rows, ["b", "id"], unique=True)
+    tables = [events, aggregate, rows, view, dataclasses.replace(aggregate, **stored)]
     for table in tables:
         back = from_table(types_pb2.Table.FromString(to_table(table).SerializeToString()))
         assert back == table
