@@ -821,6 +821,7 @@ class Blocks(RuleBasedStateMachine):
         for left, right in itertools.pairwise(blocks):
             assert left.last_cts <= right.first_cts
             assert left.settled or not right.settled
+        assert all(len(block.erased) <= 1 for block in blocks if block.settled)
         assert files == settled_files(self.engine, TABLE.id)
         named = {block.data for block in blocks} | {file.number for file in files}
         named |= {one.data for block in blocks for one in block.erased} - {0}
@@ -829,7 +830,7 @@ class Blocks(RuleBasedStateMachine):
 
 
 TestBlocks = Blocks.TestCase
-TestBlocks.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestBlocks.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
 
 
 def test_the_types_of_this_table():
