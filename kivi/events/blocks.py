@@ -465,8 +465,8 @@ class Blocks:
     ) -> None:
         """Adds the header that takes the place of these blocks, whose events are in settled files.
 
-        ``first``: the position of the first event. ``gone``: of each retraction how many of the events lie nowhere any
-        more, because no snapshot sees them.
+        ``first``: the position of the first event. ``gone``: how many of the events lie nowhere any more, because no
+        snapshot sees them.
         """
         runs = [self.runs(block) for block in blocks]
         cts, rows = joined(np.concatenate([stamps for stamps, _ in runs]), np.concatenate([rows for _, rows in runs]))

@@ -92,10 +92,10 @@ class Place(Protocol):
         """
 
     def delete(self, numbers: Iterable[int]) -> None:
-        """Deletes files; those that are gone already are passed over."""
+        """Deletes files; those that are gone already are passed over. Raises Unavailable."""
 
     def keep_only(self, numbers: Iterable[int]) -> None:
-        """Deletes whatever else is there: what a crash left."""
+        """Deletes whatever else is there: what a crash left. Raises Unavailable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +191,7 @@ class Directory:
 
     def delete(self, numbers: Iterable[int]) -> None:
         for number in numbers:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._path(number))
+            _delete(self._path(number))
 
     def keep_only(self, numbers: Iterable[int]) -> None:
         if not os.path.isdir(self._folder):
@@ -200,7 +199,15 @@ class Directory:
         kept = {os.path.basename(self._path(number)) for number in numbers}
         for name in os.listdir(self._folder):
             if name not in kept:
-                os.unlink(os.path.join(self._folder, name))
+                _delete(os.path.join(self._folder, name))
+
+
+def _delete(path: str) -> None:
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+    except OSError as error:
+        raise Unavailable(f"{path} cannot be deleted ({error.strerror}): this is tried again") from None
 
 
 def _sync(path: str) -> None:

@@ -85,11 +85,6 @@ class _Made:
         gone = [part for part in (self.gone, other.gone) if len(part.stamps)]
         return _Made(self.files + other.files, _joined(gone))
 
-    def blank(self, inside: Any) -> tuple[Erased, ...]:
-        """Of the events that are in no file any more, those at these places: how many each retraction had removed."""
-        found = zip(*np.unique(self.gone.erased_at[inside], return_counts=True), strict=True)
-        return tuple(Erased(int(cts), 0, int(rows), 0, True) for cts, rows in found)
-
 
 class Settling:
     """One step at a time. Counts are of rows and bytes since the store was opened."""
@@ -145,8 +140,8 @@ class Settling:
                 return None
             for block in inputs[1:]:
                 batch.delete(event_header_key(base.schema.id, block.order))
-            blank = tuple(one._replace(data=0) for block in inputs for one in block.erased if one.blank)
-            gone = (*blank, *made.blank(slice(None)))
+            blank = [one for block in inputs for one in block.erased if one.blank]
+            gone = _blank(blank, made.gone.erased_at)
             base.add_settled(batch, meta.next, inputs, firsts[inputs[0].order], gone)
             meta.next += 1
             return [data for block in inputs for data in data_of(block)]
@@ -185,7 +180,7 @@ class Settling:
             for block in now:
                 inside = (made.gone.stamps >= block.first_cts) & (made.gone.stamps <= block.last_cts)
                 if block.settled and inside.any():
-                    base.put_header(batch, replace(block, erased=(*block.erased, *made.blank(inside))))
+                    base.put_header(batch, replace(block, erased=_blank(block.erased, made.gone.erased_at[inside])))
             return [one.data for file in inputs for one in file.erased]
 
         done = self._swap(parts, lock, made, inputs, swap)
@@ -302,6 +297,14 @@ def _erased_at(base: Blocks, file: SettledFile) -> Counts:
     for one in file.erased:
         found[base.rows_erased(one)] = one.cts
     return found
+
+
+def _blank(before: Sequence[Erased], erased_at: Counts) -> tuple[Erased, ...]:
+    """Of a settled block the events that lie nowhere any more, those of ``before`` and these: one entry of its header,
+    under the newest of their retractions, however many these were."""
+    rows = sum(one.rows for one in before) + len(erased_at)
+    newest = max([*(one.cts for one in before), int(erased_at.max(initial=0))])
+    return (Erased(newest, 0, rows, 0, True),) if rows else ()
 
 
 def _times(base: Blocks, columns: Any) -> Any:

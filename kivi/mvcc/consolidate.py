@@ -438,12 +438,16 @@ class Consolidator:
                 with self.mutex:
                     self._compact(schema)
 
+    def unneeded(self) -> int:
+        """No snapshot below it is or will be open, and no crash brings back a base from before it."""
+        durable = self.durable_position  # read first: a snapshot that opens from here on is not below it
+        oldest = self.leases.oldest()
+        return durable if oldest is None else min(durable, oldest)
+
     def _compact(self, schema: TableSchema) -> None:
         if (sealer := self.sealer_of(schema.id)) is not None:
-            oldest = self.leases.oldest()
-            unneeded = self.durable_position if oldest is None else min(self.durable_position, oldest)
             with self.computing:
-                merged = sealer.compact(self.settings.block_rows, unneeded)
+                merged = sealer.compact(self.settings.block_rows, self.unneeded())
             if merged:
                 self.compactions += 1
                 self.compacted_rows += merged

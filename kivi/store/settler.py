@@ -126,7 +126,7 @@ class Settler:
         started = time.perf_counter()
         consolidator = self._store.consolidator
         try:
-            return events.settling.step(consolidator.mutex, self._unneeded, every=every, file_rows=file_rows)
+            return events.settling.step(consolidator.mutex, consolidator.unneeded, every=every, file_rows=file_rows)
         except NotFound:
             return False  # it was dropped meanwhile
         except DataLoss as error:  # of what it reads; whoever asks for that is told so, too
@@ -135,11 +135,6 @@ class Settler:
             return False
         finally:
             self.seconds += time.perf_counter() - started
-
-    def _unneeded(self) -> int:
-        """No snapshot below it is or will be open."""
-        oldest, durable = self._store.leases.oldest(), self._store.consolidator.durable_position
-        return durable if oldest is None else min(durable, oldest)
 
     def _tables(self) -> Iterator[tuple[TableSchema, EventStore]]:
         for schema in list(self._store.catalog.visible.by_id.values()):

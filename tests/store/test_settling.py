@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import os
@@ -15,7 +16,7 @@ import kivi
 from kivi.cli.offline import examine
 from kivi.encoding.keys import prefix_end
 from kivi.encoding.keyspaces import Space, table_prefix
-from kivi.errors import DataLoss, DiskFull
+from kivi.errors import DataLoss, DiskFull, EventsRetracted, Unavailable
 from kivi.events import settling
 from kivi.events.places import Directory
 from kivi.events.settling import Settling
@@ -298,6 +299,74 @@ def parquet_rows(path: Path) -> list[dict[str, Any]]:
     import pyarrow.parquet as pq
 
     return [row for file in files(path) for row in pq.read_table(file).to_pylist()]
+
+
+def test_the_header_of_settled_events_stays_small_however_many_retractions_there_were(tmp_path: Path) -> None:
+    with opened(tmp_path / "data") as db:
+        append(db, 0, 100)
+        db.store.settle()
+        since = db.watermark()
+        for k in range(12):
+            with db.transaction() as tx:
+                tx.retract("calls", where=kivi.col("k") == k)
+            db.consolidate()
+            db.store.consolidator.flush()
+            db.store.settle()
+        assert [row["k"] for row in events(db)] == list(range(12, 100))
+        table = db.store.event_tables.of(db.store.table("calls").id)
+        with table.view(db.watermark()) as view:
+            assert [(one.cts, one.rows, one.blank) for one in view.blocks[0].erased] == [(db.watermark(), 12, True)]
+            with pytest.raises(EventsRetracted):
+                list(view.removed(since + 1, since, ["k"]))
+
+
+def test_a_snapshot_that_opens_while_a_step_begins_sees_what_is_retracted_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tmp_path / "data") as db, contextlib.ExitStack() as stack:
+        append(db, 0, 100)
+        db.store.settle()
+        db.store.consolidator.flush()
+        real = db.store.leases.oldest
+        before = list[Any]()
+
+        def oldest() -> int | None:
+            found = real()
+            if not before:
+                before.append(stack.enter_context(db.snapshot()))
+                with db.transaction() as tx:
+                    tx.retract("calls", where=kivi.col("k") == 7)
+                db.consolidate()
+                db.store.consolidator.flush()
+            return found
+
+        with monkeypatch.context() as patched:
+            patched.setattr(db.store.leases, "oldest", oldest)
+            unneeded = db.store.consolidator.unneeded()
+        assert before and unneeded < db.watermark()
+        assert len(list(before[0].scan("calls"))) == 100
+
+
+def test_a_file_that_cannot_be_deleted_is_deleted_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(tmp_path / "data") as db:
+        append(db, 0, 100)
+        db.store.settle(64)
+        with db.transaction() as tx:
+            tx.retract("calls", where=kivi.col("k") == 7)
+        db.consolidate()
+        db.store.consolidator.flush()
+        before = events(db)
+
+        def unlink(path: str) -> None:
+            raise OSError(errno.EROFS, "read-only", path)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "unlink", unlink)
+            with pytest.raises(Unavailable, match=r"parquet cannot be deleted \(read-only\)"):
+                db.store.settle(100)
+        assert events(db) == before and len(files(tmp_path / "data")) > db.stats()["settled_files"]
+        db.store.settle(100)
+        assert events(db) == before and len(files(tmp_path / "data")) == db.stats()["settled_files"]
 
 
 def test_backups_hold_files_and_share_them_whatever_is_combined_later(tmp_path: Path) -> None:
