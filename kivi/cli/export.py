@@ -16,7 +16,6 @@ leaves the directory beside it, whose name says so.
 
 from __future__ import annotations
 
-import os
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping
@@ -46,6 +45,8 @@ def export(
 
     Raises InvalidArgument, and what reading raises; then nothing is there.
     """
+    from kivi.runtime.disk import sync_directory
+
     target = Path(to)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InvalidArgument(f"{to} is there already: name a directory that is new, or empty")
@@ -61,11 +62,12 @@ def export(
         target.parent.mkdir(parents=True, exist_ok=True)
         beside.mkdir()
         (_delta if format_ == "delta" else _parquet)(rows, beside)
-        _sync(beside)
+        for path in (*beside.rglob("*"), beside):
+            sync_directory(path)
         if target.exists():
             target.rmdir()
         beside.rename(target)
-        _sync_directory(target.parent)
+        sync_directory(target.parent)
     except BaseException as error:
         shutil.rmtree(beside, ignore_errors=True)
         if rows.failure is not None:  # an engine of others tells of it in words
@@ -153,21 +155,3 @@ def _delta(rows: _Rows, folder: Path) -> None:
         partition_by=None if rows.day is None else [rows.day],
         commit_properties=deltalake.CommitProperties(custom_metadata=rows.said),
     )
-
-
-def _sync(folder: Path) -> None:
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-        else:
-            _sync_directory(path)
-    _sync_directory(folder)
-
-
-def _sync_directory(folder: Path) -> None:
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)

@@ -353,7 +353,7 @@ def restore(args: argparse.Namespace) -> int:
 
 
 def _copy(args: argparse.Namespace, what: str) -> int:
-    from kivi.store.opening import sync_directory  # which a file is to the system, too
+    from kivi.runtime.disk import sync_directory
 
     target = Path(args.to)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):

@@ -24,6 +24,7 @@ from kivi.encoding.keyspaces import (
 )
 from kivi.engine import Engine, WriteBatch
 from kivi.errors import DiskFull, Unavailable
+from kivi.runtime.disk import is_no_space, sync_directory
 
 __all__ = ["Directory", "InEngine", "Place", "file_name", "link_files"]
 
@@ -48,11 +49,11 @@ def link_files(engine: Engine, source: str, target: str) -> list[str]:
             os.link(os.path.join(source, name), path)
         except OSError:  # another file system, or one without links
             shutil.copyfile(os.path.join(source, name), path)
-            _sync(path)
+            sync_directory(path)
     for folder in dict.fromkeys(os.path.dirname(name) for name in names):
-        _sync(os.path.join(target, folder))
+        sync_directory(os.path.join(target, folder))
     if names:
-        _sync(os.path.join(target, _FOLDER))
+        sync_directory(os.path.join(target, _FOLDER))
     return names
 
 
@@ -153,8 +154,8 @@ class Directory:
         try:
             if not os.path.isdir(self._folder):
                 os.makedirs(self._folder, exist_ok=True)
-                _sync(os.path.dirname(self._folder))
-                _sync(self.root)
+                sync_directory(os.path.dirname(self._folder))
+                sync_directory(self.root)
             with open(path, "wb") as file:
                 file.write(data)
                 file.flush()
@@ -166,7 +167,7 @@ class Directory:
 
     def made(self) -> None:
         try:
-            _sync(self._folder)
+            sync_directory(self._folder)
         except OSError as error:
             raise _failed(self._folder, error) from None
 
@@ -210,17 +211,7 @@ def _delete(path: str) -> None:
         raise Unavailable(f"{path} cannot be deleted ({error.strerror}): this is tried again") from None
 
 
-def _sync(path: str) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def _failed(path: str, error: OSError) -> Unavailable | DiskFull:
-    from errno import EDQUOT, ENOSPC
-
-    if error.errno in (ENOSPC, EDQUOT):
+    if is_no_space(error):
         return DiskFull(f"no disk space for {path}: make room; its events stay where they were meanwhile", path=path)
     return Unavailable(f"{path} cannot be written ({error.strerror}): its events stay where they were meanwhile")

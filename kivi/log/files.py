@@ -11,14 +11,9 @@ import fcntl
 import os
 from collections.abc import Sequence
 
-__all__ = ["Files", "is_no_space", "write_all"]
+__all__ = ["Files", "write_all"]
 
 _IOV_MAX = 1024
-
-
-def is_no_space(error: OSError) -> bool:
-    """The disk, the quota or the file size limit is exhausted; the same call may succeed later."""
-    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Files:

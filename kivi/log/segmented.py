@@ -52,13 +52,14 @@ from kivi.errors import (
 )
 from kivi.log import MAX_RECORD_BYTES, CommitLog, Done, Entry, LogFailed, Record, Ticket
 from kivi.log.direct import Direct
-from kivi.log.files import Files, is_no_space
+from kivi.log.files import Files
 from kivi.log.mark import INFLIGHT_RECORDS_MAX, Mark, MarkFile, open_mark
 from kivi.log.reading import pieces, read_pieces
 from kivi.log.records import BLOCK_BYTES, HEADER_BYTES, SegmentHeader, pack_records
 from kivi.log.records import segment_name as name_of
 from kivi.log.recovery import NUMBERS_MAX, Segment, recover
 from kivi.log.room import Room
+from kivi.runtime.disk import is_no_space
 from kivi.runtime.histogram import Histogram
 from kivi.runtime.scheduling import use_batch_scheduling
 

@@ -9,8 +9,7 @@
 
 RocksDB never writes to a finished table or blob file again and never gives its name to another, nor does the store to a
 settled file's, so a file that the backup before has under the same name, from the same store, is the same file: it is
-linked, not copied. Nothing is
-shared with the live store, though: damage to one of its files must not reach a backup.
+linked, not copied. Nothing is shared with the live store, though: damage to one of its files must not reach a backup.
 
     the store      folds up to its watermark and stands still while RocksDB links its files aside: milliseconds
     copying        from these links, while the store goes on
@@ -35,10 +34,9 @@ from typing import Any, Final
 
 from kivi.errors import DataLoss, DiskFull, InvalidArgument, NotAStore, StoreInUse, Unavailable
 from kivi.events.places import link_files
-from kivi.log.files import is_no_space
+from kivi.runtime.disk import is_no_space, sync_directory
 from kivi.store import checkpoint
 from kivi.store.host import Running
-from kivi.store.opening import sync_directory
 
 __all__ = ["check", "make", "newest", "of_repository"]
 

@@ -132,7 +132,10 @@ def test_files_are_parquet_that_anybody_can_read(tmp_path: Path) -> None:
         assert row == rows[row["k"]]
 
 
-def test_a_step_that_fails_leaves_everything_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EFBIG])
+def test_a_step_that_fails_leaves_everything_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
     with opened(tmp_path / "data") as db:
         append(db, 0, 300)
         before = events(db)
@@ -140,7 +143,7 @@ def test_a_step_that_fails_leaves_everything_as_it_was(tmp_path: Path, monkeypat
 
         def fsync(handle: int) -> None:
             if next(left) == 2:
-                raise OSError(errno.ENOSPC, "injected")
+                raise OSError(code, "injected")
             real(handle)
 
         with monkeypatch.context() as patched:
