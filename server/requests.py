@@ -278,7 +278,8 @@ class Requests(ABC):
         )
         left_s = asked.received + request.timeout_ms / 1000 - time.monotonic() if request.timeout_ms else None
         answer = self.sessions.workers.answer(question, left_s)
-        pages, page = Pages(followed(answer), self.sessions.pages_ahead, self.sessions.sql), session_pb2.ScanPage()
+        pages = Pages(followed(answer), self.sessions.pages_ahead, self.sessions.sql_pages)
+        page = session_pb2.ScanPage()
         data = self._first_page(transaction, pages, page)
         self._succeed(asked, transaction, page=page, arrow=data)
 

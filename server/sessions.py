@@ -88,13 +88,17 @@ class Sessions:
         self.full = ThreadPoolExecutor(8, "kivi-full")
         self.outcomes = ThreadPoolExecutor(16, "kivi-outcomes")
         self.long = ThreadPoolExecutor(8, "kivi-long")  # administration, behind which no short call may wait
-        # Threads here wait for processes, and read for them what they ask for; some more may wait for their turn.
+        # Threads here wait for processes, and read for them what they ask for; some more may wait for their turn. The
+        # next pages of an answer have threads of their own, one for each process: those who wait for a process would
+        # else keep away the one who has it.
         settings = store.settings
         self.workers = Workers(
             Limits(settings.sql_memory_bytes, max(1, settings.sql_threads), settings.sql_timeout_s, settings.sql_rows),
             settings.sql_processes,
         )
-        self.sql = ThreadPoolExecutor(settings.sql_processes + 8, "kivi-sql", initializer=use_batch_scheduling)
+        processes = self.workers.most
+        self.sql = ThreadPoolExecutor(processes + 8, "kivi-sql", initializer=use_batch_scheduling)
+        self.sql_pages = ThreadPoolExecutor(processes, "kivi-sql-pages", initializer=use_batch_scheduling)
         self.waiting = Waiting(store, lambda: self.stopping)
 
     def commit_started(self, count: int = 1) -> None:
@@ -176,6 +180,6 @@ class Sessions:
         self.hub.stop()
         self.waiting.close()
         self.workers.close()
-        pools = (self.reads, self.scans, self.questions, self.writes, self.full, self.outcomes, self.long, self.sql)
-        for pool in pools:
+        questions = (self.questions, self.sql, self.sql_pages)
+        for pool in (self.reads, self.scans, *questions, self.writes, self.full, self.outcomes, self.long):
             pool.shutdown(wait=True, cancel_futures=True)

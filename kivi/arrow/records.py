@@ -112,7 +112,7 @@ def row_batch(schema: TableSchema, records: Any, *, validated: bool = False, del
         flags = None if deletes is None else _flags(deletes, _dicts_column(rows, deletes))
         if deletes is not None:
             rows = [{name: value for name, value in row.items() if name != deletes} for row in rows]
-        names = set(rows[0]) if rows and isinstance(rows[0], Mapping) else set()
+        names = set(rows[0]) if rows and isinstance(rows[0], Mapping) else {column.name for column in schema.key}
         for i, row in enumerate(rows):
             if not isinstance(row, Mapping) or set(row) != names:
                 raise InvalidArgument(f"records[{i}] does not name the columns that records[0] names: {row!r:.80}")
@@ -121,7 +121,10 @@ def row_batch(schema: TableSchema, records: Any, *, validated: bool = False, del
         arrays = {name: _column_of(column, rows) for name, column in schema.by_name.items() if name in names}
     else:
         named = DELETES if deletes is None else deletes
-        flags = _flags(named, table.column(named)) if named in table.schema.names else None
+        places = table.schema.get_all_field_indices(named)
+        if len(places) > 1:
+            raise SchemaError(f"the records have the column {named!r} twice")
+        flags = _flags(named, table.column(places[0])) if places else None
         if flags is not None:
             table = table.drop_columns([named])
         elif deletes is not None:

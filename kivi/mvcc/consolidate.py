@@ -46,7 +46,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
@@ -71,8 +71,6 @@ from kivi.runtime.scheduling import use_batch_scheduling
 from kivi.runtime.settings import Settings
 
 __all__ = ["POSITION", "Consolidator", "Sealer"]
-
-T = TypeVar("T")
 
 POSITION: Final = meta_key("position")
 """META row: base includes every commit at or below this CTS (u64 little endian)."""
@@ -193,11 +191,6 @@ class Consolidator:
             self._pass()
             self.flush()
             yield self.position
-
-    def with_mutex(self, call: Callable[[], T]) -> T:
-        """Runs ``call`` between passes: for others who write what passes write."""
-        with self.mutex:
-            return call()
 
     def hurry(self) -> None:
         """Writers are waiting for room, or soon will."""
@@ -431,9 +424,8 @@ class Consolidator:
         """One bounded step of block compaction in each event table that has work."""
         self._rounds += 1
         for schema in self.schemas():
-            due = (
-                schema.id in self._compactable or self._rounds % 32 == 0
-            )  # the latter: data that nobody needs any more
+            now_and_then = self._rounds % 32 == 0  # for data that nobody needs any more
+            due = schema.id in self._compactable or now_and_then
             if due and schema.kind == "event" and not self._stop.is_set():
                 with self.mutex:
                     self._compact(schema)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import time
-from functools import partial
 from typing import Final
 
 from kivi.encoding.keys import prefix_end
@@ -56,7 +55,8 @@ class Housekeeping:
             self._catalog_version = version
         for table in self._dropped:
             if not store.event_tables.in_use(table):
-                store.consolidator.with_mutex(partial(self._erase, table))
+                with store.consolidator.mutex:
+                    self._erase(table)
                 break
 
     def move_floors(self) -> None:
@@ -70,7 +70,8 @@ class Housekeeping:
             if events is not None:
                 oldest = store.leases.oldest()
                 upto = store.consolidator.position if oldest is None else min(store.consolidator.position, oldest)
-                store.consolidator.with_mutex(partial(events.drop_below_floor, upto))
+                with store.consolidator.mutex:
+                    events.drop_below_floor(upto)
 
     def _move_floor(self, schema: TableSchema, retention_us: int) -> None:
         store = self._store
@@ -98,13 +99,10 @@ class Housekeeping:
         for schema in store.catalog.visible.by_id.values():
             if schema.forgets_rows:
                 until = time.monotonic() + _FORGETTING_S
-                while self._forget_rows_of(schema) and time.monotonic() < until:
-                    pass
-
-    def _forget_rows_of(self, schema: TableSchema) -> bool:
-        """Whether there is more to do."""
-        consolidator = self._store.consolidator
-        return consolidator.with_mutex(lambda: self._store.forgetting.step(schema, consolidator.position))
+                goes_on = True
+                while goes_on and time.monotonic() < until:
+                    with store.consolidator.mutex:
+                        goes_on = store.forgetting.step(schema, store.consolidator.position)
 
     def _release_replaced(self) -> None:
         """Releases overwritten generations that no open snapshot sees."""

@@ -185,18 +185,10 @@ class TouchedRows:
         assert self._count is not None and self._minus is not None
         removed = self._minus.columns[self._count]
         assert isinstance(removed, Cells)
-        low, high = removed.take(self._minus_at()).limbs()
+        low, high = removed.limbs()  # in the order of the keys
         held = [0 if row is None else row.cells[self._count] for row in rows]
         self._seen |= np.array(held, np.int64) > low + (high << 32)
         self._is_known = True
-
-    def _minus_at(self) -> Array:
-        """Where in ``_minus`` each of the rows is."""
-        assert self._minus is not None
-        at = np.empty(len(self._keys.keys), np.int64)
-        positions = self._keys.positions(self._minus.keys)
-        at[positions[positions >= 0]] = np.flatnonzero(positions >= 0)
-        return at
 
     @property
     def is_open(self) -> bool:

@@ -274,14 +274,16 @@ class Txn:
         lists = stored_lists(batch)
         deleted = lists.get(DELETES) or [False] * batch.num_rows
         if insert:
-            self._check_new(schema, [key for key, gone in zip(keys, deleted, strict=True) if not gone])
+            self._check_new(schema, keys, deleted)
         named = [
             (i, column) for column in schema.columns if column.name in lists for i in [schema.index_of[column.name]]
         ]
         puts = [(i, lists[column.name]) for i, column in named if column.operator is None]
         deltas = [(i, lists[column.name]) for i, column in named if column.operator is not None]
+        written = dict[tuple[int, bytes], RowOp]()  # all of it, or nothing where deltas add up to too much
         for key, gone, put, delta in zip(keys, deleted, _dicts(puts, keys), _dicts(deltas, keys), strict=True):
-            before = self.rows.get((schema.id, key))
+            row = schema.id, key
+            before = written.get(row) or self.rows.get(row)
             if gone:
                 op = then_delete()
             else:
@@ -296,15 +298,17 @@ class Txn:
                     op = before or RowOp(Barrier.PATCH, {}, {})
                 if added:
                     op = then_delta(schema, op, added)
-            self.rows[schema.id, key] = op
+            written[row] = op
+        self.rows.update(written)
 
-    def _check_new(self, schema: TableSchema, keys: Sequence[bytes]) -> None:
-        """Raises RowExists for the first that the transaction sees, or that is there twice."""
-        seen = set[bytes]()
-        for key in keys:
-            if key in seen or self.host.has_row(self.lease, schema, key, self):
+    def _check_new(self, schema: TableSchema, keys: Sequence[bytes], deleted: Sequence[bool]) -> None:
+        """Raises RowExists for the first that is there when its turn comes: the transaction sees it, or has it twice,
+        and no row before has deleted it."""
+        there = dict[bytes, bool]()
+        for key, gone in zip(keys, deleted, strict=True):
+            if not gone and (there[key] if key in there else self.host.has_row(self.lease, schema, key, self)):
                 raise RowExists(table=schema.name, key=caller_key(schema, key))
-            seen.add(key)
+            there[key] = not gone
 
     def rollback(self) -> None:
         """Gives the transaction up; harmless after a commit."""

@@ -45,15 +45,21 @@ class _Server:
     """The server's end of the pipe, for the threads of DuckDB that read tables, and the one that sends the answer."""
 
     def __init__(self, channel: socket.socket, text: str) -> None:
-        self._channel, self._lock = channel, threading.Lock()
+        self._channel, self._lock, self._over = channel, threading.Lock(), False
         self._hidden = hidden_in(text)
 
     def tell(self, kind: Kind, payload: Any = b"") -> None:
+        """Part of the answer, or with END or ERROR the last word: what then still reads ahead would ask as part of the
+        next question."""
         with self._lock:
+            self._over = kind is not Kind.RESULT
             send(self._channel, kind, payload)
 
     def ask(self, kind: Kind, payload: bytes) -> bytes:
+        """Raises Gone after the last word."""
         with self._lock:
+            if self._over:
+                raise Gone
             send(self._channel, kind, payload)
             kind, answered = receive(self._channel)
         if kind is Kind.ERROR:

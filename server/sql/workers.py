@@ -42,11 +42,11 @@ class Question:
 
 
 class Workers:
-    """Thread safe."""
+    """Thread safe. ``most``: how many there may be."""
 
     def __init__(self, limits: Limits, most: int) -> None:
-        self._limits, self._most = limits, max(1, most)
-        self._room = threading.Semaphore(self._most)
+        self._limits, self.most = limits, max(1, most)
+        self._room = threading.Semaphore(self.most)
         self._idle = list[_Worker]()
         self._busy = set[_Worker]()
         self._lock = threading.Lock()
@@ -62,9 +62,9 @@ class Workers:
         until = time.monotonic() + (threading.TIMEOUT_MAX if timeout_s is None else max(0.0, timeout_s))
         if not self._room.acquire(timeout=min(self._limits.timeout_s, until - time.monotonic())):
             raise ResourceExhausted(
-                f"{self._most} questions are being answered, and none ended in time: ask again later",
+                f"{self.most} questions are being answered, and none ended in time: ask again later",
                 limit="sql_processes",
-                maximum=self._most,
+                maximum=self.most,
             )
         try:
             worker = self._taken()

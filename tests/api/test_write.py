@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import secrets
 from decimal import Decimal
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import kivi
-from kivi.errors import Conflict, InvalidArgument, RowExists, SchemaError
+from kivi.errors import Conflict, InvalidArgument, KiviError, OutOfRange, RowExists, SchemaError
 
 COLUMNS = {"name": "string", "fee": "decimal(9,2)", "n": kivi.sum("int64"), "x": kivi.sum("float64")}
 
@@ -94,6 +95,40 @@ def test_strict_inserts(t: Any) -> None:
     assert t.get("t", (1, "x"))["n"] == 0
 
 
+def test_strict_inserts_come_in_their_turn(t: Any) -> None:
+    t.write("t", [{"a": 1, "b": "x", "name": "old"}])
+    moved = [{"a": a, "b": "x", "name": name, "gone": gone} for a, name, gone in (
+        (1, None, True), (1, "new", False), (2, "first", False), (2, None, True), (2, "second", False)
+    )]  # fmt: skip
+    t.write("t", moved, deletes="gone", insert=True)
+    with t.snapshot() as snap:
+        assert [(row["a"], row["name"]) for row in snap.scan("t")] == [(1, "new"), (2, "second")]
+    with pytest.raises(RowExists):
+        t.write("t", moved[::-1], deletes="gone", insert=True)  # it is deleted too late
+
+
+def test_records_of_no_rows(t: Any) -> None:
+    empty = pa.table({"a": pa.array([], pa.int64()), "b": pa.array([], pa.string())})
+    assert t.write("t", empty) > 0
+    assert t.write("t", []) > 0
+    assert t.write("t", [], deletes="gone", insert=True) > 0
+    with t.snapshot() as snap:
+        assert list(snap.scan("t")) == []
+
+
+def test_rows_that_add_up_to_too_much_are_not_written_in_part(t: Any) -> None:
+    rows = [{"a": a, "b": "x", "x": 1e308} for a in (1, 2, 2)]
+    tx = t.transaction()
+    with contextlib.suppress(KiviError), tx:
+        with contextlib.suppress(OutOfRange):
+            tx.write("t", rows)
+        tx.commit()
+    with t.snapshot() as snap:
+        assert list(snap.scan("t")) == []
+    with pytest.raises(OutOfRange):
+        t.write("t", rows)
+
+
 def test_staged_rows_may_delete(t: Any) -> None:
     t.write("t", [{"a": i, "b": "x", "name": "p"} for i in range(4)])
     rows = [{"a": 1, "b": "x", "name": None, "gone": True}, {"a": 2, "b": "x", "name": "q", "gone": False}]
@@ -117,6 +152,12 @@ def test_what_is_refused(t: Any) -> None:
         ("t", [{**row, "gone": "yes"}], {"deletes": "gone"}, SchemaError),
         ("t", pa.table({"a": [1], "b": ["x"], "gone": [1]}), {"deletes": "gone"}, SchemaError),
         ("t", pa.table({"a": [1], "b": ["x"]}), {"deletes": "gone"}, SchemaError),
+        (
+            "t",
+            pa.table([[1], ["x"], [True], [True]], names=["a", "b", "gone", "gone"]),
+            {"deletes": "gone"},
+            SchemaError,
+        ),
         ("t", [{"a": 1}], {}, InvalidArgument),
         ("t", pa.table({"a": [1], "b": ["x" * 70_000]}), {}, kivi.ResourceExhausted),
     ):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -11,8 +13,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from kivi_server.sql.pipe import Gone, Kind, receive
+from kivi_server.sql.worker import _Server
 
 import kivi
+from kivi.client.messages import read_batches
 from kivi.errors import InvalidArgument, KiviError, NotFound, PermissionDenied, ResourceExhausted
 from tests.serverproc import ServerProcess
 from tests.waiting import wait_until
@@ -145,6 +150,53 @@ def test_questions_wait_for_a_process_and_give_up_in_time(server: ServerProcess)
     assert len(met) == 4
     assert all(isinstance(error, ResourceExhausted) for error in met)
     assert len(processes(server)) <= 2
+
+
+def test_those_who_wait_for_a_process_do_not_keep_away_who_has_one(server: ServerProcess) -> None:
+    text = "select range, repeat('x', 500) as text from range(30000)"
+
+    def ask() -> None:
+        with server.connect(access_token=ROOT) as db, db.snapshot() as snap, contextlib.suppress(KiviError):
+            snap.sql(text)
+
+    with server.connect(access_token=ROOT) as db, db.snapshot() as snap:
+        begun = []
+        for _ in range(2):  # as many as there are processes
+            request = snap._core._take()[0]
+            request.sql.text = text
+            begun.append(db._run(snap._core._ask(request)))
+        waiting = [threading.Thread(target=ask) for _ in range(12)]
+        for thread in waiting:
+            thread.start()
+        time.sleep(0.3)
+        for page in begun:
+            data, scan, rows = page.arrow, page.scan, 0
+            assert scan
+            while True:
+                rows += sum(batch.num_rows for batch in read_batches(data))
+                if not scan:
+                    break
+                data, scan = db._run(snap._core.scan_next(scan))
+            assert rows == 30_000
+        for thread in waiting:
+            thread.join(15)
+
+
+def test_what_reads_ahead_asks_nothing_once_the_question_is_over() -> None:
+    """Its answer would be taken for a part of the next question's, whose process is the same."""
+    for last in (Kind.END, Kind.ERROR):
+        channel, theirs = socket.socketpair()
+        with channel, theirs:
+            theirs.settimeout(0.2)  # nobody answers
+            asks = _Server(theirs, "select 1")
+            asks.tell(Kind.RESULT, b"rows")
+            asks.tell(last)
+            with pytest.raises(Gone):
+                asks.ask(Kind.NEXT, b"\0\0\0\0")
+            assert [receive(channel)[0] for _ in range(2)] == [Kind.RESULT, last]
+            theirs.close()
+            with pytest.raises(Gone):
+                receive(channel)
 
 
 def test_an_answer_that_nobody_reads_ends_with_its_snapshot_and_its_process_is_there_again(
