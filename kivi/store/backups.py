@@ -36,9 +36,9 @@ from typing import Any, Final
 from kivi.errors import DataLoss, DiskFull, InvalidArgument, NotAStore, StoreInUse, Unavailable
 from kivi.events.places import link_files
 from kivi.log.files import is_no_space
+from kivi.runtime.files import sync_directory
 from kivi.store import checkpoint
 from kivi.store.host import Running
-from kivi.store.opening import sync_directory
 
 __all__ = ["check", "make", "newest", "of_repository"]
 

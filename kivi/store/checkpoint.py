@@ -9,8 +9,9 @@ import shutil
 from kivi.errors import DiskFull, InvalidArgument, NotAStore, Unavailable
 from kivi.events.places import link_files
 from kivi.log.files import is_no_space
+from kivi.runtime.files import sync_directory
 from kivi.store.host import Running
-from kivi.store.opening import mark, no_space, sync_directory
+from kivi.store.opening import mark, no_space
 
 __all__ = ["begin_copy", "checkpoint"]
 

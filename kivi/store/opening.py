@@ -31,10 +31,11 @@ from kivi.errors import DataLoss, DiskFull, FormatTooNew, NotAStore, StoreInUse
 from kivi.log import CommitLog
 from kivi.log.files import is_no_space
 from kivi.log.memory import MemoryLog
+from kivi.runtime.files import sync_directory
 from kivi.runtime.settings import Settings
 from kivi.states.own import load_entry_points
 
-__all__ = ["FORMAT", "Parts", "mark", "no_space", "open_parts", "sync_directory"]
+__all__ = ["FORMAT", "Parts", "mark", "no_space", "open_parts"]
 
 _log = logging.getLogger("kivi")
 
@@ -142,14 +143,6 @@ def mark(path: str, store_id: bytes) -> None:
         os.fsync(file.fileno())
     os.rename(temporary, os.path.join(path, _MARKER))
     sync_directory(path)
-
-
-def sync_directory(path: str) -> None:
-    directory = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 def read_marker(path: str) -> tuple[bytes, int]:
