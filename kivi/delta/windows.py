@@ -34,7 +34,7 @@ from kivi.delta.runs import Array, Cells, DeltaRun
 from kivi.encoding.keys import large_binary
 from kivi.errors import OutOfRange
 from kivi.model.schema import TableSchema
-from kivi.model.types import INT64_MIN
+from kivi.model.types import INT64_MAX, INT64_MIN
 
 __all__ = ["session_starts", "sessions", "slid"]
 
@@ -93,12 +93,15 @@ def slid(target: TableSchema, run: DeltaRun, size_us: int, slide_us: int, check:
     A part is the windows from one key on up to another, and is made of the panes from the one up to ``size_us`` behind
     the other. So what is held besides panes is a part, which a processor's cache holds.
 
-    Raises OutOfRange for windows that would begin before time, and for sums of floats.
+    Raises OutOfRange for windows that would begin before time or end after it, and for sums of floats.
     """
     if not run.rows:
         return
-    if int(_times(run.keys).min()) < INT64_MIN + size_us:
+    times = _times(run.keys)
+    if int(times.min()) < INT64_MIN + size_us:
         raise OutOfRange("the first windows would begin before time: bound the question by start")
+    if int(times.max()) > INT64_MAX - size_us:
+        raise OutOfRange("the last windows would end after time: bound the question by end")
     has_states = any(column.state is not None for column in target.columns)
     rows = max(_STATES_ROWS if has_states else _ROWS, 4 * size_us // math.gcd(size_us, slide_us))
     for at in range(0, run.rows, rows):

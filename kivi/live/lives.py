@@ -17,7 +17,7 @@ from kivi.model.schema import TableSchema
 from kivi.model.subscriptions import Change, Keyed, Query, Row, Terms, Update, differences
 from kivi.mvcc.applied import PendingEvents
 from kivi.mvcc.leases import Lease
-from kivi.store.reads import key_range
+from kivi.store.key_ranges import key_range
 
 __all__ = ["EventsLive", "Live", "RowsLive", "Then"]
 

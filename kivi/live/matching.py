@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from kivi.arrow.columns import arrow_type, flat, stored_array
 from kivi.arrow.predicates import filter_batch
 from kivi.errors import OutOfRange
-from kivi.model.expressions import Expr, matches, names
+from kivi.model.expressions import Expr, matches, names, terms_of
 from kivi.model.types import INT64_MAX, INT64_MIN, ColumnType
 
 __all__ = ["BatchColumns", "Columns", "Matcher", "RowColumns"]
@@ -134,9 +134,7 @@ class _Ranges(NamedTuple):
 def _ranges(where: Expr | None, types: Mapping[str, ColumnType]) -> _Ranges | None:
     """The predicate as ranges; None if it is none."""
     found = _Ranges({}, {})
-    if where is None:
-        return found
-    for term in where.args if where.op == "and" else (where,):
+    for term in terms_of(where):
         if term.op not in _RANGES or not term.column:
             return None
         type_, name, value = types[term.column], term.column, term.value

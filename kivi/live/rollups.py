@@ -26,7 +26,7 @@ from kivi.model.schema import TableSchema
 from kivi.model.subscriptions import Query
 from kivi.mvcc.leases import Lease
 from kivi.store.facade import Store, rolled_batches
-from kivi.store.reads import key_range
+from kivi.store.key_ranges import key_range
 
 if TYPE_CHECKING:
     from kivi.live.lives import RowsLive

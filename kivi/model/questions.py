@@ -38,7 +38,7 @@ from kivi.model.derived_columns import inputs_of, parse_expression
 from kivi.model.expressions import Expr, bind, bind_value, names
 from kivi.model.levels import flat_measure
 from kivi.model.measuring import TIMED, measured, observed_columns
-from kivi.model.names import check_name
+from kivi.model.names import check_disjoint, check_name
 from kivi.model.orders import Order, order_of
 from kivi.model.rollups import aligned, stored_slot
 from kivi.model.schema import Column, GroupKey, Measure, OperatorCall, TableSchema
@@ -193,6 +193,7 @@ def question_of(
     groups = (group_by,) if isinstance(group_by, (str, TimeSlot)) else tuple(group_by)
     of = _of_events if schema.kind == "event" else _of_rows
     target, computed, calls, cells = of(schema, groups, measures, derived, windows, stored)
+    check_disjoint(schema.name, _names(target, windows))
     bounds = [_bound(schema, what, moment) for what, moment in (("start", start), ("end", end))]
     outputs = _outputs(target, windows, columns)
     order = order_of(order_by, lambda name: _type_of(target, windows, name))
@@ -204,6 +205,13 @@ def question_of(
     for name in asked.needed:
         asked.type_of(name)
     return asked
+
+
+def _names(target: TableSchema, windows: Windows | None) -> list[str]:
+    """Of the columns that there are."""
+    ends = () if windows is None or windows.size is None else (WINDOW_END,)  # of sessions it is a measure
+    columns = (column.name for column in target.columns)
+    return [*target.key_names, *columns, *(name for name, _ in target.derived), *ends]
 
 
 def _bound(schema: TableSchema, what: str, moment: Any) -> int | None:

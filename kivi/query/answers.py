@@ -14,9 +14,10 @@ from kivi.arrow.ordering import sorted_table
 from kivi.arrow.predicates import filter_batch
 from kivi.delta.overlay import FixedRows
 from kivi.encoding.projection import Projection
+from kivi.errors import OutOfRange
 from kivi.model.derived_columns import inputs_of, parse_expression
 from kivi.model.questions import WINDOW_END, WINDOW_START, Question, Windows
-from kivi.model.types import ColumnType
+from kivi.model.types import INT64_MAX, ColumnType
 from kivi.query.tally import Found
 
 __all__ = ["Answer", "answered"]
@@ -126,6 +127,8 @@ def _ends(windows: Windows, starts: Any) -> Any:
     assert windows.size is not None
     values = stored_array(_MOMENT, starts.combine_chunks())
     if windows.size.is_fixed:
+        if len(values) and int(values.max()) > INT64_MAX - windows.size.count:
+            raise OutOfRange("the last windows would end after time: bound the question by end", column=WINDOW_END)
         return arrow_from_stored(_MOMENT, values + windows.size.count)
     distinct, at = np.unique(values, return_inverse=True)
     ends = np.array([windows.size.end(start) for start in distinct.tolist()], np.int64)

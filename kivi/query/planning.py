@@ -24,7 +24,7 @@ from kivi.model.rollups import stored_slot
 from kivi.model.schema import TableSchema
 from kivi.model.slots import Slot
 
-__all__ = ["Candidate", "Part", "Times", "equalities", "planned"]
+__all__ = ["Candidate", "Part", "Times", "planned"]
 
 Times = tuple[int | None, int | None]
 """From which event time on, and before which, in microseconds; None is no bound."""
@@ -119,15 +119,3 @@ def _server(question: Question, where: Expr | None, candidate: Candidate) -> _Se
     stored = stored_slot(schema)
     slot = None if stored is None or stored[1].source != target.event_time else stored[2]
     return _Server(Part((None, None), schema, *asked), slot, complete_us)
-
-
-def equalities(schema: TableSchema, where: Expr | None) -> tuple[object, ...]:
-    """The values of the first key columns, in stored form, that a bound predicate asks for."""
-    terms = () if where is None else where.args if where.op == "and" else (where,)
-    known = {term.column: term.value for term in terms if term.op == "==" and term.column}
-    prefix = []
-    for column in schema.key:
-        if column.name not in known:
-            break
-        prefix.append(known[column.name])
-    return tuple(prefix)

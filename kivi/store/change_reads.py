@@ -58,7 +58,8 @@ from kivi.mvcc.row_floors import RowFloors
 from kivi.mvcc.slot_walk import keys_between, pairs_of
 from kivi.mvcc.watermark import Watermark
 from kivi.store.event_parts import event_times, pieces, trimmer
-from kivi.store.reads import BATCH_ROWS, Reads, key_range, limited
+from kivi.store.key_ranges import key_range
+from kivi.store.reads import BATCH_ROWS, Reads, limited
 from kivi.store.retention import first_positions
 
 __all__ = ["ChangeReads"]

@@ -22,10 +22,10 @@ from kivi.encoding.event_names import POSITION, STAMP
 from kivi.errors import SnapshotTooOld
 from kivi.events.views import EventView, later_of
 from kivi.model.changes import COMMIT_TS
-from kivi.model.expressions import Expr, all_of, names
+from kivi.model.expressions import Expr, all_of, names, terms_of
 from kivi.model.questions import COMMIT_TIME, Question, seen_schema
 from kivi.model.schema import TableSchema
-from kivi.model.types import ColumnType
+from kivi.model.types import INT64_MAX, ColumnType
 from kivi.mvcc.applied import PendingEvents
 from kivi.mvcc.timeline import Timeline
 from kivi.query.planning import Times
@@ -111,7 +111,7 @@ class SelectedEvents:
     def after(self) -> int:
         """Which commits cannot have an event that ``rest`` selects: those up to this one."""
         after = 0
-        for term in _terms(self.rest):
+        for term in terms_of(self.rest):
             if term.column not in self._hidden or term.op not in (">", ">=", "=="):
                 continue
             least = term.value if term.op != ">" else term.value + 1
@@ -136,19 +136,15 @@ def shown_events(
         yield from pieces([plain(batch.select(list(outputs)))])
 
 
-def _terms(where: Expr | None) -> tuple[Expr, ...]:
-    return () if where is None else where.args if where.op == "and" else (where,)
-
-
 def narrowed(schema: TableSchema, times: Times, where: Expr | None) -> tuple[Times, Expr | None]:
     """Bounds of the event time that a predicate has are bounds of the question; and the rest of the predicate."""
     low, high = times
     rest = []
-    for term in _terms(where):
+    for term in terms_of(where):
         begins = {">=": 0, ">": 1, "==": 0}.get(term.op)
         ends = {"<": 0, "<=": 1, "==": 1}.get(term.op)
-        if term.column != schema.event_time or (begins is None and ends is None):
-            rest.append(term)
+        if term.column != schema.event_time or (begins is None and ends is None) or term.value == INT64_MAX:
+            rest.append(term)  # the moment after the last one is no bound
             continue
         if begins is not None:
             low = later_of(low, term.value + begins)
@@ -164,7 +160,7 @@ def pushed(schema: TableSchema, where: Expr | None) -> tuple[Expr | None, Expr |
     """
     if where is None or names(where) <= schema.by_name.keys():
         return where, None
-    terms = _terms(where)
+    terms = terms_of(where)
     simple = [term for term in terms if term.column in schema.by_name]
     return all_of(*simple), all_of(*(term for term in terms if term.column not in schema.by_name))
 

@@ -21,7 +21,6 @@ from kivi.arrow.dictionaries import chunks, plain
 from kivi.arrow.predicates import evaluate
 from kivi.delta.combine import commutes
 from kivi.delta.rolling import Rolling
-from kivi.encoding.keys import encode_key, prefix_end
 from kivi.errors import NotFound, OutOfRange, ResourceExhausted, SnapshotTooOld
 from kivi.events.summing import Sums
 from kivi.events.views import later_of
@@ -33,13 +32,13 @@ from kivi.model.types import ColumnType
 from kivi.mvcc.leases import Lease
 from kivi.mvcc.timeline import Timeline
 from kivi.query.answers import Answer, answered
-from kivi.query.planning import Candidate, Part, Times, equalities, planned
+from kivi.query.planning import Candidate, Part, Times, planned
 from kivi.query.tally import CHUNK_ROWS, Tally
 from kivi.store.catalog import Catalog
 from kivi.store.event_selection import Captured, SelectedEvents, columns_asked, narrowed, pushed
+from kivi.store.key_ranges import asked_range, equalities
 from kivi.store.retention import Retention
 from kivi.store.rollups import Rollups, RowsRead
-from kivi.store.slot_ranges import KeyRange
 
 __all__ = ["Questions"]
 
@@ -122,7 +121,7 @@ class Questions:
         schema = part.aggregate
         assert schema is not None
         rolling = Rolling(schema, tally.target, part.keys, part.cells, tally.combining())
-        for rows in rollups.selected(lease, schema, where, _bounds(schema, where), part.times, read):
+        for rows in rollups.selected(lease, schema, where, asked_range(schema, where), part.times, read):
             if rows_max is not None and read.rows > rows_max:
                 raise _Dense(schema)
             if len(rows.rows):
@@ -233,14 +232,6 @@ class Questions:
 def _asked(wanted: Scan) -> Question:
     assert wanted.question is not None
     return wanted.question
-
-
-def _bounds(schema: TableSchema, where: Expr | None) -> KeyRange:
-    """The range of an aggregate's keys that a predicate can select."""
-    if not (values := equalities(schema, where)):
-        return None, None
-    prefix = encode_key([column.type for column in schema.key[: len(values)]], values)
-    return prefix, prefix_end(prefix)
 
 
 def _sums(schema: TableSchema, question: Question, where: Expr | None) -> Sums | None:

@@ -25,12 +25,11 @@ from kivi.arrow.ordering import first_rows
 from kivi.delta.ops import RowOp
 from kivi.encoding.base_rows import RowLayout, Version
 from kivi.encoding.key_slots import KeySlot
-from kivi.encoding.keys import prefix_end
 from kivi.encoding.projection import Projection
 from kivi.errors import DataLoss, InvalidArgument, NotFound
 from kivi.events.store import EventStore
 from kivi.events.views import EventView, later_of
-from kivi.model.expressions import Expr, names
+from kivi.model.expressions import names
 from kivi.model.questions import seen_schema
 from kivi.model.rollups import rolled_outputs
 from kivi.model.scans import Scan
@@ -44,13 +43,14 @@ from kivi.store.catalog import Catalog
 from kivi.store.event_parts import event_times, pieces, trimmer
 from kivi.store.event_selection import Captured, shown_events
 from kivi.store.event_tables import EventTables
+from kivi.store.key_ranges import key_range
 from kivi.store.plans import GetPlan
 from kivi.store.questions import Questions
 from kivi.store.retention import Retention
 from kivi.store.rollups import Rollups, rolled_batches
 from kivi.store.transaction import Txn, encoded_key, merged
 
-__all__ = ["Reads", "key_range", "limited"]
+__all__ = ["Reads", "limited"]
 
 BATCH_ROWS: Final = 4_096
 BATCH_BYTES: Final = 4 << 20
@@ -350,50 +350,6 @@ def _portions(rows: Iterator[dict[str, Any]], wide: list[str]) -> Iterator[list[
             portion, size = [], 0
     if portion:
         yield portion
-
-
-def key_range(schema: TableSchema, wanted: Scan) -> tuple[bytes | None, bytes | None]:
-    """The byte range [start, end) of a scan: the prefix, narrowed by start, end and predicate. None is no bound."""
-    start = encoded_key(schema, wanted.prefix)
-    end = prefix_end(start)
-    if wanted.start is not None:
-        start = max(start, encoded_key(schema, wanted.start))
-    if wanted.end is not None:
-        end = _nearer(end, encoded_key(schema, wanted.end))
-    if wanted.where is not None:
-        low, beyond = _asked_range(schema, wanted.where)
-        start, end = max(start, low), _nearer(end, beyond)
-    return start or None, end if end is None else max(start, end)
-
-
-def _asked_range(schema: TableSchema, where: Expr) -> tuple[bytes, bytes | None]:
-    """A range of keys outside of which a bound predicate is false: equalities of the first key columns, and whatever
-    bounds the one behind them."""
-    terms = where.args if where.op == "and" else (where,)
-    prefix, bounds = list[Any](), list[Expr]()
-    for column in schema.key:
-        bounds = [term for term in terms if term.column == column.name]
-        equal = next((term for term in bounds if term.op == "=="), None)
-        if equal is None:
-            break
-        prefix.append(equal.value)
-        bounds = []
-    start = encoded_key(schema, tuple(prefix))
-    end = prefix_end(start)
-    for term in bounds:
-        values = term.value if term.op == "isin" else (term.value,)
-        if term.op not in (">", ">=", "<", "<=", "isin") or not values:
-            continue
-        keys = [encoded_key(schema, (*prefix, value)) for value in values]
-        if term.op not in ("<", "<="):
-            start = max(start, min(keys))
-        if term.op not in (">", ">="):
-            end = _nearer(end, max(keys) if term.op == "<" else prefix_end(max(keys)))
-    return start, end
-
-
-def _nearer(end: bytes | None, other: bytes | None) -> bytes | None:
-    return other if end is None else end if other is None else min(end, other)
 
 
 def skipped(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:

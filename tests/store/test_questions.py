@@ -384,3 +384,58 @@ def test_coded_columns_and_null_groups(driver: EmbeddedDriver) -> None:
             ]
             assert told == sorted(listed, key=lambda row: (row[3] is None, -(row[3] or 0), row[1]))
         db.consolidate()
+
+
+def test_events_of_the_last_moment(driver: EmbeddedDriver) -> None:
+    """Bounds and windows do not run over the end of time: not where events are in memory, nor in blocks."""
+    db, last = driver.db, 2**63 - 1
+    db.create_event_table("ends", event_time="ts", columns={"ts": "timestamp"})
+    db.append("ends", [{"ts": 0}])
+    db.append("ends", [{"ts": last}])
+    count = {"n": kivi.count()}
+    for _ in range(2):
+        with db.snapshot() as snap:
+            for where, expected in (
+                (col("ts") > last, 0), (col("ts") >= last, 1), (col("ts") == last, 1), (col("ts") <= last, 2),
+                (col("ts") > last - 1, 1), (col("ts") <= last - 1, 1),
+            ):  # fmt: skip
+                assert [row["n"] for row in snap.query("ends", where=where, measures=count)] == [expected]
+            for size, slide, windows_each in (("5m", None, 1), ("5m", "1m", 5), ("1h", "1m", 60)):
+                with pytest.raises(kivi.OutOfRange, match="end after time"):
+                    list(snap.windows("ends", size, slide=slide, measures=count))
+                inside = snap.windows("ends", size, slide=slide, end=last - 10**10, measures=count)
+                assert sum(row["n"] for row in inside) == windows_each
+        db.consolidate()
+
+
+def test_columns_of_an_answer_have_names_of_their_own(driver: EmbeddedDriver) -> None:
+    driver.db.alter_table("calls", add_columns={"window_end": "string"})
+    count = {"n": kivi.count()}
+    with driver.db.snapshot() as snap:
+        for name, ask in (
+            ("app", lambda: snap.query("calls", group_by=["app"], measures=count, derived={"app": "n + 1"})),
+            ("n", lambda: snap.query("calls", group_by=["app"], measures=count, derived={"n": "n + 1"})),
+            ("window_end", lambda: snap.windows("calls", "5m", group_by=["window_end"], measures=count)),
+            ("window_end", lambda: snap.windows("calls", "5m", measures={"window_end": kivi.count()})),
+            ("window_end", lambda: snap.windows("calls", session="5m", measures=count, derived={"window_end": "n"})),
+        ):
+            with pytest.raises(kivi.SchemaError, match=f"{name!r} twice"):
+                ask()
+
+
+def test_a_literal_that_no_key_holds(driver: EmbeddedDriver) -> None:
+    """It selects what it would without the aggregate that answers (R24)."""
+    db, rng = driver.db, random.Random(3)
+    db.append("calls", [event(rng, 0, 200) for _ in range(50)])
+    count, long = {"n": kivi.count()}, "x" * 70_000
+    wheres = [col("app") == long, col("app").isin([long, "shop"]), col("app") < long, col("app") >= long]
+    with db.snapshot() as snap:
+        before = [[row["n"] for row in snap.query("calls", where=where, measures=count)] for where in wheres]
+    db.create_aggregate("by_app", source="calls", group_by=["app"], measures=count)
+    with db.snapshot() as snap:
+        for where, expected in zip(wheres, before, strict=True):
+            result = snap.query("calls", where=where, group_by=["app"], measures=count)
+            assert "rows of by_app" in result.explain()
+            assert sum(row["n"] for row in result) == expected[0]
+            assert sum(row["n"] for row in snap.scan("by_app", where=where)) == expected[0]
+    assert before[0] == [0]

@@ -41,7 +41,19 @@ a scan reads (``kivi.model.scans``) is a predicate with a range of keys, columns
 """
 
 from kivi.model.expressions.binding import bind, bind_value
-from kivi.model.expressions.nodes import COMPARISONS, Expr, Value, all_of, between, case, coalesce, col, lit, names
+from kivi.model.expressions.nodes import (
+    COMPARISONS,
+    Expr,
+    Value,
+    all_of,
+    between,
+    case,
+    coalesce,
+    col,
+    lit,
+    names,
+    terms_of,
+)
 from kivi.model.expressions.plain import from_plain, to_plain
 from kivi.model.expressions.rows import matches, value_of
 
@@ -60,6 +72,7 @@ __all__ = [
     "lit",
     "matches",
     "names",
+    "terms_of",
     "to_plain",
     "value_of",
 ]

@@ -25,6 +25,7 @@ __all__ = [
     "col",
     "lit",
     "names",
+    "terms_of",
 ]
 
 COMPARISONS: Final = frozenset({"==", "!=", "<", "<=", ">", ">="})
@@ -217,6 +218,11 @@ def all_of(*terms: Expr | None) -> Expr | None:
     """The terms that there are, joined by "and"; None if there are none."""
     there = [term for term in terms if term is not None]
     return functools.reduce(operator.and_, there) if there else None
+
+
+def terms_of(predicate: Expr | None) -> tuple[Expr, ...]:
+    """Of what ``all_of`` joins, each: whatever the predicate selects, all of them are true of."""
+    return () if predicate is None else predicate.args if predicate.op == "and" else (predicate,)
 
 
 def between(column: str, low: Any, beyond: Any) -> Expr | None:
