@@ -6,6 +6,7 @@
     shell      ``kivi shell``: transactions by hand
     watch      ``kivi watch``: a query kept up on a terminal
     offline    dump, verify, backup and restore of a store that nobody has open
+    folders    directories that are there whole or not at all
     text       text in, text out
 
 Comes in: words that somebody typed. Goes out: text and exit codes. May not touch: the store, but inside the functions

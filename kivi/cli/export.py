@@ -9,15 +9,11 @@
 Every Parquet file says in its metadata what it is of: ``kivi.table``, ``kivi.snapshot`` (the commit timestamp up to
 which it has everything), ``kivi.version``; a Delta table says so in its commit.
 
-**Nothing half-written.** The files are written into a directory beside DIR, which gets its name when all of it is
-there and synced; DIR is new, or empty. An export that fails, or is interrupted, leaves nothing; one that is killed
-leaves the directory beside it, whose name says so.
+**Nothing half-written.** DIR is new, or empty, and gets its files all at once (``kivi.cli.folders``).
 """
 
 from __future__ import annotations
 
-import shutil
-import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset
 import pyarrow.parquet
 
+from kivi.cli.folders import check_new, made_whole
 from kivi.errors import InvalidArgument, KiviError
 
 __all__ = ["export"]
@@ -45,11 +42,7 @@ def export(
 
     Raises InvalidArgument, and what reading raises; then nothing is there.
     """
-    from kivi.runtime.disk import sync_directory
-
-    target = Path(to)
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise InvalidArgument(f"{to} is there already: name a directory that is new, or empty")
+    target = check_new(to)
     time = description.get("event_time")
     if by == "day" and time is None:
         raise InvalidArgument(f"{table} is no event table: only events are laid by days")
@@ -57,24 +50,14 @@ def export(
         many = description["statistics"].get("rows_estimate", 0) >= MANY
         by = "day" if time is not None and many else "none"
     rows = _Rows(snap, table, time if by == "day" else None)
-    beside = target.parent / f".{target.name}.unfinished-{uuid.uuid4().hex[:8]}"
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        beside.mkdir()
-        (_delta if format_ == "delta" else _parquet)(rows, beside)
-        for path in (*beside.rglob("*"), beside):
-            sync_directory(path)
-        if target.exists():
-            target.rmdir()
-        beside.rename(target)
-        sync_directory(target.parent)
-    except BaseException as error:
-        shutil.rmtree(beside, ignore_errors=True)
-        if rows.failure is not None:  # an engine of others tells of it in words
-            raise rows.failure from None
-        if isinstance(error, OSError):
-            raise InvalidArgument(f"cannot write {to}: {error.strerror or error}") from None
-        raise
+    with made_whole(target) as folder:
+        try:
+            folder.mkdir(parents=True)
+            (_delta if format_ == "delta" else _parquet)(rows, folder)
+        except BaseException:
+            if rows.failure is not None:  # an engine of others tells of it in words
+                raise rows.failure from None
+            raise
     written = list(target.rglob("*.parquet"))
     return {
         "rows": rows.count,

@@ -12,7 +12,6 @@ import contextlib
 import fcntl
 import json
 import os
-import secrets
 import shutil
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kivi.cli import rekeyed
 from kivi.cli.append import Progress
+from kivi.cli.folders import check_new, made_whole
 from kivi.cli.recount import compare
 from kivi.cli.text import plain
 from kivi.errors import DataLoss, InvalidArgument, KiviError, NotAStore, OutOfRange, StoreInUse
@@ -353,29 +353,12 @@ def restore(args: argparse.Namespace) -> int:
 
 
 def _copy(args: argparse.Namespace, what: str) -> int:
-    from kivi.runtime.disk import sync_directory
-
-    target = Path(args.to)
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise InvalidArgument(f"{args.to} is there already: name a directory that does not exist yet")
+    target = check_new(args.to)
     if not target.absolute().parent.is_dir():
         raise InvalidArgument(f"{target.absolute().parent} is not a directory: name one that is there")
     report = examine(args.dir)
-    made = part = target.with_name(f"{target.name}.part-{secrets.token_hex(4)}")
-    try:
+    with made_whole(target) as part:
         shutil.copytree(args.dir, part, ignore=shutil.ignore_patterns("LOCK", "BACKUP"))
-        for folder, _, names in os.walk(part):
-            for name in (*names, ""):
-                sync_directory(os.path.join(folder, name))
-        if target.exists():
-            target.rmdir()
-        made = part.rename(target)
-        sync_directory(str(target.parent))
-    except BaseException as error:
-        shutil.rmtree(made, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise KiviError(f"cannot write {args.to}: {error.strerror or error}") from None
-        raise
     if args.output == "json":
         print(json.dumps({"copied": args.dir, "to": args.to, "watermark": report["watermark"]}))
     else:

@@ -24,7 +24,7 @@ from kivi.encoding.keyspaces import (
 )
 from kivi.engine import Engine, WriteBatch
 from kivi.errors import DiskFull, Unavailable
-from kivi.runtime.disk import is_no_space, sync_directory
+from kivi.runtime.files import is_no_space, sync_directory
 
 __all__ = ["Directory", "InEngine", "Place", "file_name", "link_files"]
 

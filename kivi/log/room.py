@@ -26,7 +26,7 @@ from kivi.log.direct import open_direct
 from kivi.log.files import Files
 from kivi.log.records import BLOCK_BYTES, SegmentHeader
 from kivi.log.recovery import Segment
-from kivi.runtime.disk import is_no_space
+from kivi.runtime.files import is_no_space
 
 __all__ = ["Room"]
 

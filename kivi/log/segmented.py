@@ -59,7 +59,7 @@ from kivi.log.records import BLOCK_BYTES, HEADER_BYTES, SegmentHeader, pack_reco
 from kivi.log.records import segment_name as name_of
 from kivi.log.recovery import NUMBERS_MAX, Segment, recover
 from kivi.log.room import Room
-from kivi.runtime.disk import is_no_space
+from kivi.runtime.files import is_no_space
 from kivi.runtime.histogram import Histogram
 from kivi.runtime.scheduling import use_batch_scheduling
 

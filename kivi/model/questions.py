@@ -34,13 +34,12 @@ from typing import Any, Final
 from kivi.errors import InvalidArgument, SchemaError
 from kivi.model.changes import COMMIT_TS
 from kivi.model.declarations import TimeSlot, derived_columns, grouped
-from kivi.model.derived_columns import inputs_of, parse_expression
 from kivi.model.expressions import Expr, bind, bind_value, names
 from kivi.model.levels import flat_measure
 from kivi.model.measuring import TIMED, measured, observed_columns
 from kivi.model.names import check_disjoint, check_name
 from kivi.model.orders import Order, order_of
-from kivi.model.rollups import aligned, stored_slot
+from kivi.model.rollups import aligned, derived_from, stored_slot
 from kivi.model.schema import Column, GroupKey, Measure, OperatorCall, TableSchema
 from kivi.model.slots import Slot, parse_duration_us
 from kivi.model.types import ColumnType
@@ -331,12 +330,8 @@ def _of_rows(
         columns.append(replace(schema.columns[i], name=name))
         built.append(replace(schema.measures[i], name=name))
     if derived is None and not measures:
-        known = {column.name: column.type for column in (*keys, *columns)}
-        derived = {
-            name: text
-            for name, text in schema.derived
-            if inputs_of(parse_expression(text, {n: c.type for n, c in schema.by_name.items()})) <= known.keys()
-        }
+        known = {column.name for column in (*keys, *columns)}
+        derived = {name: text for name, text in schema.derived if derived_from(schema, name) <= known}
     target = dataclasses.replace(
         schema,
         key=tuple(keys),

@@ -29,7 +29,16 @@ from kivi.model.schema import GroupKey, TableSchema
 from kivi.model.slots import Slot, parse_duration_us
 from kivi.model.types import ColumnType
 
-__all__ = ["Rollup", "aligned", "range_of_last", "rolled_outputs", "rolled_schema", "rollup_of", "stored_slot"]
+__all__ = [
+    "Rollup",
+    "aligned",
+    "derived_from",
+    "range_of_last",
+    "rolled_outputs",
+    "rolled_schema",
+    "rollup_of",
+    "stored_slot",
+]
 
 _MOMENT = ColumnType("timestamp")
 
@@ -138,7 +147,7 @@ def _measures(
 
     def missing(name: str) -> list[str]:
         """The key columns that a derived column needs, and the result does not have."""
-        inputs = _inputs(schema, name)
+        inputs = derived_from(schema, name)
         return [column for column in inputs if column in schema.key_names and column not in kept]
 
     if measures is None:
@@ -157,7 +166,7 @@ def _measures(
     return names
 
 
-def _inputs(schema: TableSchema, name: str) -> set[str]:
+def derived_from(schema: TableSchema, name: str) -> set[str]:
     """The columns that a derived column, declared or named by its text, is computed from; none of any other name."""
     text = schema.expression_of(name)
     types = {column: known.type for column, known in schema.by_name.items()}
@@ -171,7 +180,7 @@ def rolled_schema(schema: TableSchema, rollup: Rollup) -> TableSchema:
 
 def _rolled(schema: TableSchema, rollup: Rollup) -> TableSchema:
     derived = tuple((name, text) for name, text in schema.derived if name in rollup.measures)
-    needed = {*rollup.measures, *(column for name in rollup.measures for column in _inputs(schema, name))}
+    needed = {*rollup.measures, *(column for name in rollup.measures for column in derived_from(schema, name))}
     kept = [i for i, column in enumerate(schema.columns) if column.name in needed] or [0]
     groups = [next(group for group in schema.group_by if group.name == name) for name in rollup.by]
     stored = stored_slot(schema)

@@ -15,8 +15,8 @@ from kivi.arrow.predicates import filter_batch
 from kivi.delta.overlay import FixedRows
 from kivi.encoding.projection import Projection
 from kivi.errors import OutOfRange
-from kivi.model.derived_columns import inputs_of, parse_expression
 from kivi.model.questions import WINDOW_END, WINDOW_START, Question, Windows
+from kivi.model.rollups import derived_from
 from kivi.model.types import INT64_MAX, ColumnType
 from kivi.query.tally import Found
 
@@ -116,11 +116,7 @@ def _is_missing(question: Question, kind: Found, name: str) -> bool:
     """Whether it is, or is computed of, a group that is null."""
     if not kind.nulls or name in kind.nulls:
         return name in kind.nulls
-    text = question.target.expression_of(name)
-    if text is None:
-        return False
-    types = {column: known.type for column, known in question.target.by_name.items()}
-    return not inputs_of(parse_expression(text, types)).isdisjoint(kind.nulls)
+    return not derived_from(question.target, name).isdisjoint(kind.nulls)
 
 
 def _ends(windows: Windows, starts: Any) -> Any:

@@ -2,7 +2,7 @@
 
     settings     the tunables of a store, frozen, with units in their names
     checksum     CRC-32, with the fastest implementation that the machine has
-    disk         when it is full, and how names on it become durable
+    files        when a disk is full, and a directory whose names a crash leaves as they are
     forks        what an object does when its process is forked
     threads      the threads behind a channel, and their end
     histogram    how often something took how long, counted where it happens

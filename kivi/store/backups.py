@@ -34,7 +34,7 @@ from typing import Any, Final
 
 from kivi.errors import DataLoss, DiskFull, InvalidArgument, NotAStore, StoreInUse, Unavailable
 from kivi.events.places import link_files
-from kivi.runtime.disk import is_no_space, sync_directory
+from kivi.runtime.files import is_no_space, sync_directory
 from kivi.store import checkpoint
 from kivi.store.host import Running
 

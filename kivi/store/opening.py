@@ -30,7 +30,7 @@ from kivi.engine.memory import MemoryEngine
 from kivi.errors import DataLoss, DiskFull, FormatTooNew, NotAStore, StoreInUse
 from kivi.log import CommitLog
 from kivi.log.memory import MemoryLog
-from kivi.runtime.disk import is_no_space, sync_directory
+from kivi.runtime.files import is_no_space, sync_directory
 from kivi.runtime.settings import Settings
 from kivi.states.own import load_entry_points
 

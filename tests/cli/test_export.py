@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import errno
 import os
 from collections.abc import Iterator
 from decimal import Decimal
@@ -93,6 +94,11 @@ def test_aggregates_and_tables_of_no_rows_have_their_columns(db: Any, tmp_path: 
             assert read.schema.names == snap.to_arrow(table).schema.names
 
 
+def interrupted(rows: Any, folder: Path) -> None:
+    (folder / "part-0.parquet").write_bytes(b"some")
+    raise KeyboardInterrupt
+
+
 def test_it_is_whole_or_not_there(db: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = db.describe("calls")
     (tmp_path / "full").mkdir()
@@ -115,5 +121,18 @@ def test_it_is_whole_or_not_there(db: Any, tmp_path: Path, monkeypatch: pytest.M
         for form in ("parquet", "delta"):
             with pytest.raises(DataLoss, match="a block is damaged"):
                 export(Broken(), "calls", found, str(tmp_path / "new"), format_=form)
+
+        def full(path: Any) -> None:
+            if Path(path) == tmp_path:  # the last one
+                assert (tmp_path / "new").is_dir()
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+        for error in (KeyboardInterrupt, InvalidArgument):
+            with monkeypatch.context() as patched, pytest.raises(error):
+                if error is KeyboardInterrupt:
+                    patched.setattr("kivi.cli.export._parquet", interrupted)
+                else:
+                    patched.setattr("kivi.runtime.files.sync_directory", full)
+                export(snap, "calls", found, str(tmp_path / "new"))
     assert sorted(os.listdir(tmp_path)) == ["full"]
     assert os.listdir(tmp_path / "full") == ["file"]

@@ -439,3 +439,29 @@ def test_a_literal_that_no_key_holds(driver: EmbeddedDriver) -> None:
             assert sum(row["n"] for row in result) == expected[0]
             assert sum(row["n"] for row in snap.scan("by_app", where=where)) == expected[0]
     assert before[0] == [0]
+
+
+def test_float_sums_have_the_same_bits_wherever_events_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In memory only, and in small and large blocks, compacted and settled (R23)."""
+    monkeypatch.setattr("kivi.store.questions.CHUNK_ROWS", 37)
+    rng = random.Random(5)
+    commits = [[event(rng, 0, 200) for _ in range(rng.choice([1, 20, 90]))] for _ in range(8)]
+    measures = {"real": kivi.sum("f"), "mean": kivi.avg("f"), "spread": kivi.var("f")}
+    windows: list[dict[str, Any]] = [
+        {"size": "10m"}, {"size": "15m", "slide": "5m"}, {"size": "1h", "slide": "1m"}, {"session": "1m"},
+    ]  # fmt: skip
+    answers = set()
+    for place, block_rows in enumerate((64, 16, 64)):
+        driver = EmbeddedDriver(None, block_rows=block_rows)
+        driver.db.create_event_table("calls", event_time="ts", columns=COLUMNS)
+        for i, events in enumerate(commits):
+            driver.db.append("calls", events)
+            if place and i % 3 == 0:
+                driver.db.consolidate()
+                driver.store.settle(64) if place == 2 else driver.store.consolidator.compact()
+        with driver.db.snapshot() as snap:
+            asked = {"group_by": ["user"], "measures": measures, "where": col("f") > -4.0}
+            found = [list(snap.query("calls", **asked)), *(list(snap.windows("calls", **w, **asked)) for w in windows)]
+        answers.add(repr(found))
+        driver.close()
+    assert len(answers) == 1
