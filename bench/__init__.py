@@ -7,7 +7,7 @@
     python -m bench goal1 --quick    # a minute: every case once and briefly, every total verified
     python -m bench goal1 --peers duckdb,postgres --runs 5
 
-A *goal* is a script (``goal1`` to ``goal12``) that measures kivi and whatever it is compared with, one after the other,
+A *goal* is a script (``goal1`` to ``goal13``) that measures kivi and whatever it is compared with, one after the other,
 and does all of that again for every run.
 
 What a number means
@@ -48,6 +48,7 @@ goal9  live queries: matches on one core, notification latency, commits beside t
 goal10 percentiles and distinct counts: ingest, reads, rollups, bytes a row         ``measures``
 goal11 retention over a simulated week, retraction beside loading                   ``lifetimes``
 goal12 loading rows beside secondary views                                          ``views``
+goal13 questions of ten days, in order and late, beside DuckDB                      ``history``
 ====== ============================================================================ ===========================
 
 **One event, one transaction** (goal 2, the headline): the event is inserted and added to its aggregate row, whole or

@@ -1,4 +1,4 @@
-"""``python -m bench goal1 ... goal12``, or ``all``: measures, verifies, prints, and writes a results file."""
+"""``python -m bench goal1 ... goal13``, or ``all``: measures, verifies, prints, and writes a results file."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ _GOALS: Final = {
     "goal10": "measures",
     "goal11": "lifetimes",
     "goal12": "views",
+    "goal13": "history",
 }
 _HOME: Final = Path(__file__).resolve().parent
 
