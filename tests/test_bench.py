@@ -20,7 +20,7 @@ import kivi.aio
 from bench import history, matching, notified, peers, subscribers, tables, verify
 from bench.appending import Order, started
 from bench.data import SLOT_US, START_US, Pool, Totals, make
-from bench.past import DAY_US, Past
+from bench.past import Past
 from bench.peers import limit
 from bench.producers import _check, _Producer
 from bench.results import page, raw, write
@@ -252,10 +252,15 @@ def test_writes_keep_their_pace() -> None:
 
 def test_events_of_the_past_are_the_same_again_and_as_many_come_late_as_are_wanted() -> None:
     past = Past(20_000, 0.5)
-    times = np.concatenate([batch["ts"].cast(pa.int64()).to_numpy() for batch in past.batches()])
     assert list(past.batches()) == list(past.batches())
+    times, in_order = (
+        np.concatenate([batch["ts"].cast(pa.int64()).to_numpy() for batch in each.batches()])
+        for each in (past, Past(20_000, 0.0))
+    )
     assert len(times) == 20_000
-    assert 0.45 < np.mean(times[1:] < times[:-1] - DAY_US // 20) < 0.5
+    assert (np.diff(in_order) >= 0).all()
+    assert 0.48 < np.mean(times < in_order) < 0.52
+    assert 5 < np.mean((in_order - times)[times < in_order]) / 3_600_000_000 < 7
     ids = [trace_id for batch in past.traces() for trace_id in batch["trace_id"].to_pylist()]
     assert len(set(ids)) == 20_000
     assert ids[777] == past.trace_id(777)
@@ -264,7 +269,11 @@ def test_events_of_the_past_are_the_same_again_and_as_many_come_late_as_are_want
 def test_answers_of_history_are_compared_row_by_row() -> None:
     right = pa.table({"k": [1, 2, None], "p99": [10.0, 20.0, 30.0]})
     history._same("a question", right, pa.table({"key": [None, 2, 1], "p": [30.3, 20.0, 9.9]}))
-    for wrong in (right.slice(1), right.set_column(0, "k", pa.array([1, 3, None])), right.set_column(1, "p99", pa.array([10.0, 21.0, 30.0]))):
+    for wrong in (
+        right.slice(1),
+        right.set_column(0, "k", pa.array([1, 3, None])),
+        right.set_column(1, "p99", pa.array([10.0, 21.0, 30.0])),
+    ):
         with pytest.raises(WrongTotals, match="a question: kivi says"):
             history._same("a question", right, wrong)
 
