@@ -63,8 +63,8 @@ class Cli:
 
     def _called(self, words: list[str], stdin: str) -> tuple[int, str, str]:
         out, errors = io.StringIO(), io.StringIO()
-        streams = {"stdin": io.StringIO(stdin), "stdout": out, "stderr": errors}
-        with mock.patch.dict(os.environ, self.environment), mock.patch.multiple(sys, **streams):
+        streams = mock.patch.multiple(sys, stdin=io.StringIO(stdin), stdout=out, stderr=errors)
+        with mock.patch.dict(os.environ, self.environment), streams:
             try:
                 returned = main(words)
             except SystemExit as wrong_usage:
