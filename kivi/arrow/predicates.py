@@ -163,9 +163,14 @@ def _of_column(values: Any, expr: Expr, type_: ColumnType) -> Any:
         case "is_null":
             return values.is_null()
         case "isin":
-            return _is_in(values, stored_column(type_, list(expr.value)))
+            wanted = stored_column(type_, list(expr.value))
+            if isinstance(values, pa.DictionaryArray):
+                return _is_in(values.dictionary, wanted).take(values.indices)
+            return _is_in(values, wanted)
         case "col":
             return _stored(values, type_)
+    if isinstance(values, pa.DictionaryArray):
+        return COMPARE[expr.op](values.dictionary, literal(type_, expr.value)).take(values.indices)
     return COMPARE[expr.op](values, literal(type_, expr.value))
 
 
