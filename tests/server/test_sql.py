@@ -246,7 +246,7 @@ def test_a_process_that_the_system_does_not_start_costs_its_question_only(monkey
     workers = Workers(Limits(64 << 20, 1, 10.0, 1_000), 1)
 
     def one() -> list[Any]:
-        question = Question("select 1 as one", b"", lambda name: None, lambda spec: iter(()))
+        question = Question("select 1 as one", b"", lambda name: None, lambda name: b"[]", lambda spec: iter(()))
         return [
             row for page in workers.answer(question, 30) for batch in read_batches(page) for row in batch.to_pylist()
         ]
