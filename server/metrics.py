@@ -46,7 +46,7 @@ def _gauge(name: str, text: str) -> Metric:
 
 
 _SUMMED: Final = "Event blocks that were summed up, by what was read of them."
-_COLD: Final = "Ranges of cold files that were read."
+_COLD: Final = "Ranges of cold files that were read, by what they came from."
 _SPANS: Final = "Spans of exports that were answered, by what became of them."
 _ABORTS: Final = "Commits that were refused and did nothing, by reason."
 
@@ -95,8 +95,8 @@ METRICS: Final[dict[str, Metric]] = {
         "cold_errors", "Rounds in which files could not move to an object store, or be deleted there."
     ),
     "cold_cache_bytes": _gauge("cold_cache_bytes", "What is kept on disk of what was read back."),
-    "cold_cache_hits": _counter("cold_ranges_read", _COLD, ("from", "cache")),
-    "cold_cache_misses": _counter("cold_ranges_read", _COLD, ("from", "object store")),
+    "cold_cache_hits": _counter("cold_ranges_read", _COLD, ("by", "cache")),
+    "cold_cache_misses": _counter("cold_ranges_read", _COLD, ("by", "request")),
     "cold_fetched_bytes": _counter("cold_fetched_bytes", "Bytes that were read from object stores."),
     "cold_uploaded_bytes": _counter("cold_uploaded_bytes", "Bytes that moved to object stores."),
     "cold_deleted": _counter("cold_objects_deleted", "Objects that nothing needed any more, and that were deleted."),
