@@ -19,6 +19,7 @@ from kivi.errors import DataLoss, InvalidArgument, SchemaError, Unavailable
 from kivi.events.object_store import ObjectStore
 from kivi.events.range_cache import RangeCache
 from kivi.events.store import EventStore
+from tests.serverproc import ServerProcess
 from tests.store.test_settling import COLUMNS, MINUTE, T0, append, events, files, sums
 
 
@@ -382,3 +383,14 @@ def test_a_directory_that_was_copied_by_hand_writes_under_a_generation_of_its_ow
         db.store.cooler.cool()
         assert events(db) == before
     assert set(there) < set(objects(cold))
+
+
+def test_a_client_declares_a_cold_tier_and_is_told_of_it(tmp_path: Path, cold: Path) -> None:
+    url = f"file://{cold}"
+    with ServerProcess(tmp_path / "data") as server, server.connect() as client:
+        client.create_event_table("calls", event_time="ts", columns=COLUMNS, local="2d", cold=url + "/")
+        described = client.describe("calls")
+        assert (described["local_us"], described["cold"]) == (2 * 86_400_000_000, url)
+        assert client.stats()["cold_uploads_waiting"] == 0
+    with opened(tmp_path / "data", cold) as db:
+        assert db.store.table("calls").cold == url
