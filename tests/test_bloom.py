@@ -137,6 +137,15 @@ def holds(where: Any, row: dict[str, Any]) -> bool:
     return bool(row[where.column] == where.value)
 
 
+def test_no_byte_of_a_file_is_without_a_checksum(store: Any) -> None:
+    db, _ = store
+    files = db.store.event_tables.of(db.store.table("calls").id).parts[2]
+    with db.store.event_tables.of(db.store.table("calls").id).view(db.watermark()) as view:
+        for file in view.files:
+            assert any(group.filters for group in file.groups)
+            assert files.whole(file) == Path(files.place.named(file.number)).read_bytes()
+
+
 def test_a_damaged_filter_is_data_loss_and_no_answer(store: Any) -> None:
     db, events = store
     place = db.store.event_tables.of(db.store.table("calls").id).parts[2].place

@@ -11,7 +11,8 @@ A *manifest* row of the engine has for each row group what a reader would otherw
 time and of CTS, per column of numbers or short text min, max and non-nulls, of integers the exact sum, and of every
 column's bytes and Bloom filter the place and a checksum. Text, bytes and integers that hardly repeat have a filter
 (``bloom``), of which a reader looks at one block. Only what a reader asks for is read, and nothing is decoded whose
-checksum is wrong: a file that is damaged or missing is DataLoss that names it.
+checksum is wrong: a file that is damaged or missing is DataLoss that names it. The bytes come from the file's place
+here, or from its object in the cold tier (``kivi.events.cold_tier``).
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ from kivi.errors import DataLoss
 from kivi.events.blocks import NUMERIC, Counts, Erased, statistics
 from kivi.events.bloom import BLOCK_BYTES, block_of, digest, plain_bytes
 from kivi.events.bloom import has as bloom_has
+from kivi.events.cold_tier import ColdObject, ColdTier
+from kivi.events.object_store import ObjectMissing
 from kivi.events.places import Place
 from kivi.events.pruning import equals
 from kivi.model.expressions import Expr
@@ -55,6 +58,7 @@ _SAMPLE: Final = 16_384
 _DISTINCT_MAX: Final = 2_048
 """Of so many values at most among a sample's, a column is written as a dictionary."""
 _FOOTERS: Final = 256
+_MAGIC: Final = b"PAR1"
 
 _PATTERN: Final = re.compile(r"[*?\[]")
 
@@ -84,6 +88,7 @@ class SettledFile:
     """A manifest row. ``stored``: how many columns of the table it has. ``tail``: the bytes after the last chunk.
 
     ``erased``: rows that are retracted from a CTS on; those of before every open snapshot are left out by rewriting it.
+    ``cold``: its object in the cold tier; None: it is here.
     """
 
     number: int
@@ -94,6 +99,7 @@ class SettledFile:
     tail: Chunk
     groups: tuple[Group, ...]
     erased: tuple[Erased, ...] = ()
+    cold: ColdObject | None = None
 
     @property
     def time_min(self) -> int:
@@ -129,7 +135,8 @@ class SettledFile:
             for g in self.groups
         ]
         head = [self.number, self.rows, self.nbytes, self.raw_bytes, self.stored, self.tail, groups, self.erased]
-        return json.dumps({"v": _VERSION, "file": head}, separators=(",", ":")).encode()
+        where = {} if self.cold is None else {"cold": self.cold}
+        return json.dumps({"v": _VERSION, "file": head, **where}, separators=(",", ":")).encode()
 
 
 def decode_file(raw: bytes) -> SettledFile:
@@ -147,6 +154,7 @@ def decode_file(raw: bytes) -> SettledFile:
         tuple(tail),
         tuple(map(_decode_group, groups)),
         tuple(Erased(*one) for one in erased),
+        ColdObject(*found["cold"]) if "cold" in found else None,
     )
 
 
@@ -294,8 +302,9 @@ def _group(
 class SettledFiles:
     """The settled files of one table. Thread safe."""
 
-    def __init__(self, place: Place, schema: TableSchema) -> None:
+    def __init__(self, place: Place, schema: TableSchema, cold: ColdTier | None = None) -> None:
         self.place = place
+        self.cold = cold
         self.schema = schema
         self._index = {column.name: i for i, column in enumerate(schema.columns)}
         self._types = [arrow_type(column.type) for column in schema.columns]
@@ -321,8 +330,8 @@ class SettledFiles:
         wanted = [i for name in columns if (i := self._index[name]) < file.stored]
         if named or not wanted:
             wanted += [file.stored, file.stored + 1]
-        footer = self._footer(file.number, file.nbytes, file.tail)
-        buffer = self._fetch(file.number, file.nbytes, [group.chunks[i] for i in wanted])
+        footer = self._footer(file.number, file.nbytes, file.tail, file.cold)
+        buffer = self._fetch(file.number, file.nbytes, [group.chunks[i] for i in wanted], file.cold)
         try:
             index = group.start // GROUP_ROWS
             written = footer.row_group(index)
@@ -348,18 +357,15 @@ class SettledFiles:
                 names += [STAMP, POSITION]
             batch = pa.RecordBatch.from_arrays(arrays, names)
         except (pa.ArrowException, OSError, ValueError, KeyError) as error:
-            raise self._lost(file.number, f"damaged ({error})") from None
+            raise self._lost(file.number, file.cold, f"damaged ({error})") from None
         if batch.num_rows != group.rows:
-            raise self._lost(
-                file.number, f"damaged (a row group has {batch.num_rows} events, its manifest {group.rows})"
-            )
+            said = f"damaged (a row group has {batch.num_rows} events, its manifest {group.rows})"
+            raise self._lost(file.number, file.cold, said)
         return batch
 
     def check(self, file: SettledFile) -> None:
         """Reads all bytes of a file. Raises DataLoss that names it."""
-        self._read_footer(file.number, file.nbytes, file.tail)
-        chunks = [chunk for group in file.groups for chunk in (*group.chunks, *group.filters.values())]
-        self._fetch(file.number, file.nbytes, chunks)
+        self.whole(file)
 
     def may_have(self, file: SettledFile, groups: Sequence[Group], where: Expr) -> list[Group]:
         """Those of the row groups of which no Bloom filter says that they have nothing that the predicate selects.
@@ -382,16 +388,19 @@ class SettledFiles:
     def _filter_block(self, file: SettledFile, chunk: Chunk, digest: int) -> bytes:
         at, size, _ = chunk
         bits = 1 << (size.bit_length() - 1)  # after a header, which is shorter
-        if (file.number, at) not in self._sound_filters:
-            self._fetch(file.number, file.nbytes, [chunk])
+        block = at + size - bits + BLOCK_BYTES * block_of(digest, bits // BLOCK_BYTES)
+        if file.cold is not None or (file.number, at) not in self._sound_filters:
+            memory = self._fetch(file.number, file.nbytes, [chunk], file.cold)
             self._sound_filters.add((file.number, at))
-        at += size - bits + BLOCK_BYTES * block_of(digest, bits // BLOCK_BYTES)
-        block = self._fetched(file.number, file.nbytes, [(at, BLOCK_BYTES)])
-        return block[at : at + BLOCK_BYTES]
+        else:
+            memory = mmap.mmap(-1, file.nbytes)
+            with memoryview(memory) as view:
+                self._fill(file.number, file.nbytes, [(block, BLOCK_BYTES, 0)], None, view)
+        return bytes(memory[block : block + BLOCK_BYTES])
 
     def path(self, file: SettledFile) -> str | None:
         """Where others can read it; None: they cannot. A path with what stands for other characters is none to them."""
-        path = self.place.path(file.number)
+        path = None if file.cold is not None else self.place.path(file.number)
         return None if path is None or _PATTERN.search(path) else path
 
     def columns(self, stored: int) -> tuple[tuple[str, ...], str]:
@@ -408,37 +417,68 @@ class SettledFiles:
         assert path is not None
         return path
 
-    def _read_footer(self, number: int, nbytes: int, tail: Chunk) -> Any:
-        buffer = self._fetch(number, nbytes, [tail])
+    def whole(self, file: SettledFile) -> bytes:
+        """All bytes of a file, as they were written. Raises DataLoss that names it."""
+        chunks = [file.tail, *(chunk for group in file.groups for chunk in (*group.chunks, *group.filters.values()))]
+        memory = self._fetch(file.number, file.nbytes, chunks, file.cold)
+        memory[: len(_MAGIC)] = _MAGIC  # which no chunk has
+        self._parsed(file.number, file.cold, memory)
+        return bytes(memory)
+
+    def _read_footer(self, number: int, nbytes: int, tail: Chunk, cold: ColdObject | None) -> Any:
+        return self._parsed(number, cold, self._fetch(number, nbytes, [tail], cold))
+
+    def _parsed(self, number: int, cold: ColdObject | None, memory: Any) -> Any:
         try:
-            return pq.read_metadata(pa.BufferReader(pa.py_buffer(buffer)))
+            return pq.read_metadata(pa.BufferReader(pa.py_buffer(memory)))
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise self._lost(number, f"damaged ({error})") from None
+            raise self._lost(number, cold, f"damaged ({error})") from None
 
-    def _fetch(self, number: int, nbytes: int, chunks: Sequence[Chunk]) -> Any:
+    def _fetch(self, number: int, nbytes: int, chunks: Sequence[Chunk], cold: ColdObject | None) -> Any:
         """Memory in which these chunks lie where they lie in the file, and are what was written."""
-        memory = self._fetched(number, nbytes, [(at, size) for at, size, _ in chunks])
-        with memoryview(memory) as view:
-            for at, size, checksum in chunks:
-                if crc32(view[at : at + size]) != checksum:
-                    raise self._lost(number, f"damaged (the checksum of the bytes from {at} on is wrong)")
-        return memory
-
-    def _fetched(self, number: int, nbytes: int, spans: Sequence[tuple[int, int]]) -> mmap.mmap:
-        """Memory in which these bytes lie where they lie in the file."""
         memory = mmap.mmap(-1, nbytes)  # what is not touched costs nothing
-        try:
-            with memoryview(memory) as view:
-                there = self.place.fill(number, nbytes, spans, view)
-        except OSError as error:
-            raise self._lost(number, f"unreadable ({error.strerror})") from None
-        if not there:
-            raise self._lost(number, "missing, or not of its length")
+        view = memoryview(memory)
+        self._fill(number, nbytes, chunks, cold, view)
+        wrong = [one for one in chunks if crc32(view[one[0] : one[0] + one[1]]) != one[2]]
+        if wrong and cold is not None and self.cold is not None:  # on its way, or in the cache: once more
+            for at, _, _ in wrong:
+                self.cold.forget(cold, at)
+            self._fill(number, nbytes, wrong, cold, view)
+        for at, size, checksum in wrong:
+            if crc32(view[at : at + size]) != checksum:
+                if cold is not None and self.cold is not None:
+                    self.cold.forget(cold, at)
+                raise self._lost(number, cold, f"damaged (the checksum of the bytes from {at} on is wrong)")
+        view.release()
         return memory
 
-    def _lost(self, number: int, how: str) -> DataLoss:
-        name = self.place.named(number)
-        return DataLoss(f"{name} of event table {self.schema.name!r} is {how}: restore a backup", path=name)
+    def _fill(
+        self, number: int, nbytes: int, chunks: Sequence[Chunk], cold: ColdObject | None, into: memoryview
+    ) -> None:
+        spans = [(at, size) for at, size, _ in chunks]
+        try:
+            if cold is None:
+                there = self.place.fill(number, nbytes, spans, into)
+            else:
+                assert self.cold is not None, "a table whose files may be cold is opened with the tier"
+                self.cold.fill(cold, nbytes, spans, into)
+                there = True
+        except OSError as error:
+            raise self._lost(number, cold, f"unreadable ({error.strerror})") from None
+        except ObjectMissing:
+            there = False
+        if not there:
+            raise self._lost(number, cold, "missing, or not of its length")
+
+    def _lost(self, number: int, cold: ColdObject | None, how: str) -> DataLoss:
+        if cold is None or self.cold is None:
+            name, todo = self.place.named(number), "restore a backup"
+        else:
+            name = self.cold.named(cold)
+            todo = (
+                "put it back there, if the object store keeps versions, or restore a backup; other events can be read"
+            )
+        return DataLoss(f"{name} of event table {self.schema.name!r} is {how}: {todo}", path=name)
 
     def rows_at(self, erased: Counts, group: Group) -> Counts:
         """Those of these rows of the file that lie in the group, as rows of it."""
