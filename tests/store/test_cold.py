@@ -19,7 +19,7 @@ import kivi
 from kivi.cli.commands import main
 from kivi.cli.offline import examine
 from kivi.errors import DataLoss, DiskFull, InvalidArgument, SchemaError, Unavailable
-from kivi.events.object_store import ObjectStore
+from kivi.events.object_store import ObjectMissing, ObjectStore
 from kivi.events.range_cache import RangeCache
 from kivi.events.store import EventStore
 from tests.serverproc import ServerProcess
@@ -513,3 +513,54 @@ def test_orphans_are_listed_and_stay(tmp_path: Path, cold: Path, db: Any, capsys
 
 def run(arguments: list[str]) -> None:
     assert main(arguments) == 0
+
+
+# -- retractions ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_retraction_of_cold_events_waits_for_no_object_store(
+    cold: Path, monkeypatch: pytest.MonkeyPatch, db: Any, gone: bool
+) -> None:
+    db.store.cooler.cool()
+    before = events(db)
+    since = db.watermark()
+    with db.transaction() as tx:
+        tx.retract("calls", where=kivi.col("s") == "s1")
+        tx.retract("calls", where=kivi.col("k") == 599)
+    shutil.rmtree(db.store.parts.path + "/cold/cache")
+    with monkeypatch.context() as patched:
+        why: Exception = ObjectMissing("injected") if gone else Unavailable("injected")
+        patched.setattr(ObjectStore, "read", lambda *_: (_ for _ in ()).throw(why))
+        db.consolidate()
+        for _ in range(2):
+            db.store.settle(100)
+        db.store.consolidator.flush()
+        append(db, 600, 10)
+        with db.snapshot() as snapshot, pytest.raises((DataLoss, Unavailable)):
+            list(snapshot.scan("calls"))
+    with monkeypatch.context() as patched:
+        patched.setattr("kivi.events.settling._AGAIN_S", 0.0)
+        left = [row for row in before if row["s"] != "s1" and row["k"] != 599]
+        assert [row["k"] for row in events(db)][: len(left)] == [row["k"] for row in left]
+        with db.snapshot(as_of=since) as snapshot:
+            assert list(snapshot.scan("calls")) == before
+        assert db.describe("calls")["statistics"]["retracted_in_blocks"] >= 121
+        measures = {"n": kivi.count(), "k": kivi.sum("k")}
+        with db.snapshot() as snapshot:
+            found = snapshot.summary("calls", measures, end=T0 + 2_000 * MINUTE)
+        assert found["n"] == len(left) + 10
+        table = db.store.event_tables.of(db.store.table("calls").id)
+        with table.view(db.watermark()) as view:
+            (cts,) = {one.cts for file in view.files for one in file.named}
+            names = [row for batch in view.removed(cts, since, ["k"]) for row in batch.column("k").to_pylist()]
+        assert names == [row["k"] for row in before if row["s"] == "s1" or row["k"] == 599]
+        table.settling._passed_over.clear()
+        for _ in range(3):
+            db.store.settle(100)
+            db.store.cooler.cool()
+        assert not any(file.named for file in table.files())
+        assert [row["k"] for row in events(db)][: len(left)] == [row["k"] for row in left]
+        db.store.consolidator.compact()
+        assert db.describe("calls")["statistics"]["retracted_in_blocks"] == 0
+        assert len(objects(cold)) == db.stats()["cold_files"]
