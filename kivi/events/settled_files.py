@@ -88,7 +88,8 @@ class SettledFile:
     """A manifest row. ``stored``: how many columns of the table it has. ``tail``: the bytes after the last chunk.
 
     ``erased``: rows that are retracted from a CTS on; those of before every open snapshot are left out by rewriting it.
-    ``cold``: its object in the cold tier; None: it is here.
+    ``cold``: its object in the cold tier; None: it is here. ``named``: retractions whose events may be in it. One
+    that is cold is not looked through when a retraction reaches base, but soon after.
     """
 
     number: int
@@ -100,6 +101,7 @@ class SettledFile:
     groups: tuple[Group, ...]
     erased: tuple[Erased, ...] = ()
     cold: ColdObject | None = None
+    named: tuple[Erased, ...] = ()
 
     @property
     def time_min(self) -> int:
@@ -126,6 +128,14 @@ class SettledFile:
     def with_erased(self, more: Erased) -> SettledFile:
         return replace(self, erased=(*self.erased, more))
 
+    def with_named(self, more: Erased) -> SettledFile:
+        return replace(self, named=(*self.named, more))
+
+    @property
+    def erased_data(self) -> list[int]:
+        """What is stored in the engine of its retractions."""
+        return [one.data for one in (*self.erased, *self.named)]
+
     def encode(self) -> bytes:
         groups = [
             [
@@ -135,8 +145,9 @@ class SettledFile:
             for g in self.groups
         ]
         head = [self.number, self.rows, self.nbytes, self.raw_bytes, self.stored, self.tail, groups, self.erased]
-        where = {} if self.cold is None else {"cold": self.cold}
-        return json.dumps({"v": _VERSION, "file": head, **where}, separators=(",", ":")).encode()
+        more: dict[str, Any] = {} if self.cold is None else {"cold": self.cold}
+        more |= {"named": self.named} if self.named else {}
+        return json.dumps({"v": _VERSION, "file": head, **more}, separators=(",", ":")).encode()
 
 
 def decode_file(raw: bytes) -> SettledFile:
@@ -155,6 +166,7 @@ def decode_file(raw: bytes) -> SettledFile:
         tuple(map(_decode_group, groups)),
         tuple(Erased(*one) for one in erased),
         ColdObject(*found["cold"]) if "cold" in found else None,
+        tuple(Erased(*one) for one in found.get("named", ())),
     )
 
 

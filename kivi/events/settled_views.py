@@ -83,6 +83,7 @@ class SettledView:
     files: SettledFiles
     owner: Owner
     _erased: dict[tuple[int, int | None], Counts] = field(default_factory=dict)
+    _named: dict[tuple[int, int | None], EventNames] = field(default_factory=dict)
 
     def ordered(self, wanted: Wanted, *, reverse: bool = False) -> Iterator[Any]:
         """Record batches in commit order."""
@@ -112,7 +113,7 @@ class SettledView:
         return (
             self.files.path(file) is not None
             and not len(self._erased_rows(file))
-            and not _meets(file, self.owner.names)
+            and not _meets(file, self._hidden(file))
         )
 
     def shared(self, files: Sequence[SettledFile], floor_us: int | None) -> list[EventFiles]:
@@ -172,7 +173,9 @@ class SettledView:
 
     def _whole(self, file: SettledFile, part: SettledFile | Group, wanted: Wanted) -> bool:
         """Whether all events of the file, or of one of its row groups, are asked for, and there."""
-        if part.first_cts < wanted.first_cts or part.last_cts > wanted.upto or _meets(part, self.owner.names):
+        if part.first_cts < wanted.first_cts or part.last_cts > wanted.upto:
+            return False
+        if _meets(part, self._hidden(file)):
             return False
         if (wanted.low_us is not None and part.time_min < wanted.low_us) or (
             wanted.high_us is not None and part.time_max >= wanted.high_us
@@ -195,7 +198,7 @@ class SettledView:
         cut = group.first_cts < wanted.first_cts or group.last_cts > wanted.upto or group.last_cts >= wanted.beyond[0]
         cut = cut or group.first_cts <= wanted.first[0]
         picks = wanted.named is not None or wanted.retracted_at is not None
-        hidden = not picks and _meets(group, self.owner.names)
+        hidden = not picks and _meets(group, self._hidden(file))
         named = named or stamped or cut or picks or hidden or STAMP in wanted.outputs
         coded = used if wanted.coded else names(predicate) & used if predicate is not None else ()
         batch = self.files.read(file, group, columns, named=named, coded=[name for name in coded if name in columns])
@@ -208,7 +211,7 @@ class SettledView:
         else:
             left[self.files.rows_at(self._erased_rows(file), group)] = False
         if hidden:
-            left[self.owner.names.rows_among(*_names(batch))] = False
+            left[self._hidden(file).rows_among(*_names(batch))] = False
         if cut:
             left &= _between(*_names(batch), wanted)
         if not left.all():
@@ -222,7 +225,9 @@ class SettledView:
             return wanted.named.rows_among(*_names(batch))
         assert wanted.retracted_at is not None
         known = self.files.rows_at(self._erased_rows(file, wanted.retracted_at), group)
-        pending = self.owner.names_at(wanted.retracted_at)
+        pending = EventNames.union(
+            [self.owner.names_at(wanted.retracted_at), self._names_of(file, wanted.retracted_at)]
+        )
         return np.union1d(known, pending.rows_among(*_names(batch))) if pending.size else known
 
     def _erased_rows(self, file: SettledFile, cts: int | None = None) -> Counts:
@@ -232,6 +237,17 @@ class SettledView:
             every = [one for one in file.erased if cts is None or one.cts == cts]
             rows = self.base.erased(every, self.owner.erased_at)
             found = self._erased[key] = np.zeros(0, np.int64) if rows is None else rows
+        return found
+
+    def _hidden(self, file: SettledFile) -> EventNames:
+        """Events that the view leaves out, and of which it is not known in which rows of the file they are."""
+        return EventNames.union([self.owner.names, self._names_of(file)]) if file.named else self.owner.names
+
+    def _names_of(self, file: SettledFile, cts: int | None = None) -> EventNames:
+        key = file.number, cts
+        if (found := self._named.get(key)) is None:
+            every = [one for one in file.named if one.cts <= self.owner.erased_at and cts in (None, one.cts)]
+            found = self._named[key] = EventNames.union(map(self.base.names_erased, every))
         return found
 
 
