@@ -44,7 +44,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final, Protocol
 
@@ -314,12 +314,13 @@ class Consolidator:
         """Between two steps of a pass."""
         self._combine_meanwhile()
         if time.monotonic() >= self._housekeeping_at:
-            self._keep_house()
+            with suppress(Unavailable):  # of the log, perhaps, which is no failure of the pass: the round ends with it
+                self._keep_house()
 
     def _keep_house(self) -> None:
         """What this writes is as if it came before the pass: it goes by the position that is recorded."""
-        self._also()
         self._housekeeping_at = time.monotonic() + _HOUSEKEEPING_S
+        self._also()
 
     def _combine_meanwhile(self) -> None:
         """Combines what has come in since the pass began, as a light one would.
