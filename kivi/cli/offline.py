@@ -1,4 +1,4 @@
-"""The tools for a store that nobody has open: dump, verify, backup, restore.
+"""The tools for a store that nobody has open: dump, verify, backup, restore, and ``--store`` of commands that read.
 
 They never write to what they inspect. The log is walked where it is; everything that needs an open
 store (replay, folding, scans) happens on a copy in a temporary directory, where finished table files
@@ -33,9 +33,10 @@ if TYPE_CHECKING:
     from kivi.encoding.pretty import SchemaOf
     from kivi.model.schema import TableSchema
 
-__all__ = ["backup", "dump", "restore", "verify"]
+__all__ = ["backup", "database", "dump", "restore", "verify"]
 
 MARKER: Final = "KIVI"
+_COLD: Final = "cold"  # of this directory alone: ``kivi.events.cold_tier``
 _LINKED: Final = (".sst", ".blob", ".parquet")  # these are never written to again
 _BELOW: Final = ("rows", "derived", "guards", "appends", "runs")
 
@@ -69,12 +70,21 @@ def copy_opened(root: Path) -> Iterator[Any]:
                     return destination
             return str(shutil.copy2(source, destination))
 
-        shutil.copytree(root, target, copy_function=place, ignore=shutil.ignore_patterns("LOCK"))
+        shutil.copytree(root, target, copy_function=place, ignore=shutil.ignore_patterns("LOCK", _COLD))
         store = Store.open(str(target), settings=Settings(background=False))
         try:
             yield store
         finally:
             store.close()
+
+
+@contextlib.contextmanager
+def database(path: str) -> Iterator[Any]:
+    """The database of a directory, as it is now: what is written to it is lost. Raises NotAStore, StoreInUse."""
+    from kivi.embedded.database import Database
+
+    with copy_opened(checked(path)) as store, contextlib.closing(Database(store)) as db:
+        yield db
 
 
 # -- dump -------------------------------------------------------------------------------------------
@@ -247,8 +257,11 @@ def verify(args: argparse.Namespace) -> int:
     return 0
 
 
-def examine(path: str) -> dict[str, Any]:
-    """The report of ``verify``. Raises DataLoss that names the file and the offset."""
+def examine(path: str, pinned_for: str | None = None) -> dict[str, Any]:
+    """The report of ``verify``. Raises DataLoss that names the file and the offset.
+
+    ``pinned_for``: a copy that is to be made there; objects that it will name are kept for it from now on.
+    """
     root = checked(path)
     records, cut = _check_log(root)
     report: dict[str, Any] = {"store": path, "log": f"{records:,} records, chain intact"}
@@ -276,11 +289,15 @@ def examine(path: str) -> dict[str, Any]:
                     report[schema.name] += f", {', '.join(unfit)} not read: a sum does not fit its type right now"
                 if (events := store.event_tables.of(schema.id)) is not None and (files := events.check_files()):
                     report[schema.name] += f", {files:,} settled files intact"
+                    if cold := sum(file.cold is not None for file in events.files()):
+                        report[schema.name] += f", {cold:,} of them in the cold tier"
                 if schema.kind == "aggregate":
                     report[schema.name] += ", " + compare(store, schema, path)
                 if schema.kind == "view":
                     report[schema.name] += ", " + rekeyed.compare(store, schema, path)
         store.release(lease)
+        if pinned_for is not None:
+            store.cold.pin(store.event_tables.objects_in_use(), pinned_for)
     report["result"] = "good"
     return report
 
@@ -356,9 +373,9 @@ def _copy(args: argparse.Namespace, what: str) -> int:
     target = check_new(args.to)
     if not target.absolute().parent.is_dir():
         raise InvalidArgument(f"{target.absolute().parent} is not a directory: name one that is there")
-    report = examine(args.dir)
+    report = examine(args.dir, pinned_for=str(target))
     with made_whole(target) as part:
-        shutil.copytree(args.dir, part, ignore=shutil.ignore_patterns("LOCK", "BACKUP"))
+        shutil.copytree(args.dir, part, ignore=shutil.ignore_patterns("LOCK", "BACKUP", _COLD))
     if args.output == "json":
         print(json.dumps({"copied": args.dir, "to": args.to, "watermark": report["watermark"]}))
     else:

@@ -77,6 +77,7 @@ class SettledView:
     files: SettledFiles
     owner: Owner
     _erased: dict[tuple[int, int | None], Counts] = field(default_factory=dict)
+    _named: dict[tuple[int, int | None], EventNames] = field(default_factory=dict)
 
     def ordered(self, wanted: Wanted, *, reverse: bool = False) -> Iterator[Any]:
         """Record batches in commit order."""
@@ -135,7 +136,9 @@ class SettledView:
 
     def _whole(self, file: SettledFile, group: Group, wanted: Wanted) -> bool:
         """Whether all events of the row group are asked for, and there."""
-        if group.first_cts < wanted.first_cts or group.last_cts > wanted.upto or _meets(group, self.owner.names):
+        if group.first_cts < wanted.first_cts or group.last_cts > wanted.upto:
+            return False
+        if _meets(group, self._hidden(file)):
             return False
         if (wanted.low_us is not None and group.time_min < wanted.low_us) or (
             wanted.high_us is not None and group.time_max >= wanted.high_us
@@ -157,7 +160,7 @@ class SettledView:
         cut = group.first_cts < wanted.first_cts or group.last_cts > wanted.upto or group.last_cts >= wanted.beyond[0]
         cut = cut or group.first_cts <= wanted.first[0]
         picks = wanted.named is not None or wanted.retracted_at is not None
-        hidden = not picks and _meets(group, self.owner.names)
+        hidden = not picks and _meets(group, self._hidden(file))
         named = named or stamped or cut or picks or hidden or STAMP in wanted.outputs
         batch = self.files.read(file, group, columns, named=named)
         if stamped:
@@ -169,7 +172,7 @@ class SettledView:
         else:
             left[self.files.rows_at(self._erased_rows(file), group)] = False
         if hidden:
-            left[self.owner.names.rows_among(*_names(batch))] = False
+            left[self._hidden(file).rows_among(*_names(batch))] = False
         if cut:
             left &= _between(*_names(batch), wanted)
         if not left.all():
@@ -181,7 +184,9 @@ class SettledView:
             return wanted.named.rows_among(*_names(batch))
         assert wanted.retracted_at is not None
         known = self.files.rows_at(self._erased_rows(file, wanted.retracted_at), group)
-        pending = self.owner.names_at(wanted.retracted_at)
+        pending = EventNames.union(
+            [self.owner.names_at(wanted.retracted_at), self._names_of(file, wanted.retracted_at)]
+        )
         return np.union1d(known, pending.rows_among(*_names(batch))) if pending.size else known
 
     def _erased_rows(self, file: SettledFile, cts: int | None = None) -> Counts:
@@ -191,6 +196,17 @@ class SettledView:
             every = [one for one in file.erased if cts is None or one.cts == cts]
             rows = self.base.erased(every, self.owner.erased_at)
             found = self._erased[key] = np.zeros(0, np.int64) if rows is None else rows
+        return found
+
+    def _hidden(self, file: SettledFile) -> EventNames:
+        """Events that the view leaves out, and of which it is not known in which rows of the file they are."""
+        return EventNames.union([self.owner.names, self._names_of(file)]) if file.named else self.owner.names
+
+    def _names_of(self, file: SettledFile, cts: int | None = None) -> EventNames:
+        key = file.number, cts
+        if (found := self._named.get(key)) is None:
+            every = [one for one in file.named if one.cts <= self.owner.erased_at and cts in (None, one.cts)]
+            found = self._named[key] = EventNames.union(map(self.base.names_erased, every))
         return found
 
 

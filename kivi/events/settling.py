@@ -16,8 +16,9 @@ counted in the headers of the settled blocks, so positions and counts of commits
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
@@ -29,17 +30,21 @@ from kivi.arrow.dictionaries import together
 from kivi.encoding.event_names import POSITION, STAMP, EventNames
 from kivi.encoding.keyspaces import event_header_key
 from kivi.engine import WriteBatch
+from kivi.errors import DataLoss, Unavailable
 from kivi.events.blocks import Block, Blocks, Counts, Erased, Meta, first_positions
 from kivi.events.combining import combinable, portions
 from kivi.events.manifest import Manifest
 from kivi.events.settled_files import Group, SettledFile, SettledFiles, write_file
 
-__all__ = ["FILE_ROWS", "Settling", "data_of", "named_rows"]
+__all__ = ["FILE_ROWS", "Lock", "Parts", "Settling", "data_of", "named_rows"]
 
 FILE_ROWS: Final = 1 << 20
 """Events of a file, and of the blocks that are settled together."""
 _FILE_BYTES: Final = 128 << 20
 """Bytes in memory of these, where events are long: a step holds about three times as much."""
+
+_AGAIN_S: Final = 60.0
+"""A file whose object cannot be read is passed over for so long."""
 
 Lock = AbstractContextManager[Any]
 Parts = tuple[Blocks, Manifest, SettledFiles]
@@ -58,6 +63,24 @@ class Owner(Protocol):
     def reserve(self, count: int) -> int: ...
 
     def retire(self, meta: Meta, data: list[int], files: list[SettledFile], batch: WriteBatch) -> None: ...
+
+
+class _Unreadable(Exception):
+    """The object of this file cannot be read now, or is gone."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+@contextmanager
+def _reading(file: SettledFile) -> Iterator[None]:
+    try:
+        yield
+    except (DataLoss, Unavailable):
+        if file.cold is None:
+            raise
+        raise _Unreadable(file.number) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +117,7 @@ class Settling:
         self.settled_rows = self.settled_bytes = 0
         self.combined_rows = self.written_bytes = 0
         self.retried = 0
+        self._passed_over: dict[int, float] = {}
 
     def step(self, lock: Lock, unneeded: Callable[[], int], *, every: bool, file_rows: int = FILE_ROWS) -> bool:
         """One bounded step; False: there was nothing to do.
@@ -109,9 +133,15 @@ class Settling:
             if inputs:
                 return self._settle(parts, lock, blocks, inputs, unneeded(), file_rows)
             least = unneeded()
+            files = [file for file in files if self._passed_over.get(file.number, 0.0) <= time.monotonic()]
+            if found := [file for file in files if file.named]:
+                return self._look_through(parts, lock, found[0])
             chosen = [file for file in files if any(one.cts <= least for one in file.erased)][:1]
             chosen = chosen or combinable(files, file_rows)
             return bool(chosen) and self._combine(parts, lock, chosen, least, file_rows)
+        except _Unreadable as error:
+            self._passed_over[error.number] = time.monotonic() + _AGAIN_S
+            return True
         finally:
             self._owner.leave(ticket)
 
@@ -152,6 +182,26 @@ class Settling:
             self.settled_bytes += sum(file.nbytes for file, _, _ in made.files)
         return done
 
+    def _look_through(self, parts: Parts, lock: Lock, file: SettledFile) -> bool:
+        """Finds which rows of a file the retractions removed that it has by name."""
+        base, manifest, settled = parts
+        with _reading(file):
+            found = [(one, named_rows(settled, file, base.names_erased(one))) for one in file.named]
+        with lock:
+            meta, _, files = manifest.read()
+            if file not in files:
+                self.retried += 1
+                return True
+            batch, now = WriteBatch(), replace(file, named=())
+            for one, rows in found:
+                if len(rows):
+                    now = now.with_erased(base.add_erased(batch, one.cts, meta.next, rows))
+                    meta.next += 1
+            manifest.put(batch, now)
+            meta.manifest += 1
+            self._owner.retire(meta, [one.data for one in file.named], [], batch)
+        return True
+
     def _combine(self, parts: Parts, lock: Lock, inputs: list[SettledFile], least: int, file_rows: int) -> bool:
         base, _, settled = parts
         every = [column.name for column in base.schema.columns]
@@ -161,7 +211,8 @@ class Settling:
             for low, high in _slices(inputs, file_rows):
                 found = list[_Events]()
                 for file, group in _groups(inputs, low, high):
-                    batch = settled.read(file, group, every, named=True)
+                    with _reading(file):
+                        batch = settled.read(file, group, every, named=True)
                     times = _times(base, batch)
                     start, stop = (int(np.searchsorted(times, bound)) for bound in (low, high))
                     stamps, positions = (batch.column(name).to_numpy()[start:stop] for name in (STAMP, POSITION))
@@ -181,7 +232,7 @@ class Settling:
                 inside = (made.gone.stamps >= block.first_cts) & (made.gone.stamps <= block.last_cts)
                 if block.settled and inside.any():
                     base.put_header(batch, replace(block, erased=_blank(block.erased, made.gone.erased_at[inside])))
-            return [one.data for file in inputs for one in file.erased]
+            return [data for file in inputs for data in file.erased_data]
 
         done = self._swap(parts, lock, made, inputs, swap)
         self.combined_rows += sum(file.rows for file in inputs) if done else 0

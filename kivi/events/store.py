@@ -30,7 +30,9 @@ from kivi.encoding.keyspaces import (
 from kivi.engine import Engine, WriteBatch
 from kivi.errors import InvalidArgument, NotFound, SnapshotTooOld
 from kivi.events.blocks import Block, Blocks, Counts, Erased, Meta, Stamps, first_positions, joined, read_headers
+from kivi.events.cold_tier import ColdObject, ColdTier
 from kivi.events.compaction import mergeable, unchanging
+from kivi.events.cooling import Cooling
 from kivi.events.manifest import Manifest, settled_files
 from kivi.events.places import InEngine, Place
 from kivi.events.settled_files import SettledFile, SettledFiles
@@ -50,7 +52,7 @@ class EventStore:
     """The blocks of one event table. The end of ``kivi.events`` says what may run at the same time.
 
     ``block_rows`` and ``block_bytes`` (of columns in memory) bound a block, and so what a scan holds at a time.
-    ``place``: of settled files, in the engine if it is None.
+    ``place``: of settled files, in the engine if it is None; ``cold``: where those are that lie elsewhere.
     """
 
     def __init__(
@@ -61,19 +63,21 @@ class EventStore:
         block_rows: int = 131_072,
         block_bytes: int = 8 << 20,
         place: Place | None = None,
+        cold: ColdTier | None = None,
     ) -> None:
         self._engine = engine
         self._block_rows = block_rows
         self._block_bytes = block_bytes
         self._base = Blocks(engine, schema)
-        self._files = SettledFiles(place or InEngine(engine, schema.id), schema)
+        self._files = SettledFiles(place or InEngine(engine, schema.id), schema, cold)
         self._manifest = Manifest(engine, schema.id, schema.name)
         self._readers = Readers()
         self._waiting: list[tuple[int, list[int]]] = []
-        self._waiting_files: list[tuple[int, list[int]]] = []
+        self._waiting_files: list[tuple[int, list[SettledFile]]] = []
         self._deleted = 0  # data, since the engine was asked to give back what they took
-        self._files.place.keep_only(file.number for file in self._manifest.read()[2])
+        self._files.place.keep_only(file.number for file in self._manifest.read()[2] if file.cold is None)
         self.settling = Settling(self)
+        self.cooling = Cooling(self)
         self._compacted = 0, 0  # by so many rows a block, compaction need not look at what is before this order
         if dead := self._base.meta().dead:
             self._waiting.append((0, dead))  # no view of before the restart is open
@@ -85,7 +89,7 @@ class EventStore:
     def redefine(self, schema: TableSchema) -> None:
         """The table was altered: columns were added to it."""
         self._base = Blocks(self._engine, schema)
-        self._files = SettledFiles(self._files.place, schema)
+        self._files = SettledFiles(self._files.place, schema, self._files.cold)
 
     @property
     def events_upto(self) -> int:
@@ -290,7 +294,14 @@ class EventStore:
         if cts <= meta.erased_upto:
             return
         for file in files:
-            if len(rows := named_rows(self._files, file, names)):
+            if file.cold is not None:  # nothing here may wait for an object store
+                low, high = np.searchsorted(names.stamps, np.array([file.first_cts, file.last_cts + 1], np.uint64))
+                if low < high:
+                    some = EventNames(names.stamps[low:high], names.positions[low:high])
+                    self._manifest.put(batch, file.with_named(self._base.add_named(batch, cts, meta.next, some)))
+                    meta.next += 1
+                    meta.manifest += 1
+            elif len(rows := named_rows(self._files, file, names)):
                 self._manifest.put(batch, file.with_erased(self._base.add_erased(batch, cts, meta.next, rows)))
                 meta.next += 1
                 meta.manifest += 1
@@ -317,7 +328,7 @@ class EventStore:
             if any(one.cts <= unneeded and not one.blank for one in block.erased):
                 return [block]
         meta, _, files = self._manifest.read()
-        if any(one.cts <= unneeded for file in files for one in file.erased):
+        if any(one.cts <= unneeded for file in files for one in (*file.erased, *file.named)):
             return []
         meta.retractions = [(*one[:-1], one[-1] or one[0] <= unneeded) for one in meta.retractions]
         batch = WriteBatch()
@@ -337,11 +348,12 @@ class EventStore:
         return sum(count for _, _, last, count, _ in self._base.meta().retractions if last >= cts)
 
     def erased_left(self) -> int:
-        """How many retracted events still lie in blocks and settled files."""
+        """How many retracted events still lie in blocks and settled files; for a while, of cold ones, at most."""
         meta, blocks, files = self._manifest.read()
         if all(one[-1] for one in meta.retractions):
             return 0
-        every = [one for block in blocks for one in block.erased] + [one for file in files for one in file.erased]
+        every = [one for block in blocks for one in block.erased]
+        every += [one for file in files for one in (*file.erased, *file.named)]
         return sum(one.rows for one in every if not one.blank)
 
     # -- settling ---------------------------------------------------------------------------------
@@ -389,29 +401,38 @@ class EventStore:
             self._files.check(file)
         return len(files)
 
-    def unneeded_files(self) -> list[int]:
-        """The numbers of files out of use that no view needs. They may be deleted once the engine was flushed after
-        this: until then a crash may bring back what names them."""
+    def unneeded_files(self) -> list[SettledFile]:
+        """Files out of use that no view needs. They may be deleted once the engine was flushed after this: until then a
+        crash may bring back what names them."""
         oldest = self._readers.oldest()
-        return [number for ticket, numbers in self._waiting_files if ticket < oldest for number in numbers]
+        return [file for ticket, files in self._waiting_files if ticket < oldest for file in files]
 
-    def delete_files(self, numbers: list[int]) -> None:
-        self._files.place.delete(numbers)
-        gone = set(numbers)
-        kept = [(ticket, [one for one in every if one not in gone]) for ticket, every in self._waiting_files]
+    def delete_files(self, files: list[SettledFile]) -> None:
+        """Deletes them; of those that are cold the next sweep does."""
+        self._files.place.delete(file.number for file in files if file.cold is None)
+        if self._files.cold is not None and any(file.cold is not None for file in files):
+            self._files.cold.has_garbage = True
+        gone = {(file.number, file.cold) for file in files}
+        kept = [
+            (ticket, [one for one in every if (one.number, one.cold) not in gone])
+            for ticket, every in self._waiting_files
+        ]
         self._waiting_files = [(ticket, every) for ticket, every in kept if every]
+
+    def waiting_objects(self) -> list[ColdObject]:
+        """The objects of files out of use that a view may still need."""
+        return [file.cold for _, files in self._waiting_files for file in files if file.cold is not None]
 
     def retire(self, meta: Meta, data: list[int], files: list[SettledFile], batch: WriteBatch) -> None:
         """Writes a batch that takes these out of use; they go when every view that is open now has closed."""
-        numbers = [file.number for file in files]
         in_engine = self._files.place.in_engine
-        data = data + (numbers if in_engine else [])
+        data = data + ([file.number for file in files] if in_engine else [])
         meta.dead += data
         batch.put(event_meta_key(self.schema.id), meta.encode())
         self._engine.write(batch)
         self._waiting.append((self._readers.newest(), data))
-        if numbers and not in_engine:
-            self._waiting_files.append((self._readers.newest(), numbers))
+        if files and not in_engine:
+            self._waiting_files.append((self._readers.newest(), files))
 
     def _delete_dead(self) -> int:
         oldest = self._readers.oldest()
@@ -472,7 +493,7 @@ class EventStore:
             for file in gone_files:
                 self._manifest.delete(batch, file)
             data = [data for block in gone for data in data_of(block)]
-            data += [one.data for file in gone_files for one in file.erased]
+            data += [data for file in gone_files for data in file.erased_data]
             self.retire(meta, data, gone_files, batch)
         return len(gone) + len(gone_files)
 
@@ -495,7 +516,7 @@ def destroy(engine: Engine, table: int) -> Iterator[WriteBatch]:
             batch = WriteBatch()
     for file in settled_files(engine, table):
         batch.delete(event_file_key(table, file.number))
-        for data in (file.number, *(one.data for one in file.erased)):
+        for data in (file.number, *file.erased_data):
             batch.delete(event_data_key(table, data))
         if len(batch) >= _STEP_DELETES:
             yield batch
