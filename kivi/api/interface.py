@@ -102,7 +102,11 @@ class Database(ABC, Generic[Tx, Snap]):
 
     @takes(event_table_schema)
     def create_event_table(self, schema: TableSchema) -> None:
-        """An append-only event table. Raises AlreadyExists, SchemaError."""
+        """An append-only event table. Raises AlreadyExists, SchemaError.
+
+        ``index=["user"]``: columns of text, bytes or integers by whose values events are looked for. Of text and of
+        values that hardly repeat, such as trace ids, nothing need be said.
+        """
         self._create(schema)
 
     @abstractmethod
