@@ -337,7 +337,7 @@ def test_in_the_background_old_files_move(tmp_path: Path, cold: Path) -> None:
         db.create_event_table("calls", event_time="ts", columns=COLUMNS, local="1m", cold=url)
         db.append("calls", [{"ts": T0 + i, "k": i} for i in range(1_000)])
         db.append("calls", [{"ts": T0 + 10 * MINUTE, "k": 1_000}])
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 90
         while db.stats()["cold_bytes"] + db.stats()["cold_uploads_waiting"] == 0 or db.stats()["cold_uploads_waiting"]:
             assert time.monotonic() < deadline, db.stats()
             time.sleep(0.02)
