@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kivi.arrow.columns import arrow_schema, arrow_type, stored_array
-from kivi.arrow.dictionaries import is_coded, narrow
+from kivi.arrow.dictionaries import is_coded
 from kivi.encoding.event_names import POSITION, STAMP
 from kivi.errors import DataLoss
 from kivi.events.blocks import NUMERIC, Counts, Erased, statistics
@@ -335,7 +335,7 @@ class SettledFiles:
         coded: Collection[str] = (),
     ) -> Any:
         """The columns of a row group as one RecordBatch; ``named``: with ``STAMP`` (uint64) and ``POSITION`` (int64).
-        ``coded``: columns that may come in codes.
+        ``coded``: columns that may come in codes, which are wide ones (``narrowed``).
 
         Columns that were added to the table after the file was written are null.
         """
@@ -502,6 +502,4 @@ def _whole(column: Any, type_: Any) -> Any:
     array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     if isinstance(array, pa.ChunkedArray):  # of no rows, or of more than Arrow puts into one
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.nulls(0, array.type)
-    if is_coded(array):
-        return narrow(array)
-    return array if array.type == type_ else array.cast(type_)
+    return array if array.type == type_ or is_coded(array) else array.cast(type_)
