@@ -9,6 +9,7 @@ is read while the fault lasts and after it. (That a sync is never repeated is te
 from __future__ import annotations
 
 import errno
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -22,22 +23,21 @@ from tests.log.faults import FaultyFiles
 from tests.oracle import Attempt, Mismatch, Op, Oracle, Read
 from tests.proof.workloads import TABLES, make_tables, micros, settled
 
-__all__ = ["ERRORS", "calls_in_all", "faulty"]
+__all__ = ["ERRORS", "calls_in_all", "faulty", "prepare"]
 
 ERRORS = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC}
 STEPS = 24
 
 
 class Swept:
-    """A history with one fault in it."""
+    """A history with one fault in it, of a store that begins as ``empty`` is."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, empty: Path) -> None:
         self.path = path
         self.files = FaultyFiles()
         self.oracle = Oracle(TABLES)
         self.counted: Counter[str] = Counter()
-        with kivi.open(path, background=False) as db:
-            make_tables(db)
+        shutil.copytree(empty, path)
 
     def _open(self) -> Any:
         with mock.patch.object(segmented, "Files", return_value=self.files):
@@ -122,18 +122,25 @@ class Swept:
         self.oracle.check()
 
 
-def calls_in_all(path: Path) -> int:
+def prepare(path: Path) -> Path:
+    """A store that has the tables, and nothing in them."""
+    with kivi.open(path, background=False) as db:
+        make_tables(db)
+    return path
+
+
+def calls_in_all(path: Path, empty: Path) -> int:
     """How many calls a history without faults makes."""
-    swept = Swept(path)
+    swept = Swept(path, empty)
     swept.run()
     swept.recovered()
     assert swept.counted["committed"] == STEPS
     return len(swept.files.calls)
 
 
-def faulty(path: Path, number: int, error: str, *, lasts: bool) -> Counter[str]:
+def faulty(path: Path, empty: Path, number: int, error: str, *, lasts: bool) -> Counter[str]:
     """One history whose ``number``-th call fails, once or from then on. Raises Mismatch."""
-    swept = Swept(path)
+    swept = Swept(path, empty)
 
     def fault(name: str, now: int) -> None:
         if now == number or (lasts and now > number):

@@ -27,6 +27,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.mvcc.test_model import scheduled
+from tests.proof import faults
 from tests.proof.concurrent import checked
 from tests.proof.crash import Crashed, NotReachedError, call_failed, crash_at, killed_at_rest, power_lost, prepare
 from tests.proof.damage import contents, cut, damaged, files_of, flip
@@ -185,7 +186,8 @@ class Soak:
 
     def storage(self, seconds: float) -> None:
         """Calls that fail, every one in turn as far as the time goes; then damage to files that nobody has open."""
-        total = calls_in_all(self.place("calls") / "store")
+        empty = faults.prepare(self.place("calls") / "empty")
+        total = calls_in_all(self.place("calls") / "store", empty)
         failing, damage = self.part("storage faults", least=50), self.part("damage", least=50)
         cases = [(n, error, lasts) for n in range(1, total + 1) for error in ERRORS for lasts in (False, True)]
         self.rng.shuffle(cases)
@@ -193,7 +195,7 @@ class Soak:
         for number, error, lasts in cases:
             if time.monotonic() > until:
                 break
-            run = partial(faulty, self.place("fault") / "store", number, error, lasts=lasts)
+            run = partial(faulty, self.place("fault") / "store", empty, number, error, lasts=lasts)
             self.cycle(failing, f"{error} at call {number}, lasts={lasts}", run)
         whole = prepare(self.where / "whole").path
         expected, names = contents(whole), files_of(whole)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.proof.faults import ERRORS, calls_in_all, faulty
+from tests.proof.faults import ERRORS, calls_in_all, faulty, prepare
 
 
 @pytest.mark.timeout(200)
@@ -15,11 +15,12 @@ from tests.proof.faults import ERRORS, calls_in_all, faulty
 @pytest.mark.parametrize("lasts", [False, True], ids=["once", "for good"])
 def test_no_fault_makes_a_wrong_number_or_loses_what_was_acknowledged(tmp_path: Path, error: str, lasts: bool) -> None:
     """R12, R16."""
-    total = calls_in_all(tmp_path / "whole")
+    empty = prepare(tmp_path / "empty")
+    total = calls_in_all(tmp_path / "whole", empty)
     counted: Counter[str] = Counter()
     for number in range(1 + (3 * lasts + len(error)) % 7, total + 1, 7):
         try:
-            counted += faulty(tmp_path / f"fault {number}", number, error, lasts=lasts)
+            counted += faulty(tmp_path / f"fault {number}", empty, number, error, lasts=lasts)
         except BaseException as failure:
             failure.add_note(f"{error} at call {number} of {total}")
             raise
