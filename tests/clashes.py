@@ -89,8 +89,10 @@ def conflicts(commits: Sequence[Attempt]) -> str | None:
 def refusals(oracle: Oracle, commits: Sequence[Attempt]) -> str | None:
     """Whoever was refused names a row where it clashes with a commit above its snapshot (R2 to R5). Says who did not.
 
-    The commit that it met may have been in flight when the server was killed: then it is one that became nothing.
+    The commit that it met may have been in flight when the server was killed: then it is one that became nothing. While
+    a view of its table was being filled, it may be one of those that nobody but the server made.
     """
+    known = {attempt.commit_ts for attempt in commits}
     clashing: dict[tuple[str, Key], list[Touch]] = defaultdict(list)
     lost = [attempt for attempt in oracle.attempts if attempt.outcome == "aborted" and attempt.refused is None]
     for attempt in (*commits, *lost):
@@ -99,6 +101,8 @@ def refusals(oracle: Oracle, commits: Sequence[Attempt]) -> str | None:
     for attempt in oracle.attempts:
         refused = attempt.refused
         if refused is None or refused.table not in oracle.row_tables:
+            continue
+        if refused.table in oracle.filling and refused.commit_ts not in known:
             continue
         where = (refused.table, tuple(refused.key))
         mine = touched(attempt).get(where)

@@ -232,8 +232,10 @@ class Report:
 class Oracle:
     """Thread safe while it collects; ``check`` replays."""
 
-    def __init__(self, tables: Mapping[str, Table]) -> None:
+    def __init__(self, tables: Mapping[str, Table], filling: Iterable[str] = ()) -> None:
+        """``filling``: row tables of which views are filled while others write."""
         self.tables = dict(tables)
+        self.filling = frozenset(filling)
         self._mutex = threading.Lock()
         self.attempts: list[Attempt] = []
         self.reads: list[Read] = []
@@ -262,7 +264,7 @@ class Oracle:
 
     def copied(self) -> Oracle:
         """Another one that knows the same so far, for a history that branches."""
-        other = Oracle(self.tables)
+        other = Oracle(self.tables, self.filling)
         other.attempts = [replace(attempt) for attempt in self.attempts]
         other.reads = list(self.reads)
         other.glimpses = list(self.glimpses)

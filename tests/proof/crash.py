@@ -212,7 +212,7 @@ def crash_at(
     shutil.copytree(history.path, data)
     server = ServerProcess(data, *ARGUMENTS)
     server.command = [sys.executable, "-m", "tests.proof.points", point, str(number)]
-    oracle = Oracle(TABLES)
+    oracle = Oracle(TABLES, filling=["people"])
     oracle.attempts = list(history.attempts)
 
     def wait(failed: Callable[[], bool]) -> None:
@@ -251,7 +251,7 @@ def killed_at_rest(history: History, where: Path, *, seed: int, commits: int, se
     data = where / "data"
     shutil.copytree(history.path, data)
     server = ServerProcess(data, *ARGUMENTS)
-    oracle = Oracle(TABLES)
+    oracle = Oracle(TABLES, filling=["people"])
     oracle.attempts = list(history.attempts)
 
     def wait(failed: Callable[[], bool]) -> None:
@@ -290,7 +290,7 @@ def power_lost(
     server.environment = environment(library, data, journal)
     if planted is not None:
         server.command = [sys.executable, "-m", "tests.proof.points", planted, "0"]
-    oracle = Oracle(TABLES)
+    oracle = Oracle(TABLES, filling=["people"])
     oracle.attempts = list(history.attempts)
 
     def wait(failed: Callable[[], bool]) -> None:
@@ -345,7 +345,7 @@ def call_failed(
     shutil.copytree(history.path, data)
     server = ServerProcess(data, *ARGUMENTS)
     server.environment = environment(library, data, where / "journal", (number, error, lasts))
-    oracle = Oracle(TABLES)
+    oracle = Oracle(TABLES, filling=["people"])
     oracle.attempts = list(history.attempts)
 
     def wait(failed: Callable[[], bool]) -> None:
