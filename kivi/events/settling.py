@@ -7,7 +7,8 @@
               no longer what went in; otherwise the files are deleted, and the step is made again later
 
 So neither commits nor reads wait for a step, and a crash leaves either what was there before or what is there after,
-and files that nothing names, which are deleted when the table is opened. What went in is deleted when the last view
+and files that nothing names, which are deleted when the table is opened. After every file that it makes a step calls
+``pace``, which may rest. What went in is deleted when the last view
 that may need it has closed; a file only after a flush as well, since a crash may bring back the manifest of before.
 
 Events that retractions removed, and that no snapshot sees any more, are left out of what is made. Their names stay
@@ -30,7 +31,7 @@ from kivi.encoding.event_names import POSITION, STAMP, EventNames
 from kivi.encoding.keyspaces import event_header_key
 from kivi.engine import WriteBatch
 from kivi.events.blocks import Block, Blocks, Counts, Erased, Meta, first_positions
-from kivi.events.combining import combinable, portions
+from kivi.events.combining import combinable, portions, too_deep
 from kivi.events.manifest import Manifest
 from kivi.events.settled_files import Group, SettledFile, SettledFiles, write_file
 
@@ -62,7 +63,8 @@ class Owner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Events:
-    """Events with their names. ``erased_at``: the CTS of the retraction that removed each; 0: none did."""
+    """Events with their names. ``erased_at``: the CTS of the retraction that removed each; 0: none did; -1: and their
+    values are gone, too."""
 
     columns: Any
     stamps: Any
@@ -91,25 +93,36 @@ class Settling:
 
     def __init__(self, owner: Owner) -> None:
         self._owner = owner
+        self._pace: Callable[[], None] = lambda: None
         self.settled_rows = self.settled_bytes = 0
         self.combined_rows = self.written_bytes = 0
         self.retried = 0
 
-    def step(self, lock: Lock, unneeded: Callable[[], int], *, every: bool, file_rows: int = FILE_ROWS) -> bool:
+    def step(
+        self,
+        lock: Lock,
+        unneeded: Callable[[], int],
+        *,
+        every: bool,
+        file_rows: int = FILE_ROWS,
+        pace: Callable[[], None] = lambda: None,
+    ) -> bool:
         """One bounded step; False: there was nothing to do.
 
-        Settles hot blocks, oldest first, once they have twice ``file_rows`` events, of which the newest half stays hot;
-        ``every``: all of them. No snapshot below ``unneeded`` is or will be open.
+        Combines files where too many have one moment. Otherwise settles hot blocks, oldest first, once they have twice
+        ``file_rows`` events, of which the newest half stays hot; ``every``: all of them. What else there is to write
+        again comes last. No snapshot below ``unneeded`` is or will be open.
         """
+        self._pace = pace
         ticket = self._owner.enter()  # what goes in stays until the swap
         try:
             parts = self._owner.parts  # the same to the end, whatever is altered meanwhile
             _, blocks, files = parts[1].read()
-            inputs = _to_settle(blocks, every, file_rows)
-            if inputs:
-                return self._settle(parts, lock, blocks, inputs, unneeded(), file_rows)
             least = unneeded()
-            chosen = [file for file in files if any(one.cts <= least for one in file.erased)][:1]
+            chosen = too_deep(files, file_rows)
+            if not chosen and (inputs := _to_settle(blocks, every, file_rows)):
+                return self._settle(parts, lock, blocks, inputs, least, file_rows)
+            chosen = chosen or [file for file in files if any(one.cts <= least for one in file.erased)][:1]
             chosen = chosen or combinable(files, file_rows)
             return bool(chosen) and self._combine(parts, lock, chosen, least, file_rows)
         finally:
@@ -130,9 +143,7 @@ class Settling:
             for one in block.erased:
                 erased_at[base.rows_erased(one)] = -1 if one.blank else one.cts
             found.append(_Events(base.read(block, every), names.stamps, names.positions, erased_at))
-        events = _joined(found)
-        events = events.picked(np.flatnonzero(events.erased_at >= 0))  # blank ones say nothing
-        made = self._made(parts, lock, events, least, file_rows)
+        made = self._made(parts, lock, _joined(found), least, file_rows)
 
         def swap(batch: WriteBatch, meta: Meta, now: list[Block], files: list[SettledFile]) -> list[int] | None:
             there = {block.order: block for block in now}
@@ -191,11 +202,13 @@ class Settling:
         """Files of the events, but of those that retractions up to ``least`` removed."""
         base, _, settled = parts
         is_gone = (events.erased_at > 0) & (events.erased_at <= least)
-        gone, left = events.picked(np.flatnonzero(is_gone)), events
-        times = _times(base, left.columns)
-        order = np.lexsort((left.positions, left.stamps, times))
-        left = left.picked(order[~is_gone[order]])
-        cuts = portions(times[order][~is_gone[order]], file_rows)
+        gone = events.picked(np.flatnonzero(is_gone))
+        times = _times(base, events.columns)
+        order = _by_time(times, events)
+        if events.erased_at.any():
+            order = order[(events.erased_at[order] >= 0) & ~is_gone[order]]  # blank ones say nothing
+        left, times = events.picked(order), times[order]
+        cuts = portions(times, file_rows)
         with lock:
             number = self._owner.reserve(len(cuts))
         files = list[tuple[SettledFile, Any, dict[int, Counts]]]()
@@ -211,6 +224,7 @@ class Settling:
                     settled.place.write(WriteBatch(), number, data)
                     files[-1] = file, None, retracted
                 number += 1
+                self._pace()
             if files and not settled.place.in_engine:
                 settled.place.made()
         except BaseException:
@@ -310,6 +324,23 @@ def _blank(before: Sequence[Erased], erased_at: Counts) -> tuple[Erased, ...]:
 def _times(base: Blocks, columns: Any) -> Any:
     name = base.schema.event_time or ""
     return stored_array(base.schema.column(name).type, columns.column(name))
+
+
+def _by_time(times: Any, events: _Events) -> Any:
+    """The order by event time, then by name.
+
+    Blocks come in the order of their names, and files in that of time, so few times have to be moved by a stable sort.
+    Sorting by all three cost twice as much as everything else here.
+    """
+    order = np.argsort(times, kind="stable")
+    tied = np.flatnonzero(np.diff(times[order]) == 0)
+    if len(tied):
+        before, after = order[tied], order[tied + 1]
+        stamps = events.stamps[before], events.stamps[after]
+        back = (stamps[0] == stamps[1]) & (events.positions[before] > events.positions[after])
+        if ((stamps[0] > stamps[1]) | back).any():
+            return np.lexsort((events.positions, events.stamps, times))
+    return order
 
 
 def _joined(parts: Sequence[_Events]) -> _Events:

@@ -124,8 +124,6 @@ def stats(store: Host) -> dict[str, int | float]:
         "consolidation_seconds": store.consolidator.busy_s,
         "block_compactions": store.consolidator.compactions,
         "block_compacted_rows": store.consolidator.compacted_rows,
-        "settling": store.settler.waiting(),
-        "settling_seconds": store.settler.seconds,
         **store.settler.stats(),
         "version_bytes": store.consolidator.sweeper.versions_bytes,
         "stages": len(store.stages),
