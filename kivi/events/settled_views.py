@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
+from kivi.arrow.dictionaries import plain
 from kivi.arrow.predicates import filter_batch
 from kivi.encoding.event_names import POSITION, STAMP, EventNames
 from kivi.errors import InvalidArgument
@@ -87,8 +88,8 @@ class SettledView:
             for file, group in self._groups(wanted)
         ]
         bounds = {"first_cts": wanted.first_cts, "last_cts": wanted.last_cts}
-        for batch in in_commit_order(sources, **bounds, reverse=reverse):
-            yield batch.select(outputs)
+        for batch in in_commit_order(sources, list(dict.fromkeys(outputs)) or [STAMP], **bounds, reverse=reverse):
+            yield plain(batch).select(outputs)
 
     def _read(self, wanted: Wanted, columns: list[str], file: SettledFile, group: Group) -> Any:
         return self._selected(file, group, wanted, named=True).select(columns)

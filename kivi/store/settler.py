@@ -83,7 +83,7 @@ class Settler:
     def stats(self) -> dict[str, int | float]:
         """Since the store was opened, but for the files, which are those that are there.
 
-        ``settling_rested_seconds`` is not in ``settling_seconds``. ``settled_depth``: of one table, the greatest number
+        ``settling_seconds`` are of steps that ended, with the time that they rested. ``settled_depth``: of one table, the greatest number
         of files that have events of one moment. ``settled_write_amplification``: bytes of all files that were written,
         for each byte of those that events first moved to.
         """
@@ -93,7 +93,7 @@ class Settler:
         written = sum(events.settling.written_bytes for events in every)
         return {
             "settling": self.waiting(),
-            "settling_seconds": self.seconds - self.rested,
+            "settling_seconds": self.seconds,
             "settling_rested_seconds": self.rested,
             "settled_files": sum(map(len, files)),
             "settled_depth": max(map(depth, files), default=0),
