@@ -42,6 +42,9 @@ FILE_ROWS: Final = 1 << 20
 _FILE_BYTES: Final = 128 << 20
 """Bytes in memory of these, where events are long: a step holds about three times as much."""
 
+_HEADER_ROWS: Final = 131_072
+"""Headers of fewer events are joined. Retention drops commits by headers, so they are not to cover a long time."""
+
 Lock = AbstractContextManager[Any]
 Parts = tuple[Blocks, Manifest, SettledFiles]
 
@@ -144,18 +147,19 @@ class Settling:
                 erased_at[base.rows_erased(one)] = -1 if one.blank else one.cts
             found.append(_Events(base.read(block, every), names.stamps, names.positions, erased_at))
         made = self._made(parts, lock, _joined(found), least, file_rows)
+        headers = _headers_beside(blocks, inputs, min(file_rows, _HEADER_ROWS)) + inputs  # which become one
 
         def swap(batch: WriteBatch, meta: Meta, now: list[Block], files: list[SettledFile]) -> list[int] | None:
             there = {block.order: block for block in now}
-            if any(there.get(block.order) != block for block in inputs):
+            if any(there.get(block.order) != block for block in headers):
                 return None
-            for block in inputs[1:]:
+            for block in headers[1:]:
                 batch.delete(event_header_key(base.schema.id, block.order))
-            blank = [one for block in inputs for one in block.erased if one.blank]
+            blank = [one for block in headers for one in block.erased if one.blank]
             gone = _blank(blank, made.gone.erased_at)
-            base.add_settled(batch, meta.next, inputs, firsts[inputs[0].order], gone)
+            base.add_settled(batch, meta.next, headers, firsts[headers[0].order], gone)
             meta.next += 1
-            return [data for block in inputs for data in data_of(block)]
+            return [data for block in headers for data in data_of(block)]
 
         done = self._swap(parts, lock, made, [], swap)
         if done:
@@ -283,6 +287,21 @@ def _to_settle(blocks: list[Block], every: bool, file_rows: int) -> list[Block]:
             break
         chosen.append(block)
     return chosen
+
+
+def _headers_beside(blocks: list[Block], inputs: list[Block], most: int) -> list[Block]:
+    """The headers of settled blocks just before these, as far as they are no larger than all that come after them, and
+    have no more than ``most`` events together.
+
+    So a table that is idle again and again has few headers, and few commits are written again often.
+    """
+    rows, beside = sum(block.rows for block in inputs), list[Block]()
+    for block in reversed(blocks[: blocks.index(inputs[0])]):
+        if not block.settled or block.rows > rows or rows + block.rows > most:
+            break
+        beside.insert(0, block)
+        rows += block.rows
+    return beside
 
 
 def _groups(files: list[SettledFile], low: int, high: int) -> Iterator[tuple[SettledFile, Group]]:

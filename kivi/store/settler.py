@@ -83,9 +83,9 @@ class Settler:
     def stats(self) -> dict[str, int | float]:
         """Since the store was opened, but for the files, which are those that are there.
 
-        ``settling_seconds`` are of steps that ended, with the time that they rested. ``settled_depth``: of one table, the greatest number
-        of files that have events of one moment. ``settled_write_amplification``: bytes of all files that were written,
-        for each byte of those that events first moved to.
+        ``settling_seconds`` are of steps that ended, with the time that they rested. ``settled_depth``: of one table,
+        the greatest number of files that have events of one moment. ``settled_write_amplification``: bytes of all files
+        that were written, for each byte of those that events first moved to.
         """
         every = [events for _, events in self._tables()]
         files = [events.files() for events in every]

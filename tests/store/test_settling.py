@@ -411,10 +411,26 @@ def test_a_table_that_is_altered_reads_its_older_files(tmp_path: Path) -> None:
             )
 
 
+def test_a_table_that_is_idle_again_and_again_has_few_headers(tmp_path: Path) -> None:
+    with opened(tmp_path / "data") as db:
+        table = db.store.event_tables.of(db.store.table("calls").id)
+        stamps = list[int]()
+        for first in range(100):
+            append(db, first, 1)
+            stamps.append(db.watermark())
+            db.store.settle()
+        headers = table.parts[1].read()[1]
+        assert len(headers) < 10 and sum(block.rows for block in headers) == 100
+        assert [row["k"] for row in events(db)] == list(range(100))
+        with db.snapshot() as snapshot:
+            tail = list(snapshot.changes("calls", since=stamps[41]))
+        assert [(row["k"], row["_commit_ts"]) for row in tail] == list(enumerate(stamps))[42:]
+
+
 def test_in_the_background_an_idle_table_is_settled(tmp_path: Path) -> None:
     import time
 
-    settings = {"settle": True, "settle_idle_s": 0.1, "settle_every_s": 0.02, "fold_every_s": 0.05}
+    settings = {"settle_idle_s": 0.1, "settle_every_s": 0.02, "fold_every_s": 0.05}
     with kivi.open(tmp_path / "data", **settings) as db:
         db.create_event_table("calls", event_time="ts", columns=COLUMNS)
         db.append("calls", [{"ts": T0 + i, "k": i} for i in range(1_000)])
