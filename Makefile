@@ -8,6 +8,9 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 say = @printf 'kivi: %s\n'
 
+# The tests start hundreds of processes: each would compile kivi again where the environment says to keep no bytecode.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help venv test pythons stories check docs soak mutants bench demo reconcile proto format clean
 

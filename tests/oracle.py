@@ -32,12 +32,14 @@ import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from kivi.errors import Conflict
+from tests.clashes import conflicts, refusals, touched
 from tests.measures import Cell, Measure, plain
 
 __all__ = [
+    "TWICE",
     "Aggregate",
     "Attempt",
     "EventTable",
@@ -50,6 +52,7 @@ __all__ = [
     "Report",
     "RowTable",
     "Table",
+    "View",
     "touched",
 ]
 
@@ -108,7 +111,28 @@ class Aggregate:
         return seen
 
 
-Table = RowTable | EventTable | Aggregate
+@dataclass(frozen=True)
+class View:
+    """The rows of a row table under another key, but for those that have a null there. ``columns``: the others."""
+
+    source: str
+    key: tuple[str, ...]
+    columns: tuple[str, ...]
+
+    def rows(self, own_key: tuple[str, ...], rows: Mapping[Key, Row]) -> list[Row]:
+        """In key order; ``rows``: those of the source."""
+        named = ({**dict(zip(own_key, key, strict=True)), **_shown(row)} for key, row in rows.items())
+        found = [{c: row[c] for c in (*self.key, *self.columns)} for row in named if None not in map(row.get, self.key)]
+        return sorted(found, key=self.key_of)
+
+    def key_of(self, row: Row) -> Key:
+        return tuple(row[c] for c in self.key)
+
+
+TWICE: Final = "two rows"
+"""What a read of a unique view by a key would find under which two rows come: such a commit is refused."""
+
+Table = RowTable | EventTable | Aggregate | View
 
 
 def identity(operator: str | Measure | None) -> Any:
@@ -215,6 +239,15 @@ class Oracle:
         self.reads: list[Read] = []
         self.glimpses: list[Glimpse] = []
 
+    @property
+    def row_tables(self) -> set[str]:
+        return {name for name, spec in self.tables.items() if isinstance(spec, RowTable)}
+
+    def moving(self, table: str) -> frozenset[str]:
+        """The columns of a row table that keys of its views are made of."""
+        views = (spec for spec in self.tables.values() if isinstance(spec, View) and spec.source == table)
+        return frozenset(column for view in views for column in view.key)
+
     def attempt(self, attempt: Attempt) -> None:
         with self._mutex:
             self.attempts.append(attempt)
@@ -287,8 +320,8 @@ class Oracle:
     def check(self) -> Report:
         """Raises Mismatch at the first thing that cannot be."""
         commits = self.committed()
-        _check_conflicts(self, commits)
-        _check_refusals(self, commits)
+        if wrong := conflicts(commits) or refusals(self, commits):
+            raise Mismatch(wrong)
         replay = Replay(self.tables)
         reads = deque(sorted(self.reads, key=lambda read: read.ts))
         glimpses = deque(sorted(self.glimpses, key=lambda glimpse: glimpse.after))
@@ -374,9 +407,11 @@ class Replay:
                 self.events[op.table] = []
 
     def changes(self, attempt: Attempt) -> set[str]:
-        """The tables that a commit has written to, aggregates included."""
+        """The tables that a commit has written to, aggregates and views included."""
         written = {op.table for op in attempt.ops}
-        derived = (n for n, spec in self.tables.items() if isinstance(spec, Aggregate) and spec.source in written)
+        derived = (
+            n for n, spec in self.tables.items() if isinstance(spec, Aggregate | View) and spec.source in written
+        )
         return written.union(derived)
 
     def glimpsed(self, glimpse: Glimpse) -> list[Row | None]:
@@ -454,9 +489,17 @@ class Replay:
             return [*self.events[read.table], *own]
         rows = self.rows
         if read.own:
-            touched = {read.table: {k: dict(row) for k, row in self.rows[read.table].items()}}
-            rows = defaultdict(dict, touched)
+            held_in = spec.source if isinstance(spec, View) else read.table
+            rows = defaultdict(dict, {held_in: {k: dict(row) for k, row in self.rows[held_in].items()}})
             self.change(read.own, rows, math.inf)  # what is not committed yet comes behind everything that is
+        if isinstance(spec, View):
+            source = self.tables[spec.source]
+            assert isinstance(source, RowTable)
+            in_view = spec.rows(source.key, rows[spec.source])
+            if read.key is None:
+                return in_view
+            under = [row for row in in_view if spec.key_of(row) == read.key]
+            return TWICE if len(under) > 1 else under[0] if under else None
         if read.key is not None:
             found = rows[read.table].get(read.key)
             return None if found is None else {**dict(zip(spec.key, read.key, strict=True)), **_shown(found)}
@@ -466,94 +509,3 @@ class Replay:
 
 def _shown(row: Row) -> Row:
     return {name: value.shown if isinstance(value, Cell) else value for name, value in row.items()}
-
-
-# -- conflicts --------------------------------------------------------------------------------------
-
-
-@dataclass
-class Touch:
-    """What one transaction did to one row."""
-
-    attempt: Attempt
-    restart: bool = False
-    write: bool = False
-    guard_row: bool = False
-    puts: set[str] = field(default_factory=set)
-    deltas: set[str] = field(default_factory=set)
-    guards: set[str] = field(default_factory=set)
-
-    def note(self, op: Op) -> None:
-        self.write |= op.kind != "guard"
-        match op.kind:
-            case "insert" | "delete":
-                self.restart = True
-            case "put":
-                self.puts |= set(op.values)
-            case "delta":
-                self.deltas |= set(op.values)
-            case "guard":
-                self.guards |= set(op.values)
-                self.guard_row |= not op.values
-
-    def clashes(self, other: Touch) -> bool:
-        for a, b in ((self, other), (other, self)):
-            guarded = b.guard_row or bool(b.guards)
-            if a.restart and (b.write or guarded):
-                return True
-            if a.guard_row and b.write:
-                return True
-            if a.puts & (b.puts | b.deltas | b.guards) or a.deltas & b.guards:
-                return True
-        return False
-
-
-def touched(attempt: Attempt) -> dict[tuple[str, Key], Touch]:
-    """By row: what a transaction did to it."""
-    touches: dict[tuple[str, Key], Touch] = {}
-    for op in attempt.ops:
-        if op.kind != "append":
-            touches.setdefault((op.table, op.key), Touch(attempt)).note(op)
-    return touches
-
-
-def _check_conflicts(oracle: Oracle, commits: list[Attempt]) -> None:
-    """First committer wins: two concurrent transactions that both committed never clash on a row."""
-    by_row: dict[tuple[str, Key], list[Touch]] = defaultdict(list)
-    for attempt in commits:
-        touches = touched(attempt)
-        for where, touch in touches.items():
-            for earlier in reversed(by_row[where]):
-                if (earlier.attempt.commit_ts or 0) <= attempt.began:
-                    break
-                if touch.clashes(earlier):
-                    pair = f"{earlier.attempt}\n  {attempt}"
-                    raise Mismatch(f"R2, R4: both committed, are concurrent and clash on {where}:\n  {pair}")
-            by_row[where].append(touch)
-
-
-def _check_refusals(oracle: Oracle, commits: list[Attempt]) -> None:
-    """Whoever was refused names a row where it clashes with a commit above its snapshot (R2 to R5).
-
-    The commit that it met may have been in flight when the server was killed: then it is one that became nothing.
-    """
-    clashing: dict[tuple[str, Key], list[Touch]] = defaultdict(list)
-    lost = [attempt for attempt in oracle.attempts if attempt.outcome == "aborted" and attempt.refused is None]
-    for attempt in (*commits, *lost):
-        for where, touch in touched(attempt).items():
-            clashing[where].append(touch)
-    for attempt in oracle.attempts:
-        refused = attempt.refused
-        if refused is None or not isinstance(oracle.tables.get(refused.table), RowTable):
-            continue
-        where = (refused.table, tuple(refused.key))
-        mine = touched(attempt).get(where)
-        if mine is None:
-            raise Mismatch(f"R2: refused because of {where}, which it does not touch: {attempt}")
-        for theirs in clashing[where]:
-            cts = theirs.attempt.commit_ts
-            named = refused.commit_ts is None or cts == refused.commit_ts
-            if named and (cts is None or cts > refused.start_ts) and mine.clashes(theirs):
-                break
-        else:
-            raise Mismatch(f"R2 to R5: refused because of {where}, where it clashes with nothing: {attempt}: {refused}")

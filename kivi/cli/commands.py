@@ -25,8 +25,13 @@ __all__ = ["main"]
 
 
 def connect(args: argparse.Namespace) -> Any:
+    """A context manager: the server's database, or with ``--store`` that of a directory, for commands that read."""
     from kivi.client.database import Tls, connect
 
+    if getattr(args, "store", None) is not None:
+        from kivi.cli.offline import database
+
+        return database(args.store)
     tls = None
     if args.tls or args.tls_ca or args.tls_cert:
         tls = Tls(ca=args.tls_ca, cert=args.tls_cert, key=args.tls_key)
@@ -393,6 +398,15 @@ def add_client_options(to: argparse.ArgumentParser) -> None:
     to.add_argument("-o", "--output", choices=styles, default=environment("KIVI_OUTPUT", "table"))
 
 
+def add_store(to: argparse.ArgumentParser) -> None:
+    """Where a command that only reads may read instead."""
+    to.add_argument(
+        "--store",
+        metavar="DIR",
+        help="read a store's directory, which nobody has open, and no server; it stays as it is",
+    )
+
+
 def add_query(to: argparse.ArgumentParser) -> None:
     """Which rows of a table, and what of them: see ``query_of``."""
     to.add_argument("table")
@@ -441,11 +455,21 @@ def parser() -> argparse.ArgumentParser:
         action.default = argparse.SUPPRESS
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
+    reading = argparse.ArgumentParser(add_help=False)
+    add_store(reading)
+
     def command(
-        name: str, run: Callable[..., int | None], text: str, *words: str, client: bool = True, connects: bool = True
+        name: str,
+        run: Callable[..., int | None],
+        text: str,
+        *words: str,
+        client: bool = True,
+        connects: bool = True,
+        reads: bool = False,
     ) -> Any:
-        """``run`` takes the arguments, and before them a connection if it ``connects``. ``words`` stand first."""
-        parents = [common] if client else []
+        """``run`` takes the arguments, and before them a database if it ``connects``, which may be that of a directory
+        if it only ``reads``. ``words`` stand first."""
+        parents = ([common] if client else []) + ([reading] if reads else [])
         sub = commands.add_parser(name, help=text, description=text, parents=parents, allow_abbrev=False)
         sub.set_defaults(run=run, connects=client and connects)
         for word in words:
@@ -455,18 +479,20 @@ def parser() -> argparse.ArgumentParser:
     sub = command("serve", serve, "run a server on a directory", client=False)
     add_server_arguments(sub)
     command("status", status, "healthy or not, and what it is doing", connects=False)
-    command("tables", tables, "all tables")
-    command("describe", describe, "one table's columns", "table")
-    sub = command("get", get, "one row", "table")
+    command("tables", tables, "all tables", reads=True)
+    command("describe", describe, "one table's columns", "table", reads=True)
+    sub = command("get", get, "one row", "table", reads=True)
     sub.add_argument("key", nargs="+")
     sub.add_argument("--as-of", metavar="TS", help="a commit timestamp or a time")
-    sub = command("scan", scan, "rows in key order; events in commit order")
+    sub = command("scan", scan, "rows in key order; events in commit order", reads=True)
     add_query(sub)
     sub.add_argument("--reverse", action="store_true")
     sub.add_argument("--order-by", metavar="A,-B", help="with -, from the largest down; write --order-by=-B")
     sub.add_argument("--offset", type=int, default=0, metavar="N", help="leave out so many rows, from the first on")
     sub.add_argument("--as-of", metavar="TS", help="a commit timestamp or a time")
-    sub = command("rollup", rollup, "rows of an aggregate, combined to fewer key columns or longer slots", "table")
+    sub = command(
+        "rollup", rollup, "rows of an aggregate, combined to fewer key columns or longer slots", "table", reads=True
+    )
     sub.add_argument("prefix", nargs="*", help="only keys that begin with these values")
     sub.add_argument("--by", metavar="A,B", help="key columns to keep; default none: all rows are one")
     sub.add_argument("--step", metavar="WIDTH", help="slots of the result: 1h, 1d, 1month")
@@ -478,13 +504,15 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--columns", metavar="A,B", help="measures and derived columns; default all")
     sub.add_argument("--as-of", metavar="TS", help="a commit timestamp or a time")
     sub.add_argument("--explain", action="store_true", help="say what was read, on standard error")
-    sub = command("sql", sql, "a question in SQL over the tables of a snapshot", "text")
+    sub = command("sql", sql, "a question in SQL over the tables of a snapshot", "text", reads=True)
     sub.add_argument("parameter", nargs="*", help="for each ? of the text, a text")
     sub.add_argument("--as-of", metavar="TS", help="a commit timestamp or a time")
-    sub = command("query", query, "a question of events, grouped and measured, or of an aggregate's rows")
+    sub = command("query", query, "a question of events, grouped and measured, or of an aggregate's rows", reads=True)
     add_question(sub)
     sub.add_argument("--as-of", metavar="TS", help="a commit timestamp or a time")
-    sub = command("export", export, "a table at a snapshot, as files that others read: Parquet or Delta", "table")
+    sub = command(
+        "export", export, "a table at a snapshot, as files that others read: Parquet or Delta", "table", reads=True
+    )
     sub.add_argument("dir", metavar="DIR", help="a directory that is new, or empty")
     sub.add_argument("--format", choices=("parquet", "delta"), default="parquet", help="default parquet")
     sub.add_argument("--by", choices=("day", "none"), help="events by the day of their time; default: if they are many")

@@ -1,4 +1,4 @@
-"""The tools for a store that nobody has open: dump, verify, backup, restore.
+"""The tools for a store that nobody has open: dump, verify, backup, restore, and ``--store`` of commands that read.
 
 They never write to what they inspect. The log is walked where it is; everything that needs an open
 store (replay, folding, scans) happens on a copy in a temporary directory, where finished table files
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from kivi.encoding.pretty import SchemaOf
     from kivi.model.schema import TableSchema
 
-__all__ = ["backup", "dump", "restore", "verify"]
+__all__ = ["backup", "database", "dump", "restore", "verify"]
 
 MARKER: Final = "KIVI"
 _LINKED: Final = (".sst", ".blob", ".parquet")  # these are never written to again
@@ -75,6 +75,15 @@ def copy_opened(root: Path) -> Iterator[Any]:
             yield store
         finally:
             store.close()
+
+
+@contextlib.contextmanager
+def database(path: str) -> Iterator[Any]:
+    """The database of a directory, as it is now: what is written to it is lost. Raises NotAStore, StoreInUse."""
+    from kivi.embedded.database import Database
+
+    with copy_opened(checked(path)) as store, contextlib.closing(Database(store)) as db:
+        yield db
 
 
 # -- dump -------------------------------------------------------------------------------------------

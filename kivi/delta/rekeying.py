@@ -5,12 +5,13 @@ Pure, and of one row at a time. Which transactions derive what from it is ``kivi
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kivi.delta.ops import Barrier, RowOp
 from kivi.encoding.base_rows import Version
-from kivi.encoding.keys import decode_key, encode_key
+from kivi.encoding.keys import decode_key, key_encoder
 from kivi.model.schema import TableSchema
 from kivi.model.types import ColumnType
 
@@ -25,11 +26,11 @@ class Rekeying:
     """How the rows of one view follow from those of its source.
 
     ``moving``: the columns of the source that the view's key is made of, besides its key; ``carried``: of a column of
-    the source the view's.
+    the source the view's. ``encoded``: values of the view's key as its bytes.
     """
 
     source_types: tuple[ColumnType, ...]
-    types: tuple[ColumnType, ...]
+    encoded: Callable[[Sequence[Any]], bytes]
     key: tuple[Place, ...]
     cells: tuple[Place, ...]
     moving: frozenset[int]
@@ -54,11 +55,7 @@ class Rekeying:
         the view from its beginning."""
         if op.barrier is not Barrier.PATCH or not self.moving:
             return True
-        return any(i in self.moving or i in self.carried for i in op.puts) or any(i in self.carried for i in op.deltas)
-
-    def moves(self, op: RowOp) -> bool:
-        """Whether it may give the row another key in the view."""
-        return op.barrier is not Barrier.PATCH or not self.moving.isdisjoint(op.puts)
+        return not (self.observed.isdisjoint(op.puts) and self.observed.isdisjoint(op.deltas))
 
     def values_of(self, key: bytes) -> tuple[Any, ...]:
         """The values of a row's own key."""
@@ -68,13 +65,15 @@ class Rekeying:
         """The view's key of a row of the source; None if it is not in the view. ``values``: those of its own key."""
         if version is None or not version.alive:
             return None
-        found = [values[i] if own else version.cells[i] for own, i in self.key]
-        return None if None in found else encode_key(self.types, found)
+        cells = version.cells
+        found = [values[i] if own else cells[i] for own, i in self.key]
+        return None if None in found else self.encoded(found)
 
     def row_of(self, values: tuple[Any, ...], version: Version) -> RowOp:
         """The whole row, whatever was there."""
-        cells = (values[i] if own else version.cells[i] for own, i in self.cells)
-        return RowOp(Barrier.RESTART, dict(enumerate(cells)), {})
+        cells = version.cells
+        found = [values[i] if own else cells[i] for own, i in self.cells]
+        return RowOp(Barrier.RESTART, dict(enumerate(found)), {})
 
     def same_row(self, op: RowOp) -> RowOp:
         """A PATCH of a row that keeps its key in the view: the part of it that the view carries. If the key is fixed,
@@ -100,7 +99,7 @@ def _made(view: TableSchema, source: TableSchema) -> Rekeying:
     carried = {i: at for at, (own_key, i) in enumerate(cells) if not own_key}
     return Rekeying(
         tuple(column.type for column in source.key),
-        tuple(column.type for column in view.key),
+        key_encoder([column.type for column in view.key]),
         key,
         cells,
         moving,

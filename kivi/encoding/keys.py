@@ -203,6 +203,19 @@ def encode_key(types: Sequence[ColumnType], values: Sequence[Any]) -> bytes:
     return key
 
 
+def key_encoder(types: Sequence[ColumnType]) -> Callable[[Sequence[Any]], bytes]:
+    """``encode_key`` for many keys of these types, all values of which are there and none is null."""
+    encoders = [_CODECS[type_.name].encode for type_ in types]
+
+    def encode(values: Sequence[Any]) -> bytes:
+        key = b"".join([part(value) for part, value in zip(encoders, values, strict=True)])
+        if len(key) > KEY_BYTES_MAX:
+            raise _too_long(len(key))
+        return key
+
+    return encode
+
+
 def decode_key(types: Sequence[ColumnType], data: bytes) -> tuple[Any, ...]:
     """The stored-form values of a full key of these types. Raises DataLoss for bytes that are none."""
     values = []

@@ -108,11 +108,13 @@ class ViewRows:
             if source is None:  # it was dropped: the commit will be refused
                 continue
             views = new.views_of(table, view)
-            lease: Lease | None = None
-            if table not in txn.overwritten and any(_reads(each, source, rows.values()) for each in views):
-                lease = txn.lease if txn.lease.id else snapshot()
-                found.lease = lease
-            for each, of in zip(views, self._of(source, views, rows, lease), strict=True):
+
+            def opened() -> Lease:
+                found.lease = txn.lease if txn.lease.id else snapshot()
+                return found.lease
+
+            at = None if table in txn.overwritten else opened
+            for each, of in zip(views, self._of(source, views, rows, at), strict=True):
                 found.rows += [(each.id, key, op) for key, op in of.ops.items()]
                 found.guards |= of.guards
         return found
@@ -123,23 +125,26 @@ class ViewRows:
         rows = {key: op for (table, key), op in txn.rows.items() if table == view.source_id}
         if source is None or not rows:
             return {}
-        lease = None if view.source_id in txn.overwritten else txn.lease
-        return self._of(source, [view], rows, lease, checked=False)[0].ops
+        at = None if view.source_id in txn.overwritten else lambda: txn.lease
+        return self._of(source, [view], rows, at, checked=False)[0].ops
 
     def _of(
         self,
         source: TableSchema,
         views: Sequence[TableSchema],
         rows: Rows,
-        lease: Lease | None,
+        at: Callable[[], Lease] | None,
         *,
         checked: bool = True,
     ) -> list[_Found]:
-        """For each of the views what follows from operations on rows of the source. ``lease`` None: it was empty."""
+        """For each of the views what follows from operations on rows of the source. ``at`` opens the snapshot that they
+        are read at, if one has to be; None: the source was empty."""
         ways = [Rekeying.of(each, source) for each in views]
         named = {key: ways[0].values_of(key) for key in rows}
-        read = [key for key, op in rows.items() if any(_needs(e, w, op) for e, w in zip(views, ways, strict=True))]
-        olds = dict(zip(read, self.reader.get(lease, source, read), strict=True)) if lease is not None and read else {}
+        asking = [way for way, each in zip(ways, views, strict=True) if not (way.is_fixed and each.state == "ready")]
+        read = [key for key, op in rows.items() if any(way.concerns(op) for way in asking)]
+        lease = at() if read and at is not None else None
+        olds = dict(zip(read, self.reader.get(lease, source, read), strict=True)) if lease is not None else {}
         changed = {
             key: _Changed(key, named[key], old, apply_op(source, old, OWN_CTS, rows[key]), rows[key])
             for key in read
@@ -171,9 +176,8 @@ class ViewRows:
             return found
         inside = [
             _InView(row, way.key_of(row.values, row.old), way.key_of(row.values, row.new))
-            for key, op in rows.items()
-            if way.concerns(op)
-            for row in [changed[key]]
+            for row in changed.values()
+            if way.concerns(row.op)
         ]
         there = self._rows_there(view, inside, building, lease)
         for one in inside:
@@ -232,16 +236,6 @@ def taken_key(view: TableSchema, key: bytes) -> RowExists:
     )
 
 
-def _reads(view: TableSchema, source: TableSchema, ops: Iterable[RowOp]) -> bool:
-    way = Rekeying.of(view, source)
-    return any(_needs(view, way, op) for op in ops)
-
-
-def _needs(view: TableSchema, way: Rekeying, op: RowOp) -> bool:
-    """Whether what an operation does to the view depends on the row."""
-    return way.concerns(op) and not (way.is_fixed and view.state == "ready")
-
-
 def _is_there(way: Rekeying, one: _InView, there: Mapping[bytes, Version]) -> bool:
     """Whether the row is in a view that is being built."""
     version = None if one.old is None else there.get(one.old)
@@ -265,6 +259,8 @@ def _derive(found: _Found, source: TableSchema, way: Rekeying, one: _InView, was
             found.made.append((one.new, row))
             observed = way.observed
     if op.barrier is Barrier.PATCH:  # others conflict with every write of the row, and it with theirs
-        found.guards.update(Guard(source.id, row.key, i) for i in observed if i not in op.puts)
+        for i in observed:
+            if i not in op.puts:
+                found.guards.add(Guard(source.id, row.key, i))
         if not way.observed:
             found.guards.add(Guard(source.id, row.key, EXISTENCE))

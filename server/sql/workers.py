@@ -116,17 +116,18 @@ class Workers:
 
 
 class _Worker:
-    """A process, and this end of its pipe."""
+    """A process, and this end of its pipe. Raises Unavailable if the system has no room for another one."""
 
     def __init__(self) -> None:
-        self.channel, theirs = socket.socketpair()
-        with theirs:
-            environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
-            environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # kivi is where it is for us
-            command = [sys.executable, "-m", "kivi_server.sql.worker", str(theirs.fileno())]
-            self.process = subprocess.Popen(
-                command, env=environment, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
-            )
+        try:
+            self.channel, theirs = socket.socketpair()
+            with theirs:
+                self.process = self._started(theirs.fileno())
+        except OSError as error:
+            raise Unavailable(
+                f"no process could be started for a question: {error.strerror}; ask again later, and if that does not "
+                "help, look at the memory of the server's machine and at how many processes and files it may have open"
+            ) from None
         try:
             self.channel.settimeout(_START_S)
             receive(self.channel)  # it is there
@@ -134,6 +135,16 @@ class _Worker:
         except Gone:
             self.kill()
             raise Unavailable("no process could be started for a question: the server's log may say why") from None
+
+    def _started(self, channel: int) -> subprocess.Popen[bytes]:
+        environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # kivi is where it is for us
+        command = [sys.executable, "-m", "kivi_server.sql.worker", str(channel)]
+        try:
+            return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, pass_fds=[channel])
+        except OSError:
+            self.channel.close()
+            raise
 
     def kill(self) -> None:
         self.process.kill()

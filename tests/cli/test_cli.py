@@ -1,8 +1,13 @@
-"""The commands, in processes of their own, against a real server and on the files it leaves."""
+"""The commands, against a real server and on the files it leaves.
+
+Those that take over a terminal, standard input or signals are processes of their own, and so is one of each kind of
+exit; the others are called, since most of a process's time is spent on its imports.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import pty
@@ -13,12 +18,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import kivi
+from kivi.cli import main
 from kivi.cli.append import Progress
 from tests.serverproc import ROOT, ServerProcess
 from tests.waiting import wait_until
@@ -26,15 +33,25 @@ from tests.waiting import wait_until
 CSV = 'e,ts,v,s\n1,2023-11-16T18:00:00Z,10,a\n1,2023-11-16T18:01:00Z,20,\n2,2023-11-16T18:01:00Z,20,"x,y"\n'
 
 
+PROCESSES = {"shell", "watch"}
+
+
 class Cli:
     def __init__(self, server: ServerProcess) -> None:
         self.server = server
         self.environment = {**os.environ, "KIVI_ENDPOINT": server.endpoint}
 
-    def __call__(self, *arguments: Any, stdin: str = "", code: int = 0) -> str:
+    def __call__(self, *arguments: Any, stdin: str = "", code: int = 0, process: bool = False) -> str:
         """Standard output; standard error is in ``errors``."""
+        words = [str(argument) for argument in arguments]
+        run = self._process if process or words[0] in PROCESSES else self._called
+        returned, out, self.errors = run(words, stdin)
+        assert returned == code, (arguments, out, self.errors)
+        return out
+
+    def _process(self, words: list[str], stdin: str) -> tuple[int, str, str]:
         ran = subprocess.run(
-            [sys.executable, "-m", "kivi.cli", *map(str, arguments)],
+            [sys.executable, "-m", "kivi.cli", *words],
             input=stdin,
             capture_output=True,
             text=True,
@@ -42,9 +59,17 @@ class Cli:
             cwd=ROOT,
             env=self.environment,
         )
-        self.errors = ran.stderr
-        assert ran.returncode == code, (arguments, ran.stdout, ran.stderr)
-        return ran.stdout
+        return ran.returncode, ran.stdout, ran.stderr
+
+    def _called(self, words: list[str], stdin: str) -> tuple[int, str, str]:
+        out, errors = io.StringIO(), io.StringIO()
+        streams = mock.patch.multiple(sys, stdin=io.StringIO(stdin), stdout=out, stderr=errors)
+        with mock.patch.dict(os.environ, self.environment), streams:
+            try:
+                returned = main(words)
+            except SystemExit as wrong_usage:
+                returned = int(str(wrong_usage.code))
+        return returned, out.getvalue(), errors.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +94,7 @@ def cli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli]:
 
 
 def test_status_in_ten_lines(cli):
-    lines = cli("status").splitlines()
+    lines = cli("status", process=True).splitlines()
     assert len(lines) <= 12
     assert any(line.split() == ["healthy", "true"] for line in lines)
     assert json.loads(cli("status", "-o", "json"))["healthy"] is True
@@ -134,10 +159,10 @@ def test_errors_are_one_line_and_wrong_usage_is_2(cli):
         ["append", "ev", "/nowhere.csv"],
         ["append", "ev", "/nowhere.txt"],
     ):
-        cli(*arguments, code=1)
+        cli(*arguments, code=1, process=arguments[0] == "put")
         assert len(cli.errors.splitlines()) == 1, cli.errors
         assert cli.errors.startswith("kivi: ")
-    cli("frobnicate", code=2)
+    cli("frobnicate", code=2, process=True)
     cli("get", code=2)
 
 
@@ -252,43 +277,26 @@ def test_aggregate_sums_what_is_there_and_shows_it(cli, tmp_path):
             db.create_event_table("ev", event_time="ts", columns={"e": "int64", "ts": "timestamp", "v": "int64"})
             db.append("ev", [{"e": i % 7, "ts": i * 1_000_000, "v": i} for i in range(5_000)])
             db.consolidate()
-        environment = {**os.environ, "KIVI_ENDPOINT": server.endpoint}
-        command = [sys.executable, "-m", "kivi.cli", "aggregate"]
-        wanted = [
-            "by_slot",
-            "ev",
-            "s=sum:v",
-            "n=count",
-            "m=max:v",
-            "--by",
-            "e",
-            "--by",
-            "slot=ts/1h",
-            "--derived",
-            "a=s / n",
-        ]
-        ran = subprocess.run([*command, *wanted], capture_output=True, text=True, timeout=60, cwd=ROOT, env=environment)
-        assert (ran.returncode, ran.stderr.count("\n")) == (0, 1), ran.stderr
-        assert ran.stderr.startswith("by_slot <- ev: 5,000 events, ")  # a plain line where there is no terminal
-        assert "5000" in ran.stdout
+        its = Cli(server)
+        wanted = ["s=sum:v", "n=count", "m=max:v", "--by", "e", "--by", "slot=ts/1h", "--derived", "a=s / n"]
+        assert "5000" in its("aggregate", "by_slot", "ev", *wanted)
+        assert its.errors.count("\n") == 1
+        assert its.errors.startswith("by_slot <- ev: 5,000 events, ")  # a plain line where there is no terminal
         with server.connect() as db, db.snapshot() as snap:
             assert sum(row["n"] for row in snap.scan("by_slot")) == 5_000
             assert [row["m"] for row in snap.scan("by_slot", prefix=(6,))] == [3_597, 4_997]
             assert snap.get("by_slot", (6, 0))["a"] == sum(range(6, 3_600, 7)) / len(range(6, 3_600, 7))
 
-        shown = on_a_terminal([*command, "by_e", "ev", "n=count", "--by", "e"], environment)
+        command = [sys.executable, "-m", "kivi.cli", "aggregate", "by_e", "ev", "n=count", "--by", "e"]
+        shown = on_a_terminal(command, its.environment)
         assert "by_e <- ev" in shown
         assert "━" in shown  # a bar
         assert "5,000 events" in shown
 
         for wrong in (["n=median:v"], ["n=sum"], ["n"], ["n=sum:nope"]):
-            ran = subprocess.run(
-                [*command, "bad", "ev", *wrong, "--by", "e"],
-                capture_output=True, text=True, timeout=60, cwd=ROOT, env=environment,
-            )  # fmt: skip
-            assert ran.returncode == 1
-            assert ran.stderr.startswith("kivi: ")
-            assert len(ran.stderr.splitlines()) == 1
+            its("aggregate", "bad", "ev", *wrong, "--by", "e", code=1)
+            assert its.errors.startswith("kivi: ")
+            assert len(its.errors.splitlines()) == 1
 
 
 def on_a_terminal(command: list[str], environment: dict[str, str]) -> str:
@@ -374,7 +382,7 @@ def test_dump_verify_backup_and_restore(cli, tmp_path):
         return {str(p): (p.stat().st_mtime_ns, p.stat().st_size) for p in sorted(data.rglob("*"))}
 
     before = state()
-    report = json.loads(cli("verify", data, "-o", "json"))
+    report = json.loads(cli("verify", data, "-o", "json", process=True))
     assert report["ev"] == "5,001 events"
     assert report["agg"] == "7 rows, equal to a recount of the events"
     dumped = [json.loads(line) for line in cli("dump", data, "-o", "json").splitlines()]

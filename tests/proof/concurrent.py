@@ -18,19 +18,33 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tests.oracle import Attempt, Oracle, Report
 from tests.proof.crowd import CALLERS, Crowd, Tasks
-from tests.proof.workloads import TABLES, WORKLOADS, Client, MemberToken, fund, make_tables, settled
+from tests.proof.views import Viewed
+from tests.proof.workloads import (
+    TABLES,
+    Bank,
+    Client,
+    Counters,
+    LongFork,
+    MemberToken,
+    Mix,
+    Sessions,
+    fund,
+    make_tables,
+    settled,
+)
 from tests.serverproc import ServerProcess
 
 __all__ = ["ARGUMENTS", "Result", "checked", "is_one_of_many"]
 
-CLIENTS = 8
+WORKLOADS: Sequence[type[Client]] = (Mix, Bank, LongFork, Counters, Sessions, Mix, Viewed, Viewed)
+"""One for each client."""
 CONFIRMED = 400  # tokens of known commits that are asked for in the end
 SETTINGS = (
     "consolidate_every_s=0.05",
@@ -81,8 +95,8 @@ def checked(
         make_tables(db)
         first = fund(db, oracle)
         clients: list[Client] = [
-            WORKLOADS[i % len(WORKLOADS)](server.connect(timeout=30.0), oracle, seed * 1_000 + i, first=first)
-            for i in range(CLIENTS)
+            workload(server.connect(timeout=30.0), oracle, seed * 1_000 + i, first=first)
+            for i, workload in enumerate(WORKLOADS)
         ]
         clients += [
             Crowd(server.connect(timeout=30.0), oracle, seed * 1_000 + 100, first=first, callers=callers),

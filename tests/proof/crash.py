@@ -3,13 +3,14 @@
 ::
 
     before     a store with a history (made once, copied for every crash)
-    meanwhile  three clients, two crowds whose commits enter in groups, and an operator (consolidate, checkpoint,
-               create and drop an aggregate, append and stage in bulk) against a server that ends itself at the
+    meanwhile  four clients, two crowds whose commits enter in groups, and an operator (consolidate, checkpoint, create
+               and drop an aggregate and a view, append and stage in bulk) against a server that ends itself at the
                point; the acknowledgements are kept here
     after      what is left is opened:
                R13  a new timestamp is above every one and every snapshot handed out before
                R16  each token says what became of its commit; every answer before and after is the replay of that
-               sums and counts equal a recount of the events, for the aggregate that was being built as well
+               sums and counts equal a recount of the events, for the aggregate that was being built as well; the view
+               that was being filled has the rows of its source
                a checkpoint is not there, or opens and is a prefix of the history
                a second crash and recovery change nothing
 """
@@ -38,6 +39,7 @@ from tests.oracle import Attempt, Mismatch, Op, Oracle, Read
 from tests.proof.concurrent import ARGUMENTS, is_one_of_many
 from tests.proof.crowd import Crowd, Tasks
 from tests.proof.powerloss import Disk, environment
+from tests.proof.views import Viewed, people
 from tests.proof.workloads import TABLES, Bank, Client, Counters, Mix, fund, make_tables, micros, settled
 from tests.serverproc import EndedError, ServerProcess
 from tests.waiting import wait_until
@@ -53,7 +55,7 @@ __all__ = [
     "prepare",
 ]
 
-CLIENTS: tuple[type[Client], ...] = (Mix, Bank, Counters)
+CLIENTS: tuple[type[Client], ...] = (Mix, Bank, Counters, Viewed)
 CALLERS = 24  # of each of the crowds
 
 
@@ -89,6 +91,10 @@ def prepare(path: Path) -> History:
     with kivi.open(path, background=False) as db:
         make_tables(db)
         first = fund(db, oracle)
+        with db.transaction() as tx:
+            for op in people():
+                tx.put(op.table, op.key, **op.values)
+        oracle.attempt(Attempt(tx.start_ts, people(), "committed", tx.commit_ts, who="prepare"))
         for portion in range(4):
             events = [{"a": i % 5, "b": "xyz"[i % 3], "ts": i, "x": i} for i in range(600)]
             ops = [Op("append", "e", events=events)]
@@ -118,7 +124,7 @@ class Operator:
     def run(self, stop: threading.Event) -> None:
         try:
             for number in range(1_000):
-                for step in (self.bulk, self.staged, self.aggregate, self.checkpoint, self.consolidate):
+                for step in (self.bulk, self.staged, self.aggregate, self.view, self.checkpoint, self.consolidate):
                     if stop.is_set():
                         return
                     step(number)
@@ -154,6 +160,11 @@ class Operator:
             self.db.drop("late")
         measures = {"total": kivi.sum("x"), "calls": kivi.count()}
         self.db.create_aggregate("late", source="e", group_by=["b", "a"], measures=measures)
+
+    def view(self, number: int) -> None:
+        with contextlib.suppress(NotFound):
+            self.db.drop("late_view")
+        self.db.create_view("late_view", source="people", key=["desk"], columns=["name", "balance"], unique=True)
 
     def consolidate(self, number: int) -> None:
         self.db.consolidate()
@@ -416,9 +427,9 @@ def _contents(db: Any) -> tuple[int, dict[str, list[dict[str, Any]]]]:
     with db.snapshot() as snap:
         found = {table: plain(list(snap.scan(table))) for table in TABLES}
         found["e"] = [{**row, "ts": micros(row["ts"])} for row in found["e"]]
-        if "late" in db.tables():
+        for late in {"late", "late_view"}.intersection(db.tables()):
             with contextlib.suppress(NotFound):  # it is still being built
-                found["late"] = list(snap.scan("late"))
+                found[late] = list(snap.scan(late))
         return snap.ts, found
 
 
@@ -432,10 +443,17 @@ def recovered(data: Path, oracle: Oracle) -> int:
     with kivi.open(data, background=False) as db:
         resolved = oracle.resolve(lambda token: settled(db, token))
         oracle.confirm(lambda token: settled(db, token))
+        if (resumed := db.store._resumed) is not None:
+            resumed.join()
         ts, found = _contents(db)
         for table in TABLES:
             oracle.read(Read(ts, table, None, found[table], who="after the crash"))
         oracle.check()
+        with contextlib.suppress(NotFound):
+            if (state := db.describe("late_view")["state"]) != "ready":
+                raise Mismatch(f"the view that was being filled is {state}")
+        if found.get("late_view", found["by_desk"]) != found["by_desk"]:
+            raise Mismatch(f"the view that was filled:\n  expected {found['by_desk']}\n  got      {found['late_view']}")
         if "late" in found:
             _recounted(found["late"], found["e"])
         op = Op("delta", "counters", (0,), {"n": 1})

@@ -29,10 +29,11 @@ from kivi.mvcc.pending import Pending
 from kivi.mvcc.sweep import Sweeper
 from kivi.mvcc.verdict import Facts
 from kivi.mvcc.watermark import Watermark
-from kivi.store import backfill, checkpoint
+from kivi.store import backfill, checkpoint, view_filling
 from kivi.store.commits import Commits
 from kivi.store.staging import Staging
 from kivi.store.tables import Tables
+from kivi.store.view_filling import ViewFilling
 
 __all__ = ["POINTS"]
 
@@ -78,6 +79,7 @@ POINTS: Final[dict[str, tuple[Any, str, When]]] = {
     "stage": (Staging, "log_stage", "after"),
     "backfill chunk": (backfill, "derive_all", "after"),
     "backfill done": (Tables, "redefine", "before"),
+    "view filled in part": (ViewFilling, "_fill_some", "after"),
     "checkpoint copied": (RocksEngine, "checkpoint", "after"),
     "checkpoint begun": (checkpoint, "mark", "before"),
 }
@@ -140,6 +142,7 @@ def no_sync() -> None:
 
 
 if __name__ == "__main__":
+    view_filling._ROWS = 16  # type: ignore[misc]
     point, nth = sys.argv[1], int(sys.argv[2])
     if point == "no sync":
         no_sync()

@@ -24,6 +24,7 @@ SHORT = {
     "settled": 3,
     "settled files deleted": 2,
     "backfill chunk": 4,
+    "view filled in part": 4,
     "checkpoint copied": 1,
     "group encoded": 13,
     "half a group written": 9,

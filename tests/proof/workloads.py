@@ -7,6 +7,7 @@ Each client is one thread with a ``kivi`` database of its own, embedded or over 
 ``Counters``   increments and decrements, never a conflict, and ``as_of`` reads of the past
 ``LongFork``   rows written apart, read together: no two readers see two writes in different orders
 ``Sessions``   what a client has seen never goes back, and ``min_snapshot`` waits or refuses, never lies
+``Viewed``     rows that two views have under other keys, one of which is unique (``tests.proof.views``)
 
 A reply that is lost leaves its attempt *unknown*: it is resolved through its token once the run is over. Whatever else
 goes wrong ends the run.
@@ -19,18 +20,16 @@ import itertools
 import random
 import threading
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import kivi
 from kivi.errors import CommitUnknown, Conflict, KiviError, Retryable, RowExists, SnapshotTooOld, Unavailable
 from kivi.model.outcomes import ABORTED
 from tests.measures import Quantiles, Winner
-from tests.oracle import Aggregate, Attempt, EventTable, Mismatch, Op, Oracle, Read, RowTable, Table
+from tests.oracle import TWICE, Aggregate, Attempt, EventTable, Mismatch, Op, Oracle, Read, RowTable, Table, View
 
 __all__ = [
     "TABLES",
-    "WORKLOADS",
     "Bank",
     "Client",
     "Counters",
@@ -85,6 +84,9 @@ TABLES: dict[str, Table] = {
     "counters": RowTable(("id",), {"n": "sum"}),
     "fork": RowTable(("id",), {"v": None}),
     "past": RowTable(("id",), {"n": "sum", "f": "fsum", "v": None}),
+    "people": RowTable(("id",), {"name": None, "desk": None, "balance": "sum"}),
+    "by_name": View("people", ("name", "id"), ("balance",)),
+    "by_desk": View("people", ("desk",), ("id", "name", "balance")),
 }
 BY_B = {
     "total": kivi.sum("x"),
@@ -112,6 +114,10 @@ def make_tables(db: Any) -> None:
     db.create_table("fork", key={"id": "int64"}, columns={"v": "int64"})
     summed = {"n": kivi.sum("int64"), "f": kivi.sum("float64"), "v": "int64"}
     db.create_table("past", key={"id": "int64"}, columns=summed, history="1h")
+    people = {"name": "string", "desk": "int64", "balance": kivi.sum("int64")}
+    db.create_table("people", key={"id": "int64"}, columns=people, history="1h")
+    db.create_view("by_name", source="people", key=["name", "id"], columns=["balance"])
+    db.create_view("by_desk", source="people", key=["desk"], columns=["name", "balance"], unique=True)
 
 
 def fund(db: Any, oracle: Oracle) -> int:
@@ -192,6 +198,8 @@ class Client:
             self.acknowledged = max(self.acknowledged, attempt.commit_ts or 0)
         except Conflict as error:
             attempt.refused = error
+        except RowExists as error:  # of a unique view: its rows would be two under one key
+            self.oracle.read(Read(tx.start_ts, error.table, tuple(error.key), TWICE, tuple(ops), self.name))
         except (Retryable, SnapshotTooOld):  # the server went away before the commit was logged
             self.restarted += 1
         except CommitUnknown as error:
@@ -428,7 +436,3 @@ class Sessions(Client):
                     if snap.ts < committed:
                         raise Mismatch(f"R17: min_snapshot={committed} gave {snap.ts}")
                     self.scan(snap, "counters")
-
-
-WORKLOADS: Sequence[type[Client]] = (Mix, Bank, LongFork, Counters, Sessions, Mix, Bank, LongFork)
-"""One for each client."""

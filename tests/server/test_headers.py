@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -48,26 +50,30 @@ def within(inner: bytes) -> pb.Request:
     return pb.Request(operations=[pb.Operation.FromString(inner)])
 
 
-BOMBS: dict[str, Any] = {
-    "requests": empty(pb.ClientFrame, "requests", 6 * MIB),
-    "operations": pb.ClientFrame(requests=[pb.Request.FromString(empty(pb.Request, "operations", 6 * MIB))]),
-    "values": pb.ClientFrame(requests=[within(empty(pb.Operation, "values", 6 * MIB))]),
-    "columns": pb.ClientFrame(requests=[within(empty(pb.Operation, "columns", 6 * MIB))]),
-    "keys": pb.ClientFrame(requests=[pb.Request(get=pb.Get.FromString(empty(pb.Get, "keys", 6 * MIB)))]),
-    "numbers": pb.ClientFrame(requests=[pb.Request(release=pb.Release(txns=[1] * 6 * MIB))]),
+BOMBS: dict[str, Callable[[], Any]] = {
+    "requests": lambda: empty(pb.ClientFrame, "requests", 6 * MIB),
+    "operations": lambda: pb.ClientFrame(requests=[pb.Request.FromString(empty(pb.Request, "operations", 6 * MIB))]),
+    "values": lambda: pb.ClientFrame(requests=[within(empty(pb.Operation, "values", 6 * MIB))]),
+    "columns": lambda: pb.ClientFrame(requests=[within(empty(pb.Operation, "columns", 6 * MIB))]),
+    "keys": lambda: pb.ClientFrame(requests=[pb.Request(get=pb.Get.FromString(empty(pb.Get, "keys", 6 * MIB)))]),
+    "numbers": lambda: pb.ClientFrame(requests=[pb.Request(release=pb.Release(txns=[1] * 6 * MIB))]),
 }
-BOMBS_ENCODED: dict[str, bytes] = {
-    name: LENGTH.pack(len(data)) + data
-    for name, bomb in BOMBS.items()
-    for data in [bomb if isinstance(bomb, bytes) else bomb.SerializeToString()]
-}
+"""They are made when they are asked for: each takes hundreds of megabytes until it is encoded."""
+
+
+@cache
+def encoded_bomb(name: str) -> bytes:
+    bomb = BOMBS[name]()
+    data: bytes = bomb if isinstance(bomb, bytes) else bomb.SerializeToString()
+    return LENGTH.pack(len(data)) + data
 
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_large_header_is_refused_by_its_limit_before_it_is_parsed(name, monkeypatch):
+    bomb = encoded_bomb(name)
     monkeypatch.setattr("kivi_server.asked.session_pb2", None)
     with pytest.raises(ResourceExhausted, match="beyond the limit header_bytes_max"):
-        parsed(BOMBS_ENCODED[name])
+        parsed(bomb)
 
 
 def test_one_message_of_very_many_requests_is_refused_by_their_number(server, db, accounts):
@@ -117,9 +123,9 @@ def test_rows_of_very_many_columns_are_sent_before_they_are_too_much():
 
 
 def test_a_session_that_sends_one_is_ended_and_others_go_on(server, db, accounts):
-    for name, bomb in BOMBS_ENCODED.items():
+    for name in BOMBS:
         stranger = RawSession(server.endpoint)
-        stranger.frames.put(bomb)
+        stranger.frames.put(encoded_bomb(name))
         stranger.send(pb.Request(id=1, commit=pb.Commit()))
         with pytest.raises(grpc.RpcError) as ended:
             stranger.reply(1)
@@ -140,9 +146,9 @@ def test_the_server_holds_little_for_frames_of_many_parts(tmp_path: Path) -> Non
     with ServerProcess(tmp_path / "data") as server, server.connect() as db:
         db.create_table("accounts", key={"id": "int64"}, columns={"balance": kivi.sum("int64")})
         before = peak_mib(server)
-        for bomb in BOMBS_ENCODED.values():
+        for name in BOMBS:
             stranger = RawSession(server.endpoint)
-            stranger.frames.put(bomb)
+            stranger.frames.put(encoded_bomb(name))
             with pytest.raises(grpc.RpcError):
                 stranger.reply(1)
             stranger.close()

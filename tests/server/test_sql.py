@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,10 +17,12 @@ import pyarrow as pa
 import pytest
 from kivi_server.sql.pipe import Gone, Kind, receive
 from kivi_server.sql.worker import _Server
+from kivi_server.sql.workers import Question, Workers
 
 import kivi
 from kivi.client.messages import read_batches
-from kivi.errors import InvalidArgument, KiviError, NotFound, PermissionDenied, ResourceExhausted
+from kivi.errors import InvalidArgument, KiviError, NotFound, PermissionDenied, ResourceExhausted, Unavailable
+from kivi.sql import Limits
 from tests.serverproc import ServerProcess
 from tests.waiting import wait_until
 
@@ -223,6 +227,40 @@ def test_processes_end_with_their_server(tmp_path: Path) -> None:
         assert begun
         server.kill()
         wait_until(lambda: not any(Path(f"/proc/{process}").exists() for process in begun))
+
+
+def test_a_process_that_the_system_does_not_start_costs_its_question_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = Workers(Limits(64 << 20, 1, 10.0, 1_000), 1)
+
+    def one() -> list[Any]:
+        question = Question("select 1 as one", b"", lambda name: None, lambda spec: iter(()))
+        return [
+            row for page in workers.answer(question, 30) for batch in read_batches(page) for row in batch.to_pylist()
+        ]
+
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken: list[int] = []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 8, most[1]))
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        for room in (0, 2):  # there are no files for the pipe; or for the process
+            for _ in range(room):
+                os.close(taken.pop())
+            with pytest.raises(Unavailable, match="Too many open files; ask again later"):
+                one()
+            taken += [os.dup(0) for _ in range(room)]  # what it had taken is there again
+        resource.setrlimit(resource.RLIMIT_NOFILE, most)
+        with monkeypatch.context() as patched, pytest.raises(Unavailable, match="No such file"):
+            patched.setattr(sys, "executable", "/nowhere/python")
+            one()
+        assert one() == [{"one": 1}]  # it is not one of those that may be there
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, most)
+        for file in taken:
+            os.close(file)
+        workers.close()
 
 
 def test_a_transaction_is_no_snapshot(server: ServerProcess) -> None:

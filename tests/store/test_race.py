@@ -19,6 +19,8 @@ from kivi.runtime.settings import Settings
 from kivi.store.facade import Store
 from tests.oracle import Oracle, Read
 from tests.proof.crowd import Bunches, Crowd
+from tests.proof.views import TABLES as VIEWED
+from tests.proof.views import Viewed
 from tests.proof.workloads import TABLES, Client, Mix, make_tables, settled
 
 THREADS = 8
@@ -69,6 +71,7 @@ def test_threads_against_the_replay_oracle(where: str, tmp_path: Path) -> None:
         first = db.watermark()
         workers: list[Client] = [Mix(db, oracle, seed, first=first) for seed in range(THREADS)]
         workers += [Bunches(db, oracle, seed, first=first) for seed in (100, 101)]
+        workers += [Viewed(db, oracle, seed, first=first) for seed in (150, 151)]
         workers.append(Crowd(db, oracle, 200, first=first, callers=CALLERS, every_s=0.02))
         race(store, oracle, workers)
         for worker in workers:
@@ -77,10 +80,10 @@ def test_threads_against_the_replay_oracle(where: str, tmp_path: Path) -> None:
         assert store.consolidator.failure is None
         oracle.confirm(lambda token: settled(db, token))
         with db.snapshot() as last:
-            for table in ("t", "past", "counters", "by_a", "by_b"):
+            for table in ("t", "past", "counters", "by_a", "by_b", *VIEWED):
                 oracle.read(Read(last.ts, table, None, list(last.scan(table)), who="last"))
             db.consolidate()
-            for table in ("t", "past", "counters", "by_a", "by_b"):
+            for table in ("t", "past", "counters", "by_a", "by_b", *VIEWED):
                 oracle.read(Read(last.ts, table, None, list(last.scan(table)), who="last"))
         found = counted(store, oracle)
     short = {name: (found[name], least) for name, least in MINIMA.items() if found[name] < least}
