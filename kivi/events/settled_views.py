@@ -65,9 +65,12 @@ class Owner(Protocol):
     files: list[SettledFile]
     erased_at: int
     names: EventNames
+    is_partial: bool
 
     @property
     def closed(self) -> bool: ...
+
+    def spans(self, first_cts: int, last_cts: int) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]: ...
 
     def names_at(self, cts: int) -> EventNames: ...
 
@@ -159,7 +162,8 @@ class SettledView:
         cut = cut or group.first_cts <= wanted.first[0]
         picks = wanted.named is not None or wanted.retracted_at is not None
         hidden = not picks and _meets(group, self.owner.names)
-        named = named or stamped or cut or picks or hidden or STAMP in wanted.outputs
+        partial = self.owner.is_partial
+        named = named or stamped or cut or picks or hidden or partial or STAMP in wanted.outputs
         batch = self.files.read(file, group, columns, named=named)
         if stamped:
             batch = batch.append_column(COMMIT_TS, batch.column(STAMP).cast(pa.int64()))
@@ -173,9 +177,19 @@ class SettledView:
             left[self.owner.names.rows_among(*_names(batch))] = False
         if cut:
             left &= _between(*_names(batch), wanted)
+        if partial:
+            left &= self._is_kept(group, *_names(batch))
         if not left.all():
             batch = batch.take(pa.array(np.flatnonzero(left)))
         return batch if predicate is None else filter_batch(batch, predicate, {c.name: c.type for c in schema.columns})
+
+    def _is_kept(self, group: Group, stamps: Any, positions: Any) -> Any:
+        """Which of the names are of commits whose headers are there."""
+        kept = np.zeros(group.rows, np.bool_)
+        for (first, at), (last, to) in self.owner.spans(group.first_cts, group.last_cts):
+            begins = (stamps > np.uint64(first)) | ((stamps == np.uint64(first)) & (positions >= at))
+            kept |= begins & ((stamps < np.uint64(last)) | ((stamps == np.uint64(last)) & (positions <= to)))
+        return kept
 
     def _picked(self, file: SettledFile, group: Group, wanted: Wanted, batch: Any) -> Counts:
         if wanted.named is not None:

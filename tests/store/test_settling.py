@@ -16,7 +16,7 @@ import kivi
 from kivi.cli.offline import examine
 from kivi.encoding.keys import prefix_end
 from kivi.encoding.keyspaces import Space, table_prefix
-from kivi.errors import DataLoss, DiskFull, EventsRetracted, Unavailable
+from kivi.errors import DataLoss, DiskFull, EventsRetracted, SnapshotTooOld, Unavailable
 from kivi.events import settling
 from kivi.events.places import Directory
 from kivi.events.settling import Settling
@@ -409,6 +409,30 @@ def test_a_table_that_is_altered_reads_its_older_files(tmp_path: Path) -> None:
             db.store.settler._step(
                 db.store.table("calls"), db.store.event_tables.of(db.store.table("calls").id), every=True, file_rows=1
             )
+
+
+def test_r23_a_partial_tail_has_no_events_of_dropped_commits_whose_file_stands(tmp_path: Path) -> None:
+    with kivi.open(tmp_path / "data", background=False, block_rows=64) as db:
+        db.create_event_table("calls", event_time="ts", columns=COLUMNS, retention="100m")
+        append(db, 0, 100, late=0)
+        db.store.settle(100)
+        append(db, 100, 150, late=0.2, reach=120)
+        db.store.settle(100)
+        with pytest.MonkeyPatch.context() as patched:  # all become one file, once
+            left = [list[Any]]
+            patched.setattr(settling, "combinable", lambda files, _: left.pop()(files) if left else [])
+            db.store.settle(1_000)
+        table = db.store.event_tables.of(db.store.table("calls").id)
+        for _ in range(3):
+            db.store.housekeeping.move_floors()
+            db.consolidate()
+        with db.snapshot() as snapshot:
+            with pytest.raises(SnapshotTooOld) as told:
+                list(snapshot.changes("calls", since=0))
+            assert min(file.first_cts for file in table.files()) <= told.value.details["kept_since"]
+            kept = list(snapshot.changes("calls", since=0, partial=True))
+            assert kept == list(snapshot.changes("calls", since=told.value.details["kept_since"]))
+            assert [row["k"] for row in kept] == list(range(100, 250))
 
 
 def test_a_table_that_is_idle_again_and_again_has_few_headers(tmp_path: Path) -> None:
