@@ -46,6 +46,7 @@ def _gauge(name: str, text: str) -> Metric:
 
 
 _SUMMED: Final = "Event blocks that were summed up, by what was read of them."
+_COLD: Final = "Ranges of cold files that were read, by what they came from."
 _SPANS: Final = "Spans of exports that were answered, by what became of them."
 _ABORTS: Final = "Commits that were refused and did nothing, by reason."
 
@@ -90,6 +91,20 @@ METRICS: Final[dict[str, Metric]] = {
     "settled_bytes": _counter("settled_bytes", "Bytes of the files that they moved to."),
     "settled_written_bytes": _counter("settled_written_bytes", "The same, and of the files that were made of files."),
     "settled_combined_rows": _counter("settled_combined_events", "Events of the files that others were made of."),
+    # the cold tier
+    "local_bytes": _gauge("settled_local_bytes", "Bytes of settled files that lie in the store's directory."),
+    "cold_bytes": _gauge("cold_bytes", "Bytes of settled files that lie in object stores."),
+    "cold_files": _gauge("cold_files", "Settled files that lie in object stores."),
+    "cold_uploads_waiting": _gauge("cold_uploads_waiting", "Files that are old enough to move to an object store."),
+    "cold_errors": _counter(
+        "cold_errors", "Rounds in which files could not move to an object store, or be deleted there."
+    ),
+    "cold_cache_bytes": _gauge("cold_cache_bytes", "What is kept on disk of what was read back."),
+    "cold_cache_hits": _counter("cold_ranges_read", _COLD, ("by", "cache")),
+    "cold_cache_misses": _counter("cold_ranges_read", _COLD, ("by", "request")),
+    "cold_fetched_bytes": _counter("cold_fetched_bytes", "Bytes that were read from object stores."),
+    "cold_uploaded_bytes": _counter("cold_uploaded_bytes", "Bytes that moved to object stores."),
+    "cold_deleted": _counter("cold_objects_deleted", "Objects that nothing needed any more, and that were deleted."),
     "conflict_facts": _gauge("conflict_facts", "Cells whose newest write is remembered to find conflicts."),
     # stages and the catalog
     "stages": _gauge("stages", "Stages that wait for their commit."),

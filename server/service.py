@@ -253,7 +253,9 @@ class Service:
             scopes = [scope for scope, (kind, *of) in named if kind == "spark" and of and grant.allows(of[0])]
         return pb.ListBatchScopesResponse(scopes=scopes)
 
-    def CreateTable(self, request: pb.CreateTableRequest, _: Grant) -> pb.CreateTableResponse:
+    def CreateTable(self, request: pb.CreateTableRequest, grant: Grant) -> pb.CreateTableResponse:
+        if request.table.HasField("cold"):  # this machine writes there, wherever it is, as a checkpoint does
+            grant.require_everything("a cold tier")
         return pb.CreateTableResponse(table=to_table(self.store.create(self.translator.new_table(request.table))))
 
     def AlterTable(self, request: pb.AlterTableRequest, _: Grant) -> pb.AlterTableResponse:

@@ -293,7 +293,9 @@ class Translator:
             retention = table.retention_us if table.HasField("retention_us") else None
             columns = {c.name: c.type for c in table.columns}
             self._unique(table.name, [c.name for c in table.columns])
-            return event_table_schema(table.name, table.event_time, columns, retention)
+            local = table.local_us if table.HasField("local_us") else None
+            cold = table.cold if table.HasField("cold") else None
+            return event_table_schema(table.name, table.event_time, columns, retention, local, cold)
         if table.kind != types_pb2.Table.KIND_ROW:
             raise InvalidArgument("CreateTable makes row tables and event tables; use CreateAggregate for aggregates")
         self._unique(table.name, [c.name for c in (*table.key, *table.columns)])

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["backup", "database", "dump", "restore", "verify"]
 
 MARKER: Final = "KIVI"
+_COLD: Final = "cold"  # of this directory alone: ``kivi.events.cold_tier``
 _LINKED: Final = (".sst", ".blob", ".parquet")  # these are never written to again
 _BELOW: Final = ("rows", "derived", "guards", "appends", "runs")
 
@@ -69,7 +70,7 @@ def copy_opened(root: Path) -> Iterator[Any]:
                     return destination
             return str(shutil.copy2(source, destination))
 
-        shutil.copytree(root, target, copy_function=place, ignore=shutil.ignore_patterns("LOCK"))
+        shutil.copytree(root, target, copy_function=place, ignore=shutil.ignore_patterns("LOCK", _COLD))
         store = Store.open(str(target), settings=Settings(background=False))
         try:
             yield store
@@ -367,7 +368,7 @@ def _copy(args: argparse.Namespace, what: str) -> int:
         raise InvalidArgument(f"{target.absolute().parent} is not a directory: name one that is there")
     report = examine(args.dir)
     with made_whole(target) as part:
-        shutil.copytree(args.dir, part, ignore=shutil.ignore_patterns("LOCK", "BACKUP"))
+        shutil.copytree(args.dir, part, ignore=shutil.ignore_patterns("LOCK", "BACKUP", _COLD))
     if args.output == "json":
         print(json.dumps({"copied": args.dir, "to": args.to, "watermark": report["watermark"]}))
     else:

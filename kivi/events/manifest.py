@@ -5,17 +5,22 @@ The manifest is large where a table is, and changes seldom: it is read again onl
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterator
 from itertools import chain
 
 from kivi.encoding.keys import prefix_end
-from kivi.encoding.keyspaces import Space, event_file_key, table_prefix
+from kivi.encoding.keyspaces import Space, event_file_key, space_prefix, table_prefix
 from kivi.engine import Engine, WriteBatch
 from kivi.errors import DataLoss
 from kivi.events.blocks import Block, Meta, headers_in
+from kivi.events.cold_tier import ColdObject
+from kivi.events.places import FOLDER, file_name
 from kivi.events.settled_files import SettledFile, decode_file
+from kivi.runtime.files import sync_directory
 
-__all__ = ["Manifest", "settled_files"]
+__all__ = ["Manifest", "cold_objects", "link_files", "settled_files"]
 
 
 class Manifest:
@@ -70,3 +75,39 @@ def settled_files(engine: Engine, table: int) -> list[SettledFile]:
         _decoded(key, raw, f"table {table}")
         for key, raw in engine.scan(first, prefix_end(table_prefix(Space.EVENT, table)))
     ]
+
+
+def _all_files(engine: Engine) -> Iterator[tuple[int, SettledFile]]:
+    """(table, file) of every manifest row, those of dropped tables included: a seek for each table."""
+    at, end = space_prefix(Space.EVENT), prefix_end(space_prefix(Space.EVENT))
+    while (found := next(iter(engine.scan(at, end)), None)) is not None:
+        table = int.from_bytes(found[0][1:5], "big")
+        for file in settled_files(engine, table):
+            yield table, file
+        beyond = prefix_end(table_prefix(Space.EVENT, table))
+        if beyond is None:
+            return
+        at = beyond
+
+
+def cold_objects(engine: Engine) -> list[ColdObject]:
+    """All objects of the cold tier that the engine names."""
+    return [file.cold for _, file in _all_files(engine) if file.cold is not None]
+
+
+def link_files(engine: Engine, source: str, target: str) -> None:
+    """Links the settled files that the engine names and that are here from one directory of a store to another, or
+    copies them. What the engine names must stay the same meanwhile. Raises OSError."""
+    names = [file_name(table, file.number) for table, file in _all_files(engine) if file.cold is None]
+    for name in names:
+        path = os.path.join(target, name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        try:
+            os.link(os.path.join(source, name), path)
+        except OSError:  # another file system, or one without links
+            shutil.copyfile(os.path.join(source, name), path)
+            sync_directory(path)
+    for folder in dict.fromkeys(os.path.dirname(name) for name in names):
+        sync_directory(os.path.join(target, folder))
+    if names:
+        sync_directory(os.path.join(target, FOLDER))

@@ -8,66 +8,24 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
-from kivi.encoding.keys import prefix_end
-from kivi.encoding.keyspaces import (
-    Space,
-    event_data_key,
-    event_file_key,
-    space_prefix,
-    split_event_file_key,
-    table_prefix,
-)
+from kivi.encoding.keyspaces import event_data_key
 from kivi.engine import Engine, WriteBatch
 from kivi.errors import DiskFull, Unavailable
 from kivi.runtime.files import is_no_space, sync_directory
 
-__all__ = ["Directory", "InEngine", "Place", "file_name", "link_files"]
+__all__ = ["FOLDER", "Directory", "InEngine", "Place", "file_name"]
 
-_FOLDER = "events"
+FOLDER: Final = "events"
+"""In the store's directory."""
 
 
 def file_name(table: int, number: int) -> str:
     """The path of a settled file below the directory of its store."""
-    return f"{_FOLDER}/{table}/{number}.parquet"
-
-
-def link_files(engine: Engine, source: str, target: str) -> list[str]:
-    """Links the settled files that the engine names from one directory of a store to another, or copies them.
-
-    Their names. What the engine names must stay the same meanwhile. Raises OSError.
-    """
-    names = [file_name(*split_event_file_key(key)) for key in _file_keys(engine)]
-    for name in names:
-        path = os.path.join(target, name)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        try:
-            os.link(os.path.join(source, name), path)
-        except OSError:  # another file system, or one without links
-            shutil.copyfile(os.path.join(source, name), path)
-            sync_directory(path)
-    for folder in dict.fromkeys(os.path.dirname(name) for name in names):
-        sync_directory(os.path.join(target, folder))
-    if names:
-        sync_directory(os.path.join(target, _FOLDER))
-    return names
-
-
-def _file_keys(engine: Engine) -> Iterator[bytes]:
-    """The keys of all manifest rows: a seek for each table."""
-    at, end = space_prefix(Space.EVENT), prefix_end(space_prefix(Space.EVENT))
-    while (found := next(iter(engine.scan(at, end)), None)) is not None:
-        table = int.from_bytes(found[0][1:5], "big")
-        first, beyond = event_file_key(table, 0), prefix_end(table_prefix(Space.EVENT, table))
-        for key, _ in engine.scan(first, beyond):
-            yield key
-        if beyond is None:
-            return
-        at = beyond
+    return f"{FOLDER}/{table}/{number}.parquet"
 
 
 class Place(Protocol):

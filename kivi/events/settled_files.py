@@ -10,7 +10,8 @@ the order of event time they grow or repeat, and cost next to nothing.
 A *manifest* row of the engine has for each row group what a reader would otherwise open it for: the ranges of event
 time and of CTS, per numeric column min, max, non-nulls and the exact sum of integers, and of every column's bytes the
 place and a checksum. Only what a reader asks for is read, and nothing is decoded whose checksum is wrong: a file that
-is damaged or missing is DataLoss that names it.
+is damaged or missing is DataLoss that names it. The bytes come from the file's place here, or from its object in the
+cold tier (``kivi.events.cold_tier``).
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from kivi.arrow.columns import arrow_schema, arrow_type, stored_array
 from kivi.encoding.event_names import POSITION, STAMP
 from kivi.errors import DataLoss
 from kivi.events.blocks import NUMERIC, Counts, Erased, statistics
+from kivi.events.cold_tier import ColdObject, ColdTier
+from kivi.events.object_store import ObjectMissing
 from kivi.events.places import Place
 from kivi.model.schema import TableSchema
 from kivi.runtime.checksum import crc32
@@ -42,6 +45,7 @@ _SAMPLE: Final = 16_384
 _DISTINCT_MAX: Final = 2_048
 """Of so many values at most among a sample's, a column is written as a dictionary."""
 _FOOTERS: Final = 256
+_MAGIC: Final = b"PAR1"
 
 Chunk = tuple[int, int, int]
 """Of one column in one row group: offset, bytes, checksum."""
@@ -67,6 +71,7 @@ class SettledFile:
     """A manifest row. ``stored``: how many columns of the table it has. ``tail``: the bytes after the last chunk.
 
     ``erased``: rows that are retracted from a CTS on; those of before every open snapshot are left out by rewriting it.
+    ``cold``: its object in the cold tier; None: it is here.
     """
 
     number: int
@@ -77,6 +82,7 @@ class SettledFile:
     tail: Chunk
     groups: tuple[Group, ...]
     erased: tuple[Erased, ...] = ()
+    cold: ColdObject | None = None
 
     @property
     def time_min(self) -> int:
@@ -108,7 +114,8 @@ class SettledFile:
             for g in self.groups
         ]
         head = [self.number, self.rows, self.nbytes, self.raw_bytes, self.stored, self.tail, groups, self.erased]
-        return json.dumps({"v": _VERSION, "file": head}, separators=(",", ":")).encode()
+        where = {} if self.cold is None else {"cold": self.cold}
+        return json.dumps({"v": _VERSION, "file": head, **where}, separators=(",", ":")).encode()
 
 
 def decode_file(raw: bytes) -> SettledFile:
@@ -126,6 +133,7 @@ def decode_file(raw: bytes) -> SettledFile:
         tuple(tail),
         tuple(map(_decode_group, groups)),
         tuple(Erased(*one) for one in erased),
+        ColdObject(*found["cold"]) if "cold" in found else None,
     )
 
 
@@ -228,8 +236,9 @@ def _group(schema: TableSchema, events: Any, start: int, stamps: Any, positions:
 class SettledFiles:
     """The settled files of one table. Thread safe."""
 
-    def __init__(self, place: Place, schema: TableSchema) -> None:
+    def __init__(self, place: Place, schema: TableSchema, cold: ColdTier | None = None) -> None:
         self.place = place
+        self.cold = cold
         self.schema = schema
         self._index = {column.name: i for i, column in enumerate(schema.columns)}
         self._types = [arrow_type(column.type) for column in schema.columns]
@@ -244,8 +253,8 @@ class SettledFiles:
         wanted = [i for name in columns if (i := self._index[name]) < file.stored]
         if named or not wanted:
             wanted += [file.stored, file.stored + 1]
-        footer = self._footer(file.number, file.nbytes, file.tail)
-        buffer = self._fetch(file.number, file.nbytes, [group.chunks[i] for i in wanted])
+        footer = self._footer(file.number, file.nbytes, file.tail, file.cold)
+        buffer = self._fetch(file.number, file.nbytes, [group.chunks[i] for i in wanted], file.cold)
         try:
             reader = pq.ParquetFile(pa.BufferReader(pa.py_buffer(buffer)), metadata=footer)
             index = group.start // GROUP_ROWS
@@ -262,44 +271,78 @@ class SettledFiles:
                 names += [STAMP, POSITION]
             batch = pa.RecordBatch.from_arrays(arrays, names)
         except (pa.ArrowException, OSError, ValueError, KeyError) as error:
-            raise self._lost(file.number, f"damaged ({error})") from None
+            raise self._lost(file.number, file.cold, f"damaged ({error})") from None
         if batch.num_rows != group.rows:
-            raise self._lost(
-                file.number, f"damaged (a row group has {batch.num_rows} events, its manifest {group.rows})"
-            )
+            said = f"damaged (a row group has {batch.num_rows} events, its manifest {group.rows})"
+            raise self._lost(file.number, file.cold, said)
         return batch
 
     def check(self, file: SettledFile) -> None:
         """Reads all bytes of a file. Raises DataLoss that names it."""
-        self._read_footer(file.number, file.nbytes, file.tail)
-        self._fetch(file.number, file.nbytes, [chunk for group in file.groups for chunk in group.chunks])
+        self.whole(file)
 
-    def _read_footer(self, number: int, nbytes: int, tail: Chunk) -> Any:
-        buffer = self._fetch(number, nbytes, [tail])
+    def whole(self, file: SettledFile) -> bytes:
+        """All bytes of a file, as they were written. Raises DataLoss that names it."""
+        chunks = [file.tail, *(chunk for group in file.groups for chunk in group.chunks)]
+        memory = self._fetch(file.number, file.nbytes, chunks, file.cold)
+        memory[: len(_MAGIC)] = _MAGIC  # which no chunk has
+        self._parsed(file.number, file.cold, memory)
+        return bytes(memory)
+
+    def _read_footer(self, number: int, nbytes: int, tail: Chunk, cold: ColdObject | None) -> Any:
+        return self._parsed(number, cold, self._fetch(number, nbytes, [tail], cold))
+
+    def _parsed(self, number: int, cold: ColdObject | None, memory: Any) -> Any:
         try:
-            return pq.read_metadata(pa.BufferReader(pa.py_buffer(buffer)))
+            return pq.read_metadata(pa.BufferReader(pa.py_buffer(memory)))
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise self._lost(number, f"damaged ({error})") from None
+            raise self._lost(number, cold, f"damaged ({error})") from None
 
-    def _fetch(self, number: int, nbytes: int, chunks: Sequence[Chunk]) -> Any:
+    def _fetch(self, number: int, nbytes: int, chunks: Sequence[Chunk], cold: ColdObject | None) -> Any:
         """Memory in which these chunks lie where they lie in the file, and are what was written."""
         memory = mmap.mmap(-1, nbytes)  # what is not touched costs nothing
         view = memoryview(memory)
-        try:
-            there = self.place.fill(number, nbytes, [(at, size) for at, size, _ in chunks], view)
-        except OSError as error:
-            raise self._lost(number, f"unreadable ({error.strerror})") from None
-        if not there:
-            raise self._lost(number, "missing, or not of its length")
-        for at, size, checksum in chunks:
+        self._fill(number, nbytes, chunks, cold, view)
+        wrong = [one for one in chunks if crc32(view[one[0] : one[0] + one[1]]) != one[2]]
+        if wrong and cold is not None and self.cold is not None:  # on its way, or in the cache: once more
+            for at, _, _ in wrong:
+                self.cold.forget(cold, at)
+            self._fill(number, nbytes, wrong, cold, view)
+        for at, size, checksum in wrong:
             if crc32(view[at : at + size]) != checksum:
-                raise self._lost(number, f"damaged (the checksum of the bytes from {at} on is wrong)")
+                if cold is not None and self.cold is not None:
+                    self.cold.forget(cold, at)
+                raise self._lost(number, cold, f"damaged (the checksum of the bytes from {at} on is wrong)")
         view.release()
         return memory
 
-    def _lost(self, number: int, how: str) -> DataLoss:
-        name = self.place.named(number)
-        return DataLoss(f"{name} of event table {self.schema.name!r} is {how}: restore a backup", path=name)
+    def _fill(
+        self, number: int, nbytes: int, chunks: Sequence[Chunk], cold: ColdObject | None, into: memoryview
+    ) -> None:
+        spans = [(at, size) for at, size, _ in chunks]
+        try:
+            if cold is None:
+                there = self.place.fill(number, nbytes, spans, into)
+            else:
+                assert self.cold is not None, "a table whose files may be cold is opened with the tier"
+                self.cold.fill(cold, nbytes, spans, into)
+                there = True
+        except OSError as error:
+            raise self._lost(number, cold, f"unreadable ({error.strerror})") from None
+        except ObjectMissing:
+            there = False
+        if not there:
+            raise self._lost(number, cold, "missing, or not of its length")
+
+    def _lost(self, number: int, cold: ColdObject | None, how: str) -> DataLoss:
+        if cold is None or self.cold is None:
+            name, todo = self.place.named(number), "restore a backup"
+        else:
+            name = self.cold.named(cold)
+            todo = (
+                "put it back there, if the object store keeps versions, or restore a backup; other events can be read"
+            )
+        return DataLoss(f"{name} of event table {self.schema.name!r} is {how}: {todo}", path=name)
 
     def rows_at(self, erased: Counts, group: Group) -> Counts:
         """Those of these rows of the file that lie in the group, as rows of it."""

@@ -17,6 +17,7 @@ counted in the headers of the settled blocks, so positions and counts of commits
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -30,12 +31,13 @@ from kivi.arrow.dictionaries import together
 from kivi.encoding.event_names import POSITION, STAMP, EventNames
 from kivi.encoding.keyspaces import event_header_key
 from kivi.engine import WriteBatch
+from kivi.errors import DataLoss, Unavailable
 from kivi.events.blocks import Block, Blocks, Counts, Erased, Meta, first_positions
 from kivi.events.combining import combinable, portions, too_deep
 from kivi.events.manifest import Manifest
 from kivi.events.settled_files import Group, SettledFile, SettledFiles, write_file
 
-__all__ = ["FILE_ROWS", "Settling", "data_of", "named_rows"]
+__all__ = ["FILE_ROWS", "Lock", "Parts", "Settling", "data_of", "named_rows"]
 
 FILE_ROWS: Final = 1 << 20
 """Events of a file, and of the blocks that are settled together."""
@@ -44,6 +46,8 @@ _FILE_BYTES: Final = 128 << 20
 
 _HEADER_ROWS: Final = 131_072
 """Headers of fewer events are joined. Retention drops commits by headers, so they are not to cover a long time."""
+_AGAIN_S: Final = 60.0
+"""A file whose object cannot be read is passed over for so long."""
 
 Lock = AbstractContextManager[Any]
 Parts = tuple[Blocks, Manifest, SettledFiles]
@@ -62,6 +66,14 @@ class Owner(Protocol):
     def reserve(self, count: int) -> int: ...
 
     def retire(self, meta: Meta, data: list[int], files: list[SettledFile], batch: WriteBatch) -> None: ...
+
+
+class _Unreadable(Exception):
+    """The object of this file cannot be read now, or is gone."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +112,7 @@ class Settling:
         self.settled_rows = self.settled_bytes = 0
         self.combined_rows = self.written_bytes = 0
         self.retried = 0
+        self._passed_over: dict[int, float] = {}
 
     def step(
         self,
@@ -122,12 +135,16 @@ class Settling:
             parts = self._owner.parts  # the same to the end, whatever is altered meanwhile
             _, blocks, files = parts[1].read()
             least = unneeded()
+            files = [file for file in files if self._passed_over.get(file.number, 0.0) <= time.monotonic()]
             chosen = too_deep(files, file_rows)
             if not chosen and (inputs := _to_settle(blocks, every, file_rows)):
                 return self._settle(parts, lock, blocks, inputs, least, file_rows)
             chosen = chosen or [file for file in files if any(one.cts <= least for one in file.erased)][:1]
             chosen = chosen or combinable(files, file_rows)
             return bool(chosen) and self._combine(parts, lock, chosen, least, file_rows)
+        except _Unreadable as error:
+            self._passed_over[error.number] = time.monotonic() + _AGAIN_S
+            return True
         finally:
             self._owner.leave(ticket)
 
@@ -176,7 +193,12 @@ class Settling:
             for low, high in _slices(inputs, file_rows):
                 found = list[_Events]()
                 for file, group in _groups(inputs, low, high):
-                    batch = settled.read(file, group, every, named=True)
+                    try:
+                        batch = settled.read(file, group, every, named=True)
+                    except (DataLoss, Unavailable):
+                        if file.cold is None:
+                            raise
+                        raise _Unreadable(file.number) from None
                     times = _times(base, batch)
                     start, stop = (int(np.searchsorted(times, bound)) for bound in (low, high))
                     stamps, positions = (batch.column(name).to_numpy()[start:stop] for name in (STAMP, POSITION))

@@ -22,7 +22,9 @@ from kivi.encoding.keyspaces import event_data_key, event_file_key, event_header
 from kivi.engine import Engine, WriteBatch
 from kivi.errors import InvalidArgument, NotFound, SnapshotTooOld
 from kivi.events.blocks import Block, Blocks, Counts, Erased, Meta, Stamps, first_positions, joined, read_headers
+from kivi.events.cold_tier import ColdObject, ColdTier
 from kivi.events.compaction import mergeable, unchanging
+from kivi.events.cooling import Cooling
 from kivi.events.manifest import Manifest, settled_files
 from kivi.events.places import InEngine, Place
 from kivi.events.settled_files import SettledFile, SettledFiles
@@ -40,7 +42,7 @@ class EventStore:
     """The blocks of one event table. The end of ``kivi.events`` says what may run at the same time.
 
     ``block_rows`` and ``block_bytes`` (of columns in memory) bound a block, and so what a scan holds at a time.
-    ``place``: of settled files, in the engine if it is None.
+    ``place``: of settled files, in the engine if it is None; ``cold``: where those are that lie elsewhere.
     """
 
     def __init__(
@@ -51,18 +53,20 @@ class EventStore:
         block_rows: int = 131_072,
         block_bytes: int = 8 << 20,
         place: Place | None = None,
+        cold: ColdTier | None = None,
     ) -> None:
         self._engine = engine
         self._block_rows = block_rows
         self._block_bytes = block_bytes
         self._base = Blocks(engine, schema)
-        self._files = SettledFiles(place or InEngine(engine, schema.id), schema)
+        self._files = SettledFiles(place or InEngine(engine, schema.id), schema, cold)
         self._manifest = Manifest(engine, schema.id, schema.name)
         self._readers = Readers()
         self._waiting: list[tuple[int, list[int]]] = []
-        self._waiting_files: list[tuple[int, list[int]]] = []
-        self._files.place.keep_only(file.number for file in self._manifest.read()[2])
+        self._waiting_files: list[tuple[int, list[SettledFile]]] = []
+        self._files.place.keep_only(file.number for file in self._manifest.read()[2] if file.cold is None)
         self.settling = Settling(self)
+        self.cooling = Cooling(self)
         self._compacted = 0, 0  # by so many rows a block, compaction need not look at what is before this order
         if dead := self._base.meta().dead:
             self._waiting.append((0, dead))  # no view of before the restart is open
@@ -74,7 +78,7 @@ class EventStore:
     def redefine(self, schema: TableSchema) -> None:
         """The table was altered: columns were added to it."""
         self._base = Blocks(self._engine, schema)
-        self._files = SettledFiles(self._files.place, schema)
+        self._files = SettledFiles(self._files.place, schema, self._files.cold)
 
     @property
     def events_upto(self) -> int:
@@ -381,29 +385,38 @@ class EventStore:
             self._files.check(file)
         return len(files)
 
-    def unneeded_files(self) -> list[int]:
-        """The numbers of files out of use that no view needs. They may be deleted once the engine was flushed after
-        this: until then a crash may bring back what names them."""
+    def unneeded_files(self) -> list[SettledFile]:
+        """Files out of use that no view needs. They may be deleted once the engine was flushed after this: until then a
+        crash may bring back what names them."""
         oldest = self._readers.oldest()
-        return [number for ticket, numbers in self._waiting_files if ticket < oldest for number in numbers]
+        return [file for ticket, files in self._waiting_files if ticket < oldest for file in files]
 
-    def delete_files(self, numbers: list[int]) -> None:
-        self._files.place.delete(numbers)
-        gone = set(numbers)
-        kept = [(ticket, [one for one in every if one not in gone]) for ticket, every in self._waiting_files]
+    def delete_files(self, files: list[SettledFile]) -> None:
+        """Deletes them; of those that are cold the next sweep does."""
+        self._files.place.delete(file.number for file in files if file.cold is None)
+        if self._files.cold is not None and any(file.cold is not None for file in files):
+            self._files.cold.has_garbage = True
+        gone = {(file.number, file.cold) for file in files}
+        kept = [
+            (ticket, [one for one in every if (one.number, one.cold) not in gone])
+            for ticket, every in self._waiting_files
+        ]
         self._waiting_files = [(ticket, every) for ticket, every in kept if every]
+
+    def waiting_objects(self) -> list[ColdObject]:
+        """The objects of files out of use that a view may still need."""
+        return [file.cold for _, files in self._waiting_files for file in files if file.cold is not None]
 
     def retire(self, meta: Meta, data: list[int], files: list[SettledFile], batch: WriteBatch) -> None:
         """Writes a batch that takes these out of use; they go when every view that is open now has closed."""
-        numbers = [file.number for file in files]
         in_engine = self._files.place.in_engine
-        data = data + (numbers if in_engine else [])
+        data = data + ([file.number for file in files] if in_engine else [])
         meta.dead += data
         batch.put(event_meta_key(self.schema.id), meta.encode())
         self._engine.write(batch)
         self._waiting.append((self._readers.newest(), data))
-        if numbers and not in_engine:
-            self._waiting_files.append((self._readers.newest(), numbers))
+        if files and not in_engine:
+            self._waiting_files.append((self._readers.newest(), files))
 
     def _delete_dead(self) -> int:
         oldest = self._readers.oldest()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from urllib.parse import parse_qsl, urlsplit
 
 from kivi.errors import InvalidArgument, SchemaError
 from kivi.model.changes import COMMIT_TS
@@ -176,8 +177,17 @@ def event_table_schema(
     event_time: str,
     columns: Mapping[str, object],
     retention: str | int | dt.timedelta | None = None,
+    local: str | int | dt.timedelta | None = None,
+    cold: str | None = None,
 ) -> TableSchema:
-    """The schema of an append-only event table; ``event_time`` names one of its timestamp columns."""
+    """The schema of an append-only event table; ``event_time`` names one of its timestamp columns.
+
+    ``local`` and ``cold`` ("30d", "s3://bucket/prefix") come together: settled files of older events lie there.
+    """
+    if (local is None) != (cold is None):
+        raise InvalidArgument(
+            f"event table {name!r}: local= and cold= come together, as in local='30d', cold='s3://...'"
+        )
     built = tuple(_value_column(n, t, "column") for n, t in columns.items())
     by_name = {c.name: c for c in built}
     if event_time not in by_name or by_name[event_time].type.name != "timestamp":
@@ -191,7 +201,29 @@ def event_table_schema(
         columns=built,
         event_time=event_time,
         retention_us=None if retention is None else parse_duration_us(retention, "retention"),
+        local_us=None if local is None else parse_duration_us(local, "local"),
+        cold=None if cold is None else _object_store(name, cold),
     )
+
+
+def _object_store(name: str, url: object) -> str:
+    """The URL of an object store, as it is kept. Raises InvalidArgument for one that cannot be, or has secrets."""
+    try:
+        parts = urlsplit(url if isinstance(url, str) else "")
+    except ValueError:
+        parts = urlsplit("")
+    if not parts.scheme or not (parts.netloc or parts.path.strip("/")) or ".." in parts.path.split("/"):
+        raise InvalidArgument(
+            f"event table {name!r}: cold= is the URL of an object store, such as 's3://bucket/prefix' or "
+            f"'file:///mnt/archive', not {url!r}"
+        )
+    secret = {"access_key", "secret_key", "session_token"} & {key for key, _ in parse_qsl(parts.query)}
+    if parts.password is not None or secret:
+        raise InvalidArgument(
+            f"event table {name!r}: cold= has a secret in it, which whoever may describe the table could read: "
+            "give it to the process, in AWS_SECRET_ACCESS_KEY for example"
+        )
+    return parts._replace(path=parts.path.rstrip("/"), fragment="").geturl()
 
 
 def aggregate_schema(

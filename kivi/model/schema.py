@@ -234,6 +234,9 @@ class TableSchema:
     history_us: int | None = None
     event_time: str | None = None
     retention_us: int | None = None
+    local_us: int | None = None
+    cold: str | None = None
+    """Of an event table: settled files whose events are all older than ``local_us`` move to the object store there."""
     source: str | None = None
     source_id: int = 0
     unique: bool = False
@@ -573,6 +576,7 @@ class TableSchema:
         }
         if self.kind == "event":
             out |= {"event_time": self.event_time, "retention_us": self.retention_us}
+            out |= {} if self.cold is None else {"local_us": self.local_us, "cold": self.cold}
         if self.kind == "view":
             out |= {"source": self.source, "unique": self.unique}
         if self.kind == "aggregate":

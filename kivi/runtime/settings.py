@@ -51,6 +51,13 @@ class Settings:
     """How often it is looked whether there is something to settle."""
     settle_idle_s: float = 30.0
     """After so long without new events, all events of a table are settled."""
+    # -- the cold tier
+    cold_every_s: float = 10.0
+    """How often it is looked whether settled files are old enough to move to their table's object store."""
+    cold_cache_bytes: int = 1024 * MIB
+    """Of what is read back from object stores so much is kept on disk."""
+    cold_timeout_s: float = 30.0
+    """How long an object store may take for a range; it is asked again until then."""
     # -- leases
     lease_ttl_s: float = 60.0
     """How long a snapshot lasts that asks for nothing and is not renewed."""

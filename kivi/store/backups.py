@@ -33,7 +33,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from kivi.errors import DataLoss, DiskFull, InvalidArgument, NotAStore, StoreInUse, Unavailable
-from kivi.events.places import link_files
+from kivi.events.manifest import link_files
 from kivi.runtime.files import is_no_space, sync_directory
 from kivi.store import checkpoint
 from kivi.store.host import Running

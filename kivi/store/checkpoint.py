@@ -7,7 +7,7 @@ import secrets
 import shutil
 
 from kivi.errors import DiskFull, InvalidArgument, NotAStore, Unavailable
-from kivi.events.places import link_files
+from kivi.events.manifest import link_files
 from kivi.runtime.files import is_no_space, sync_directory
 from kivi.store.host import Running
 from kivi.store.opening import mark, no_space

@@ -38,6 +38,7 @@ from kivi.runtime.settings import Settings
 from kivi.store import backups, checkpoint, statistics
 from kivi.store.backfill import Backfill, Progress
 from kivi.store.commits import Commit
+from kivi.store.cooler import Cooler
 from kivi.store.housekeeping import Housekeeping
 from kivi.store.opening import Parts, open_parts
 from kivi.store.plans import GetPlan, WritePlan
@@ -86,10 +87,13 @@ class Store(Wiring):
         self.housekeeping = Housekeeping(self)
         self.settler = Settler(self)
         self.settle = self.settler.settle
+        self.cooler = Cooler(self, self.settler)
         if settings.background:
             self.consolidator.start(self.housekeeping.step)
             if settings.settle:
                 self.settler.start()
+            if parts.path is not None:
+                self.cooler.start()
         self._resumed = self.backfill.resume()
 
     @staticmethod
@@ -122,6 +126,7 @@ class Store(Wiring):
             if self._closed:
                 return
             self._closed = True
+        self.cooler.stop()
         self.settler.stop()
         self.consolidator.stop()
         try:
@@ -142,6 +147,7 @@ class Store(Wiring):
     def crash(self) -> None:
         """For tests: lets go of everything at once, as if the process had been killed."""
         self._closed = True
+        self.cooler.stop()
         self.settler.stop()
         self.consolidator.stop()
         self.parts.release()
@@ -174,6 +180,9 @@ class Store(Wiring):
 
     def create_all(self, schemas: Sequence[TableSchema], *, progress: Progress | None = None) -> list[TableSchema]:
         """``create`` of tables that are all there or none: row and event tables, or aggregates of one source."""
+        for schema in schemas:
+            if schema.cold is not None:
+                self.cold.check(schema.cold)
         created = self._tables.create(schemas)
         return self.backfill.build(created, progress) if created[0].kind in ("aggregate", "view") else created
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from kivi.engine import Engine
+from kivi.events.cold_tier import ColdTier
 from kivi.log import CommitLog
 from kivi.mvcc.commit import Committer
 from kivi.mvcc.consolidate import Consolidator
@@ -38,6 +39,7 @@ class Contents(Protocol):
     stages: Stages
     retention: Retention
     event_tables: EventTables
+    cold: ColdTier
 
 
 class Running(Contents, Protocol):

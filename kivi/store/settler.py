@@ -71,14 +71,14 @@ class Settler:
     def settle(self, file_rows: int = FILE_ROWS) -> None:
         """Everything that is in blocks, and whatever there is to combine and to delete, now."""
         with self._mutex:
-            for schema, events in self._tables():
+            for schema, events in self.tables():
                 while self._step(schema, events, every=True, file_rows=file_rows):
                     pass
-            self._delete()
+            self.delete_unneeded()
 
     def waiting(self) -> int:
         """How many events are in blocks and not in files."""
-        return sum(events.hot_rows() for _, events in self._tables())
+        return sum(events.hot_rows() for _, events in self.tables())
 
     def stats(self) -> dict[str, int | float]:
         """Since the store was opened, but for the files, which are those that are there.
@@ -87,7 +87,7 @@ class Settler:
         the greatest number of files that have events of one moment. ``settled_write_amplification``: bytes of all files
         that were written, for each byte of those that events first moved to.
         """
-        every = [events for _, events in self._tables()]
+        every = [events for _, events in self.tables()]
         files = [events.files() for events in every]
         settled = sum(events.settling.settled_bytes for events in every)
         written = sum(events.settling.written_bytes for events in every)
@@ -121,12 +121,12 @@ class Settler:
         """One step in each table that has work. Whether there may be more."""
         self._rounds += 1
         more = False
-        for schema, events in self._tables():
+        for schema, events in self.tables():
             if self._stop.is_set():
                 return False
             more |= self._due(schema, events)
         if time.monotonic() - self._deleted_at >= self._store.settings.flush_every_s:
-            self._delete()
+            self.delete_unneeded()
             self._deleted_at = time.monotonic()
         return more
 
@@ -180,17 +180,18 @@ class Settler:
         finally:
             self.seconds += time.perf_counter() - started
 
-    def _tables(self) -> Iterator[tuple[TableSchema, EventStore]]:
+    def tables(self) -> Iterator[tuple[TableSchema, EventStore]]:
+        """The event tables that there are."""
         for schema in list(self._store.catalog.visible.by_id.values()):
             if schema.kind == "event" and (events := self._store.event_tables.of(schema.id)) is not None:
                 yield schema, events
 
-    def _delete(self) -> None:
+    def delete_unneeded(self) -> None:
         """Deletes files out of use, after a flush: a crash must not bring back what names them."""
         consolidator = self._store.consolidator
         with consolidator.mutex:
-            unneeded = [(events, numbers) for _, events in self._tables() if (numbers := events.unneeded_files())]
+            unneeded = [(events, files) for _, events in self.tables() if (files := events.unneeded_files())]
             if unneeded:
                 consolidator.flush()
-            for events, numbers in unneeded:
-                events.delete_files(numbers)
+            for events, files in unneeded:
+                events.delete_files(files)

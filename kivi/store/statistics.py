@@ -14,6 +14,7 @@ from kivi.mvcc.watermark import Watermark
 from kivi.runtime.histogram import Histogram
 from kivi.store.catalog import LATE
 from kivi.store.commits import Commits
+from kivi.store.cooler import Cooler
 from kivi.store.host import Running
 from kivi.store.questions import Questions
 from kivi.store.reads import Reads
@@ -33,6 +34,7 @@ class Host(Running, Protocol):
     questions: Questions
     commits: Commits
     settler: Settler
+    cooler: Cooler
 
 
 def table_statistics(store: Host, schema: TableSchema) -> dict[str, int]:
@@ -125,6 +127,7 @@ def stats(store: Host) -> dict[str, int | float]:
         "block_compactions": store.consolidator.compactions,
         "block_compacted_rows": store.consolidator.compacted_rows,
         **store.settler.stats(),
+        **store.cooler.stats(),
         "version_bytes": store.consolidator.sweeper.versions_bytes,
         "stages": len(store.stages),
         "stage_bytes": store.stages.live_bytes,

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 
 from kivi.errors import KiviError, Unavailable
+from kivi.events.cold_tier import ColdTier
 from kivi.mvcc.commit import Committer
 from kivi.mvcc.consolidate import Consolidator
 from kivi.mvcc.forgetting import Forgetting
@@ -56,7 +57,8 @@ class Wiring:
         self.timeline = Timeline(engine)
         self.tokens = Tokens(engine, ttl_us=int(settings.request_token_ttl_s * 1_000_000))
         self.stages = Stages(parts.store_id, max_bytes=settings.stage_bytes)
-        self.event_tables = EventTables(engine, self.catalog, settings.block_rows, parts.path)
+        self.cold = ColdTier(parts.path, cache_bytes=settings.cold_cache_bytes, timeout_s=settings.cold_timeout_s)
+        self.event_tables = EventTables(engine, self.catalog, settings.block_rows, parts.path, self.cold)
         self._closed = False
         self._why_closed = "the store is closed"
         self.is_parents = False

@@ -253,6 +253,9 @@ def test_a_role_is_not_enough_for_what_concerns_the_whole_store(tmp_path: Path) 
             lambda: db.drop("b"),
             db.consolidate,
             lambda: db.checkpoint(str(tmp_path / "copy")),
+            lambda: db.create_event_table(
+                "a", event_time="ts", columns={"ts": "timestamp"}, local="1d", cold=f"file://{tmp_path}/cold"
+            ),
         ):
             with pytest.raises(kivi.PermissionDenied):
                 call_of()

@@ -422,7 +422,7 @@ def test_r23_a_partial_tail_has_no_events_of_dropped_commits_whose_file_stands(t
             left = [list[Any]]
             patched.setattr(settling, "combinable", lambda files, _: left.pop()(files) if left else [])
             db.store.settle(1_000)
-        table = db.store.event_tables.of(db.store.table("calls").id)
+        table: Any = db.store.event_tables.of(db.store.table("calls").id)
         for _ in range(3):
             db.store.housekeeping.move_floors()
             db.consolidate()
