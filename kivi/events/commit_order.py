@@ -18,8 +18,8 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
+from kivi.arrow.columns import picked
 from kivi.arrow.dictionaries import together
 from kivi.encoding.event_names import POSITION, STAMP
 
@@ -96,7 +96,7 @@ class _Part:
         codes, rows = self.codes[start:stop], self.rows[start:stop]
         if 2 * len(rows) >= self.events.num_rows:
             return _Part(self.origin, codes, rows, self.events)
-        return _Part(self.origin, codes, np.arange(len(rows), dtype=np.int32), self.events.take(pa.array(rows)))
+        return _Part(self.origin, codes, np.arange(len(rows), dtype=np.int32), picked(self.events, rows))
 
 
 class _Window:
@@ -164,7 +164,7 @@ class _Window:
         inside &= codes >= least
         events = events.select(self._columns)
         if not inside.all():
-            codes, events = codes[inside], events.take(pa.array(np.flatnonzero(inside)))
+            codes, events = codes[inside], picked(events, np.flatnonzero(inside))
         if len(codes):
             self._waiting.append(_Part(number, *_sorted(codes), events))
         return len(codes)
@@ -183,7 +183,7 @@ class _Window:
         events = together([part.events for part in ready])
         rows = rows[_sorted(np.concatenate([part.codes for part in ready]))[1]]
         whole = len(rows) == events.num_rows and (rows[1:] > rows[:-1]).all()
-        return events if whole else events.take(pa.array(rows))
+        return events if whole else picked(events, rows)
 
     def _let_go(self) -> bool:
         """Lets go of the later half of what waits, which is then to be read again. False: it is one event."""

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
+from kivi.arrow.columns import picked
 from kivi.arrow.dictionaries import plain
 from kivi.arrow.predicates import filter_batch
 from kivi.encoding.event_names import POSITION, STAMP, EventNames
@@ -180,7 +181,7 @@ class SettledView:
         if partial:
             left &= self._is_kept(group, *_names(batch))
         if not left.all():
-            batch = batch.take(pa.array(np.flatnonzero(left)))
+            batch = picked(batch, np.flatnonzero(left))
         return batch if predicate is None else filter_batch(batch, predicate, {c.name: c.type for c in schema.columns})
 
     def _is_kept(self, group: Group, stamps: Any, positions: Any) -> Any:

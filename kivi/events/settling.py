@@ -24,9 +24,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 import numpy as np
-import pyarrow as pa
 
-from kivi.arrow.columns import stored_array
+from kivi.arrow.columns import picked, stored_array
 from kivi.arrow.dictionaries import together
 from kivi.encoding.event_names import POSITION, STAMP, EventNames
 from kivi.encoding.keyspaces import event_header_key
@@ -87,8 +86,7 @@ class _Events:
     erased_at: Counts
 
     def picked(self, rows: Any) -> _Events:
-        columns = self.columns.take(pa.array(rows))
-        return _Events(columns, self.stamps[rows], self.positions[rows], self.erased_at[rows])
+        return _Events(picked(self.columns, rows), self.stamps[rows], self.positions[rows], self.erased_at[rows])
 
 
 @dataclass(frozen=True, slots=True)
