@@ -8,7 +8,7 @@
 
 So neither commits nor reads wait for a step, and a crash leaves either what was there before or what is there after,
 and files that nothing names, which are deleted when the table is opened. After every file that it makes a step calls
-``pace``, which may rest. What went in is deleted when the last view
+``pace`` with its number of rows, which may rest. What went in is deleted when the last view
 that may need it has closed; a file only after a flush as well, since a crash may bring back the manifest of before.
 
 Events that retractions removed, and that no snapshot sees any more, are left out of what is made. Their names stay
@@ -106,7 +106,7 @@ class Settling:
 
     def __init__(self, owner: Owner) -> None:
         self._owner = owner
-        self._pace: Callable[[], None] = lambda: None
+        self._pace: Callable[[int], None] = lambda rows: None
         self.settled_rows = self.settled_bytes = 0
         self.combined_rows = self.written_bytes = 0
         self.retried = 0
@@ -119,7 +119,7 @@ class Settling:
         *,
         every: bool,
         file_rows: int = FILE_ROWS,
-        pace: Callable[[], None] = lambda: None,
+        pace: Callable[[int], None] = lambda rows: None,
     ) -> bool:
         """One bounded step; False: there was nothing to do.
 
@@ -248,7 +248,7 @@ class Settling:
                     settled.place.write(WriteBatch(), number, data)
                     files[-1] = file, None, retracted
                 number += 1
-                self._pace()
+                self._pace(stop - start)
             if files and not settled.place.in_engine:
                 settled.place.made()
         except BaseException:

@@ -371,6 +371,11 @@ class EventStore:
         meta = self._base.meta()
         return meta.next, meta.manifest, meta.upto, meta.erased_upto, meta.blanked
 
+    @property
+    def rows_sealed(self) -> int:
+        """How many events have come into blocks, ever."""
+        return self._base.meta().rows
+
     def hot_rows(self) -> int:
         """How many events are not settled."""
         return sum(block.rows for block in self._base.headers()[1] if not block.settled)

@@ -7,9 +7,9 @@ Blocks are settled once a table has twice as many events in blocks as a file has
 tails and snapshots that follow the commits. Of a table that nothing was appended to for ``settle_idle_s`` all are.
 No snapshot and no tail holds this up: whatever they ask for, they get from files (R23).
 
-While events come in, a step rests after each file that it made, so that a stream has the processors: four times as
-long as it worked if little is waiting, and the less the more there is, until it does not rest at all. When no more come
-in, it catches up.
+While events come in, a step rests after each file that it made: as long as it worked, which is enough to keep up; and
+nine times as long where they come faster than that, as in a burst, so that the stream has the processors. What is left
+then waits for the valley after it: then it does not rest, and neither does it where very many wait.
 """
 
 from __future__ import annotations
@@ -33,10 +33,12 @@ __all__ = ["Settler"]
 _log = logging.getLogger("kivi.store")
 
 _RETRY_S: Final = 5.0
-_REST: Final = 4.0
-"""Times as long as it worked a step rests while events come in and few wait."""
-_WAITING_MAX: Final = 32 * FILE_ROWS
-"""Where so many events wait, a step does not rest."""
+_REST: Final = 1.0
+"""Times as long as it worked a step rests while events come in."""
+_REST_IN_BURST: Final = 9.0
+"""The same, while so many come in that it could not keep up."""
+_WAITING_MAX: Final = 256 * FILE_ROWS
+"""The more events wait the less it rests; where so many do, not at all."""
 _LOOK_AGAIN: Final = 30
 """So many rounds after there was nothing to do it is looked again, whatever has changed: snapshots may have ended."""
 
@@ -54,7 +56,7 @@ class Settler:
         self._damaged: set[int] = set()
         self._rounds = 0
         self._deleted_at = time.monotonic()
-        self._worked_from = 0.0
+        self._worked_from = self._rested_until = 0.0
         self._came_in = 0
         self.seconds = self.rested = 0.0
 
@@ -144,14 +146,17 @@ class Settler:
         self._done[schema.id] = version, idle, self._rounds
         return False
 
-    def _rest(self) -> None:
-        """Rests as befits what was done since the last time, if events have come in meanwhile."""
+    def _rest(self, rows: int) -> None:
+        """Rests as befits the work on a file of so many rows, if events have come in since the last time."""
         now = time.perf_counter()
-        if (came_in := self._store.pending.applied_bytes) != self._came_in:
-            self._came_in = came_in
-            share = max(0.0, 1 - self.waiting() / _WAITING_MAX)
-            self._stop.wait(share * _REST * (now - self._worked_from))
-        self._worked_from = time.perf_counter()
+        came_in = sum(events.rows_sealed for _, events in self.tables())
+        more, self._came_in = came_in - self._came_in, came_in
+        if more > 0:
+            worked = now - self._worked_from
+            could = rows / (1 + _REST) / worked
+            rest = _REST_IN_BURST if more / (now - self._rested_until) > could else _REST
+            self._stop.wait(rest * max(0.0, 1 - self.waiting() / _WAITING_MAX) * worked)
+        self._worked_from = self._rested_until = time.perf_counter()
         self.rested += self._worked_from - now
 
     def _step(
@@ -161,7 +166,7 @@ class Settler:
         *,
         every: bool,
         file_rows: int = FILE_ROWS,
-        pace: Callable[[], None] = lambda: None,
+        pace: Callable[[int], None] = lambda rows: None,
     ) -> bool:
         if schema.id in self._damaged:
             return False
