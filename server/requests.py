@@ -26,8 +26,9 @@ from kivi_server.sql.workers import Question
 from kivi_server.status import told
 
 from kivi.errors import CommitUnknown, InvalidArgument, KiviError, NotFound, RowExists, Unavailable
+from kivi.model.event_files import encode_files
 from kivi.sql import resolve
-from kivi.store.facade import Answer, Commit, Lease, Outcome, Txn
+from kivi.store.facade import Answer, Commit, Lease, Outcome, SharedEvents, Txn
 from kivi.wire.codec import to_table
 from kivi.wire.v1 import session_pb2, types_pb2
 
@@ -270,15 +271,22 @@ class Requests(ABC):
         if transaction.txn is not None:
             raise InvalidArgument("SQL is asked in a snapshot, not in a transaction")
         assert lease is not None
+        shared = self.store.shared_events(lease)
         question = Question(
             request.sql.text,
             request.sql.parameters,
             functools.partial(self._sql_table, lease),
-            functools.partial(self._sql_scan, lease),
+            functools.partial(self._sql_files, lease, shared),
+            functools.partial(self._sql_scan, lease, shared),
         )
         left_s = asked.received + request.timeout_ms / 1000 - time.monotonic() if request.timeout_ms else None
-        answer = self.sessions.workers.answer(question, left_s)
-        pages = Pages(followed(answer), self.sessions.pages_ahead, self.sessions.sql_pages)
+
+        def answer() -> Iterator[Any]:
+            with shared:
+                yield from self.sessions.workers.answer(question, left_s)
+                shared.check()
+
+        pages = Pages(followed(answer()), self.sessions.pages_ahead, self.sessions.sql_pages)
         page = session_pb2.ScanPage()
         data = self._first_page(transaction, pages, page)
         self._succeed(asked, transaction, page=page, arrow=data)
@@ -289,11 +297,16 @@ class Requests(ABC):
         self.access.require(Access.READ, "reading", known or name)
         return None if known is None else to_table(self.translator.schema(known, 0, lease)).SerializeToString()
 
-    def _sql_scan(self, lease: Lease, spec: bytes) -> Iterator[Any]:
+    def _sql_files(self, lease: Lease, shared: SharedEvents, name: str) -> bytes:
+        self.access.require(Access.READ, "reading", name)
+        return encode_files(shared.of(self.translator.schema(name, 0, lease)).files)
+
+    def _sql_scan(self, lease: Lease, shared: SharedEvents, spec: bytes) -> Iterator[Any]:
         asked = types_pb2.ScanSpec.FromString(spec)
         self.access.require(Access.READ, "reading", asked.table)
         schema = self.translator.schema(asked.table, asked.table_id, lease)
-        batches = self.store.scan(lease, schema, self.translator.scan(schema, asked, reads=True))
+        wanted, table = self.translator.scan(schema, asked, reads=True), shared.get(schema.name)
+        batches = self.store.scan(lease, schema, wanted) if table is None else table.scan(wanted)
         return (data for data, _ in self.translator.pages(batches, limits.PAGE_ROWS_MAX))
 
     def _do_scan_next(self, asked: Asked, transaction: Transaction | None) -> None:

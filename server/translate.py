@@ -270,6 +270,7 @@ class Translator:
             question=self._question(schema, spec),
             order=order_of(spec.order_by, seen.output_type),
             offset=spec.offset,
+            any_order=spec.any_order,
         )
 
     def _question(self, schema: TableSchema, spec: types_pb2.ScanSpec) -> Question | None:

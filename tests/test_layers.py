@@ -75,8 +75,8 @@ ROOMS: dict[str, Room] = {
         not_stdlib=f"{IO} {CONCURRENCY}",
     ),
     "sql": Room(
-        "questions in DuckDB's language over datasets that it is handed: it sees no store; the one room with DuckDB",
-        below="errors",
+        "questions in DuckDB's language over tables that it is handed: it sees no store; the one room with DuckDB",
+        below="errors model",
         packages="duckdb pyarrow",
         not_stdlib="os io socket select selectors pathlib shutil tempfile subprocess mmap fcntl asyncio",
     ),

@@ -34,6 +34,7 @@ from kivi.api.arguments import (
     TailArguments,
     TransactionArguments,
     ViewArguments,
+    WholeArguments,
     check_work,
     endpoint_name,
     patience_s,
@@ -241,7 +242,7 @@ class Snapshot(_Reads):
     async def close(self) -> None:
         self._core.release()
 
-    to_arrow = takes(OrderedScanArguments)(asks(TransactionCore.to_arrow))
+    to_arrow = takes(WholeArguments)(asks(TransactionCore.to_arrow))
     rollup = takes(RollupArguments)(asks(TransactionCore.answer))
     query = takes(QuestionArguments)(asks(TransactionCore.answer))
     windows = takes(windows_arguments)(asks(TransactionCore.answer))
@@ -268,11 +269,11 @@ class Snapshot(_Reads):
 
         return relation(await self.dataset(table, commits=commits), connection)
 
-    @takes(OrderedScanArguments)
+    @takes(WholeArguments)
     async def to_pandas(self, wanted: ScanArguments) -> Any:
         return frame_of("pandas", await self._run(self._core.to_arrow(wanted)))
 
-    @takes(OrderedScanArguments)
+    @takes(WholeArguments)
     async def to_polars(self, wanted: ScanArguments) -> Any:
         return frame_of("polars", await self._run(self._core.to_arrow(wanted)))
 

@@ -202,11 +202,12 @@ class ScanArguments(Selection):
 
 @dataclass(slots=True)
 class OrderedScanArguments(ScanArguments):
-    """Of ``scan``, ``scan_batches`` and ``to_arrow``: rows in an order, from the ``offset``-th on. Of events the hidden
-    columns may be named."""
+    """Of ``scan`` and ``scan_batches``: rows in an order, from the ``offset``-th on. Of events the hidden columns may
+    be named. ``any_order``: events may come as they lie, if nothing else asks for an order."""
 
     order_by: str | Sequence[str] = ()
     offset: int = 0
+    any_order: bool = False
 
     def __post_init__(self) -> None:
         ScanArguments.__post_init__(self)
@@ -220,7 +221,15 @@ class OrderedScanArguments(ScanArguments):
 
     def bound(self, schema: TableSchema) -> Scan:
         order = order_of(self.order_by, self.seen(schema).output_type)
-        return replace(ScanArguments.bound(self, schema), order=order, offset=self.offset)
+        any_order = bool(self.any_order)
+        return replace(ScanArguments.bound(self, schema), order=order, offset=self.offset, any_order=any_order)
+
+
+@dataclass(slots=True)
+class WholeArguments(OrderedScanArguments):
+    """Of ``to_arrow``, ``to_pandas`` and ``to_polars``, where most do not care in which order events come."""
+
+    any_order: bool = True
 
 
 @dataclass(slots=True)

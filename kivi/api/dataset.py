@@ -25,6 +25,7 @@ from kivi.api.arguments import OrderedScanArguments, ScanArguments, type_of
 from kivi.arrow.filters import read_filter
 from kivi.errors import InvalidArgument, KiviError
 from kivi.model.changes import COMMIT_TS
+from kivi.model.event_files import EventFiles
 from kivi.model.questions import COMMIT_TIME, seen_schema
 from kivi.model.schema import TableSchema
 
@@ -40,6 +41,7 @@ def hidden_in(text: str) -> list[str]:
 
 class Dataset(pa.dataset.Dataset):  # type: ignore[misc]
     """``read`` gives the batches of a scan of the table. ``hidden``: which of an event table's hidden columns it has.
+    ``files``: what ``read`` leaves out, for a reader that reads those by itself (``kivi.sql``).
 
     Safe to read from many threads, if ``read`` is.
     """
@@ -49,9 +51,11 @@ class Dataset(pa.dataset.Dataset):  # type: ignore[misc]
         table: TableSchema,
         read: Callable[[ScanArguments], Iterable[pa.RecordBatch]],
         hidden: Sequence[str] = (),
+        files: Sequence[EventFiles] = (),
     ) -> None:
         self._table = table
         self._read = read
+        self.files = files
         self._seen = seen_schema(table)
         columns = [*table.output_names, *(name for name in hidden if name in self._seen.by_name)]
         self._schema = OrderedScanArguments(table.name, columns=tuple(dict.fromkeys(columns))).arrow_schema(table)
@@ -71,7 +75,7 @@ class Dataset(pa.dataset.Dataset):  # type: ignore[misc]
             wanted = self._schema.names[:1]  # a batch of no columns has no rows
         if wanted is None:
             wanted = self._schema.names
-        scan = OrderedScanArguments(self._table.name, where=said.where, columns=wanted)
+        scan = OrderedScanArguments(self._table.name, where=said.where, columns=wanted, any_order=True)
         with self._remembering():
             batches = self._read(scan)
         return pa.dataset.Scanner.from_batches(

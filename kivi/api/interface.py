@@ -33,6 +33,7 @@ from kivi.api.arguments import (
     TailArguments,
     TransactionArguments,
     ViewArguments,
+    WholeArguments,
     check_work,
     patience_s,
     retract_arguments,
@@ -428,7 +429,8 @@ class Reads(ABC):
     def scan_batches(self, wanted: ScanArguments) -> Iterator[pa.RecordBatch]:
         """A scan as Arrow record batches, in its order; at most 65,536 rows each, and none of no rows.
 
-        Each is read when it is asked for, and at a server one before that: nothing ever holds the table.
+        With ``any_order`` events come as they lie, unless an order or a limit is asked for: this takes less time. Each
+        is read when it is asked for, and at a server one before that: nothing ever holds the table.
         """
         return self._batches(wanted, BATCH_ROWS)
 
@@ -604,9 +606,10 @@ class Snapshot(Reads):
     def ts(self) -> int:
         """The commit timestamp up to which everything is seen."""
 
-    @takes(OrderedScanArguments)
+    @takes(WholeArguments)
     def to_arrow(self, wanted: ScanArguments) -> pa.Table:
-        """A scan as one Arrow table."""
+        """A scan as one Arrow table. Events come in no order that counts, unless ``order_by``, ``limit``, ``offset`` or
+        ``reverse`` asks for one, or ``any_order=False``, which is commit order."""
         return self._table(wanted)
 
     @abstractmethod
@@ -712,12 +715,12 @@ class Snapshot(Reads):
     def _table_schema(self, table: str) -> TableSchema:
         """As this snapshot sees it. Raises NotFound."""
 
-    @takes(OrderedScanArguments)
+    @takes(WholeArguments)
     def to_pandas(self, wanted: ScanArguments) -> Any:
         """A scan as a pandas DataFrame; moments are in UTC. Needs pandas."""
         return frame_of("pandas", self._table(wanted))
 
-    @takes(OrderedScanArguments)
+    @takes(WholeArguments)
     def to_polars(self, wanted: ScanArguments) -> Any:
         """A scan as a Polars DataFrame. Needs the extra ``kivi[polars]``; ``kivi.polars.scan`` reads lazily."""
         return frame_of("polars", self._table(wanted))

@@ -30,6 +30,7 @@ __all__ = [
     "compact",
     "gathered",
     "is_coded",
+    "narrow",
     "plain",
     "settled",
     "together",
@@ -151,7 +152,7 @@ def as_coded(array: Any) -> Any:
         else:
             codes = pa.array(place[codes.to_numpy()])
         values = values.take(pa.array(met))
-    return _narrow(pa.DictionaryArray.from_arrays(settled(codes), values))
+    return narrow(pa.DictionaryArray.from_arrays(settled(codes), values))
 
 
 def _met(codes: Any) -> Any:
@@ -197,14 +198,15 @@ def _coded(column: Any) -> Any:
     if _is_varied(column):
         return column
     found = column.dictionary_encode()
-    return column if len(found.dictionary) * _REPEATS_MIN > len(column) else _narrow(found)
+    return column if len(found.dictionary) * _REPEATS_MIN > len(column) else narrow(found)
 
 
 def _width(count: int) -> Any:
     return next(type_ for beyond, type_ in _WIDTHS if count <= beyond)
 
 
-def _narrow(array: Any) -> Any:
+def narrow(array: Any) -> Any:
+    """A coded column whose codes take as few bytes as they can."""
     width = _width(len(array.dictionary))
     if array.indices.type == width:
         return array
@@ -216,4 +218,4 @@ def _joined(columns: list[Any]) -> Any:
         columns = [column.dictionary_decode() if is_coded(column) else column for column in columns]
         return pa.concat_arrays(columns)
     wide = [pa.DictionaryArray.from_arrays(column.indices.cast(pa.int32()), column.dictionary) for column in columns]
-    return _narrow(pa.concat_arrays(wide))
+    return narrow(pa.concat_arrays(wide))

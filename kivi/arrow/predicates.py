@@ -163,10 +163,23 @@ def _of_column(values: Any, expr: Expr, type_: ColumnType) -> Any:
         case "is_null":
             return values.is_null()
         case "isin":
-            return _is_in(values, stored_column(type_, list(expr.value)))
+            wanted = stored_column(type_, list(expr.value))
+            if isinstance(values, pa.DictionaryArray):
+                return _of_codes(values, _is_in(values.dictionary, wanted))
+            return _is_in(values, wanted)
         case "col":
             return _stored(values, type_)
+    if isinstance(values, pa.DictionaryArray):
+        return _of_codes(values, COMPARE[expr.op](values.dictionary, literal(type_, expr.value)))
     return COMPARE[expr.op](values, literal(type_, expr.value))
+
+
+def _of_codes(values: Any, selected: Any) -> Any:
+    """What is true of a coded column, given what is true of its distinct values."""
+    codes = np.flatnonzero(selected)
+    if len(codes) == 1:
+        return pc.equal(values.indices, pa.scalar(codes[0], values.indices.type))
+    return selected.take(values.indices)
 
 
 def _stored(values: Any, type_: ColumnType) -> Any:

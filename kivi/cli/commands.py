@@ -369,6 +369,12 @@ def offline(args: argparse.Namespace) -> int:
     return tool(args)
 
 
+def orphans(args: argparse.Namespace) -> int:
+    from kivi.cli.orphans import orphans
+
+    return orphans(args)
+
+
 def backup(args: argparse.Namespace) -> int:
     if args.to is not None:
         if args.keep is not None:
@@ -585,6 +591,10 @@ def parser() -> argparse.ArgumentParser:
         if name == "restore":
             sub.add_argument("to", metavar="TO", help="a directory that does not exist yet")
         sub.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    sub = command("orphans", orphans, "list objects of cold tiers that none of these name; reads only", client=False)
+    text = "stores that nobody has open, backups, and directories of backups: all that there are"
+    sub.add_argument("dirs", metavar="DIR", nargs="+", help=text)
+    sub.add_argument("-o", "--output", choices=("table", "json"), default="table")
     text = "of the running server into DIR, or with TO of the store in DIR, which nobody has open"
     sub = command("backup", backup, text, connects=False)
     sub.add_argument("dir", metavar="DIR", help="the server's machine: where backups are kept; or a store's directory")

@@ -90,7 +90,7 @@ class _Rows:
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
         try:
-            for batch in self._snap.scan_batches(self.table):
+            for batch in self._snap.scan_batches(self.table, any_order=True):
                 self.count += batch.num_rows
                 if self._time is not None:
                     days = pc.floor_temporal(batch.column(self._time), unit="day").cast(pa.date32())

@@ -257,8 +257,11 @@ def verify(args: argparse.Namespace) -> int:
     return 0
 
 
-def examine(path: str) -> dict[str, Any]:
-    """The report of ``verify``. Raises DataLoss that names the file and the offset."""
+def examine(path: str, pinned_for: str | None = None) -> dict[str, Any]:
+    """The report of ``verify``. Raises DataLoss that names the file and the offset.
+
+    ``pinned_for``: a copy that is to be made there; objects that it will name are kept for it from now on.
+    """
     root = checked(path)
     records, cut = _check_log(root)
     report: dict[str, Any] = {"store": path, "log": f"{records:,} records, chain intact"}
@@ -286,11 +289,15 @@ def examine(path: str) -> dict[str, Any]:
                     report[schema.name] += f", {', '.join(unfit)} not read: a sum does not fit its type right now"
                 if (events := store.event_tables.of(schema.id)) is not None and (files := events.check_files()):
                     report[schema.name] += f", {files:,} settled files intact"
+                    if cold := sum(file.cold is not None for file in events.files()):
+                        report[schema.name] += f", {cold:,} of them in the cold tier"
                 if schema.kind == "aggregate":
                     report[schema.name] += ", " + compare(store, schema, path)
                 if schema.kind == "view":
                     report[schema.name] += ", " + rekeyed.compare(store, schema, path)
         store.release(lease)
+        if pinned_for is not None:
+            store.cold.pin(store.event_tables.objects_in_use(), pinned_for)
     report["result"] = "good"
     return report
 
@@ -366,7 +373,7 @@ def _copy(args: argparse.Namespace, what: str) -> int:
     target = check_new(args.to)
     if not target.absolute().parent.is_dir():
         raise InvalidArgument(f"{target.absolute().parent} is not a directory: name one that is there")
-    report = examine(args.dir)
+    report = examine(args.dir, pinned_for=str(target))
     with made_whole(target) as part:
         shutil.copytree(args.dir, part, ignore=shutil.ignore_patterns("LOCK", "BACKUP", _COLD))
     if args.output == "json":

@@ -47,6 +47,7 @@ from kivi.api.subscription import Follower, Subscription, listed, told
 from kivi.arrow.records import event_batch, row_batch, table_batch
 from kivi.errors import InvalidArgument, KiviError
 from kivi.live.hub import Hub
+from kivi.model.event_files import can_be_shared
 from kivi.model.levels import declared_schema, level_schemas
 from kivi.model.outcomes import ABORTED, UNKNOWN, Outcome
 from kivi.model.schema import TableSchema
@@ -202,15 +203,27 @@ class Snapshot(interface.Snapshot):
         return self._db._schema(table, self._lease)
 
     def _sql(self, wanted: SqlArguments) -> pa.Table:
+        from kivi.api.dataset import Dataset, hidden_in
         from kivi.sql import Limits, answer, as_table, resolve
+
+        hidden = hidden_in(wanted.text)
 
         def find(name: str) -> Dataset | None:
             known = resolve(name, self._db.tables())
-            return None if known is None else self._dataset(known, commits=wanted.text)
+            if known is None:
+                return None
+            schema = self._table_schema(known)
+            if not can_be_shared(schema, hidden):
+                return self._dataset(known, commits=wanted.text)
+            table = shared.of(schema)
+            return Dataset(schema, lambda asked: table.scan(asked.bound(schema)), hidden, table.files)
 
         settings = self._db.store.settings
         limits = Limits(settings.sql_memory_bytes, settings.sql_threads, settings.sql_timeout_s, settings.sql_rows)
-        return as_table(answer(wanted.text, wanted.parameters, find, limits))
+        with self._db.store.shared_events(self._lease) as shared:
+            found = as_table(answer(wanted.text, wanted.parameters, find, limits))
+            shared.check()
+            return found
 
     def _table(self, wanted: ScanArguments) -> pa.Table:
         import pyarrow as pa

@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 from kivi.arrow.columns import TIMESTAMP, arrow_schema, arrow_type, decimals, padded, stored_array
 from kivi.arrow.dictionaries import is_coded, written_bytes
 from kivi.arrow.ipc import PARALLEL_BYTES, encode_ipc
+from kivi.encoding.event_names import EventNames
 from kivi.encoding.keyspaces import (
     Space,
     event_data_key,
@@ -404,6 +405,19 @@ class Blocks:
         raw = pa.compress(rows.astype("<u4").tobytes(), "lz4", asbytes=True)
         batch.put(event_data_key(self.schema.id, data), raw)
         return Erased(cts, data, len(rows), crc32(raw), blank)
+
+    def add_named(self, batch: WriteBatch, cts: int, data: int, names: EventNames) -> Erased:
+        """The same by their names, of a file in which it is not known yet which rows these are."""
+        raw = names.encode()
+        batch.put(event_data_key(self.schema.id, data), raw)
+        return Erased(cts, data, names.size, crc32(raw))
+
+    def names_erased(self, erased: Erased) -> EventNames:
+        """The names of ``add_named``."""
+        raw = self._engine.get(event_data_key(self.schema.id, erased.data))
+        if raw is None or crc32(raw) != erased.checksum:
+            raise self._lost(erased, "damaged (which events were retracted)")
+        return EventNames.decode(raw)
 
     def _raw(self, block: Block) -> bytes:
         raw = self._engine.get(event_data_key(self.schema.id, block.data))

@@ -15,7 +15,7 @@ came from. (A copy of a whole volume has the same inodes: delete ``cold/OWNER`` 
 An object that no manifest row names, that no view needs, and that no pin names is deleted by a *sweep*, which lists
 what there is: so nothing that a crash leaves stays for ever. In this order, and why: the list first, so that whatever
 is uploaded meanwhile is not in it; uploads under way and manifest next, after a flush, so that no crash brings back a
-row that names what is deleted; the pins last, since a backup is pinned before its manifest is taken.
+row that names what is deleted; the pins last. No sweep runs while a backup takes its manifest and pins what that names.
 
 A pin goes when kivi deletes the backup (``keep``). Whether a backup that somebody moved or deleted is still needed
 cannot be known here: then its pin stays, and what it names. ``kivi orphans`` lists objects that nothing names.
@@ -38,10 +38,11 @@ from kivi.events.object_store import ObjectMissing, ObjectStore
 from kivi.events.range_cache import RangeCache
 from kivi.runtime.files import sync_directory
 
-__all__ = ["FOLDER", "ColdObject", "ColdTier"]
+__all__ = ["FOLDER", "OBJECT", "ColdObject", "ColdTier"]
 
 FOLDER: Final = "cold"
 """In the store's directory; no copy has it."""
+OBJECT: Final = ".parquet"
 _OWNER: Final = "OWNER"
 _PINS: Final = "pins"
 
@@ -70,10 +71,11 @@ class ColdTier:
         self._folder = None if root is None else os.path.join(root, FOLDER)
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
+        self._sweeping = threading.Lock()
         self._stores: dict[str, ObjectStore] = {}
         self._owner: _Owner | None = None
         self._uploading: set[ColdObject] = set()
-        self._pins: dict[ColdObject, frozenset[str]] = {}
+        self._pins: dict[ColdObject, tuple[str, frozenset[str]]] = {}
         self._cache = RangeCache(os.path.join(self._folder, "cache"), cache_bytes) if self._folder else None
         self._cache_bytes = cache_bytes
         self.uploaded_bytes = self.fetched_bytes = self.deleted = 0
@@ -144,7 +146,7 @@ class ColdTier:
 
         Raises DataLoss if something else came back, Unavailable, DiskFull.
         """
-        where = ColdObject(url, f"{self._owned(url).generation}/{table}/{number}-{secrets.token_hex(4)}.parquet")
+        where = ColdObject(url, f"{self._owned(url).generation}/{table}/{number}-{secrets.token_hex(4)}{OBJECT}")
         with self._lock:
             self._uploading.add(where)
         try:
@@ -190,29 +192,39 @@ class ColdTier:
         if self._folder is None or not self.has_garbage:
             return 0
         owner = self._owned()
-        self.has_garbage = False
         deleted = 0
-        try:
-            for url in list(owner.urls):
-                store = self.store(url)
-                there = [ColdObject(url, key) for key in store.list(owner.generation) if key.endswith(".parquet")]
-                with self._lock:
-                    kept = set(self._uploading)
-                kept |= in_use()
-                dead = [one for one in there if one not in kept]
-                pinned = self.pinned(url, owner.generation) if dead else set[str]()
-                gone = [one.key for one in dead if one.key not in pinned]
-                store.delete(gone)
-                deleted += len(gone)
-        except BaseException:
-            self.has_garbage = True
-            raise
-        self.deleted += deleted
+        with self._sweeping:
+            self.has_garbage = False
+            try:
+                for url in list(owner.urls):
+                    deleted += self._swept(url, owner.generation, in_use)
+            except BaseException:
+                self.has_garbage = True
+                raise
         return deleted
 
-    def pinned(self, url: str, generation: str) -> set[str]:
-        """The keys of a generation that backups name."""
-        found = set[str]()
+    def _swept(self, url: str, generation: str, in_use: Callable[[], set[ColdObject]]) -> int:
+        store = self.store(url)
+        there = [ColdObject(url, key) for key in store.list(generation) if key.endswith(OBJECT)]
+        with self._lock:
+            kept = set(self._uploading)
+        kept |= in_use()
+        dead = [one for one in there if one not in kept]
+        pinned = self.pinned(url, generation) if dead else {}
+        gone = [one.key for one in dead if one.key not in pinned]
+        store.delete(gone)
+        self.deleted += len(gone)
+        return len(gone)
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Within this block no sweep deletes anything: for what reads a manifest and then pins what that names."""
+        with self._sweeping:
+            yield
+
+    def pinned(self, url: str, generation: str) -> dict[str, str]:
+        """The keys of a generation that copies name, with the path of such a copy."""
+        found = dict[str, str]()
         for key in self.store(url).list(f"{generation}/{_PINS}"):
             where = ColdObject(url, key)
             if where not in self._pins:
@@ -220,13 +232,15 @@ class ColdTier:
                 if raw is None:
                     continue
                 try:
-                    self._pins[where] = frozenset(json.loads(raw)["objects"])
+                    said = json.loads(raw)
+                    self._pins[where] = str(said["path"]), frozenset(said["objects"])
                 except (ValueError, KeyError, TypeError) as error:
                     name = self.named(where)
                     raise DataLoss(
                         f"{name} is damaged ({error!r}): nothing is deleted until it is gone", path=name
                     ) from None
-            found |= self._pins[where]
+            path, keys = self._pins[where]
+            found |= dict.fromkeys(keys, path)
         return found
 
     def pin(self, objects: Iterable[ColdObject], path: str) -> list[ColdObject]:

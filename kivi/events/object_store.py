@@ -122,7 +122,9 @@ class ObjectStore:
 
         def listed() -> list[str]:
             system, base = self._system()
-            found = system.get_file_info(fs.FileSelector(f"{base}/{under}", allow_not_found=True, recursive=True))
+            found = system.get_file_info(
+                fs.FileSelector(f"{base}/{under}".rstrip("/"), allow_not_found=True, recursive=True)
+            )
             return sorted(one.path[len(base) + 1 :] for one in found if one.type == fs.FileType.File)
 
         return self._call(under, listed)

@@ -38,6 +38,9 @@ class Place(Protocol):
     def named(self, number: int) -> str:
         """The file's name, for people."""
 
+    def path(self, number: int) -> str | None:
+        """Where another reader finds the file in the file system; None: it is not there."""
+
     def write(self, batch: WriteBatch, number: int, data: Any) -> None:
         """Makes the file durable, or adds it to the batch that will name it. Raises DiskFull, Unavailable."""
 
@@ -67,6 +70,9 @@ class InEngine:
 
     def named(self, number: int) -> str:
         return f"file {number}"
+
+    def path(self, number: int) -> str | None:
+        return None
 
     def write(self, batch: WriteBatch, number: int, data: Any) -> None:
         batch.put(event_data_key(self.table, number), bytes(data))
@@ -99,6 +105,9 @@ class Directory:
 
     def named(self, number: int) -> str:
         return self._path(number)
+
+    def path(self, number: int) -> str | None:
+        return os.path.abspath(self._path(number))
 
     def _path(self, number: int) -> str:
         return os.path.join(self.root, file_name(self.table, number))

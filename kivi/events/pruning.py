@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
 from kivi.model.expressions import Expr, all_of, between
 
-__all__ = ["Known", "all_kept", "always", "never", "outside"]
+__all__ = ["Known", "all_kept", "always", "equals", "never", "outside"]
 
 
 class Known(Protocol):
@@ -67,6 +67,20 @@ def never(where: Expr, block: Known) -> bool:
         case ">=":
             return bool(high < where.value)
     return False
+
+
+def equals(where: Expr, has: Callable[[str, Any], bool]) -> bool:
+    """False if no row is selected, given which columns may have which values, in stored form."""
+    match where.op:
+        case "and":
+            return all(equals(arg, has) for arg in where.args)
+        case "or":
+            return any(equals(arg, has) for arg in where.args)
+        case "==" if where.column:
+            return has(where.column, where.value)
+        case "isin" if where.column:
+            return any(has(where.column, value) for value in where.value)
+    return True
 
 
 def always(where: Expr, block: Known) -> bool:

@@ -8,19 +8,21 @@ The last two are the names of the events (``kivi.encoding.event_names``), so a r
 the order of event time they grow or repeat, and cost next to nothing.
 
 A *manifest* row of the engine has for each row group what a reader would otherwise open it for: the ranges of event
-time and of CTS, per numeric column min, max, non-nulls and the exact sum of integers, and of every column's bytes the
-place and a checksum. Only what a reader asks for is read, and nothing is decoded whose checksum is wrong: a file that
-is damaged or missing is DataLoss that names it. The bytes come from the file's place here, or from its object in the
-cold tier (``kivi.events.cold_tier``).
+time and of CTS, per column of numbers or short text min, max and non-nulls, of integers the exact sum, and of every
+column's bytes and Bloom filter the place and a checksum. Text, bytes and integers that hardly repeat have a filter
+(``bloom``), of which a reader looks at one block. Only what a reader asks for is read, and nothing is decoded whose
+checksum is wrong: a file that is damaged or missing is DataLoss that names it. The bytes come from the file's place
+here, or from its object in the cold tier (``kivi.events.cold_tier``).
 """
 
 from __future__ import annotations
 
 import json
 import mmap
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any, Final
 
 import numpy as np
@@ -28,24 +30,37 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kivi.arrow.columns import arrow_schema, arrow_type, stored_array
+from kivi.arrow.dictionaries import is_coded, narrow
 from kivi.encoding.event_names import POSITION, STAMP
 from kivi.errors import DataLoss
 from kivi.events.blocks import NUMERIC, Counts, Erased, statistics
+from kivi.events.bloom import BLOCK_BYTES, block_of, digest, plain_bytes
+from kivi.events.bloom import has as bloom_has
 from kivi.events.cold_tier import ColdObject, ColdTier
 from kivi.events.object_store import ObjectMissing
 from kivi.events.places import Place
-from kivi.model.schema import TableSchema
+from kivi.events.pruning import equals
+from kivi.model.expressions import Expr
+from kivi.model.schema import Column, TableSchema
 from kivi.runtime.checksum import crc32
 
 __all__ = ["GROUP_ROWS", "Group", "SettledFile", "SettledFiles", "decode_file", "write_file"]
 
 GROUP_ROWS: Final = 65_536
-_VERSION: Final = 1
+_VERSION: Final = 2
+_BOUND_MAX: Final = 64
+"""Text of so many characters is kept as a bound."""
+_UNLIKE: Final = 0.9
+"""Integers of which this part differs from all others are looked for by their value; others are measured."""
+_FALSE_POSITIVES: Final = 0.01
+_FILTERED: Final = frozenset({"string", "bytes", "int64"})
 _SAMPLE: Final = 16_384
 _DISTINCT_MAX: Final = 2_048
 """Of so many values at most among a sample's, a column is written as a dictionary."""
 _FOOTERS: Final = 256
 _MAGIC: Final = b"PAR1"
+
+_PATTERN: Final = re.compile(r"[*?\[]")
 
 Chunk = tuple[int, int, int]
 """Of one column in one row group: offset, bytes, checksum."""
@@ -53,7 +68,8 @@ Chunk = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A row group. ``start``: the number of its first row in the file. ``columns``: as in the header of a block."""
+    """A row group. ``start``: the number of its first row in the file. ``columns``: as in the header of a block, and of
+    text as well. ``filters``: by the number of a column."""
 
     start: int
     rows: int
@@ -64,6 +80,7 @@ class Group:
     position_max: int
     columns: dict[str, tuple[Any, Any, int, int | None]]
     chunks: tuple[Chunk, ...]
+    filters: dict[int, Chunk]
 
 
 @dataclass(frozen=True)
@@ -71,7 +88,8 @@ class SettledFile:
     """A manifest row. ``stored``: how many columns of the table it has. ``tail``: the bytes after the last chunk.
 
     ``erased``: rows that are retracted from a CTS on; those of before every open snapshot are left out by rewriting it.
-    ``cold``: its object in the cold tier; None: it is here.
+    ``cold``: its object in the cold tier; None: it is here. ``named``: retractions whose events may be in it. One
+    that is cold is not looked through when a retraction reaches base, but soon after.
     """
 
     number: int
@@ -83,6 +101,7 @@ class SettledFile:
     groups: tuple[Group, ...]
     erased: tuple[Erased, ...] = ()
     cold: ColdObject | None = None
+    named: tuple[Erased, ...] = ()
 
     @property
     def time_min(self) -> int:
@@ -100,28 +119,41 @@ class SettledFile:
     def last_cts(self) -> int:
         return max(group.last_cts for group in self.groups)
 
-    @property
+    @cached_property
     def columns(self) -> dict[str, tuple[Any, Any, int, int | None]]:
-        """Nothing is known of all rows together."""
-        return {}
+        """What is known of all rows together."""
+        every = [group.columns for group in self.groups]
+        return {name: _facts([of[name] for of in every]) for name in every[0] if all(name in of for of in every)}
 
     def with_erased(self, more: Erased) -> SettledFile:
         return replace(self, erased=(*self.erased, more))
 
+    def with_named(self, more: Erased) -> SettledFile:
+        return replace(self, named=(*self.named, more))
+
+    @property
+    def erased_data(self) -> list[int]:
+        """What is stored in the engine of its retractions."""
+        return [one.data for one in (*self.erased, *self.named)]
+
     def encode(self) -> bytes:
         groups = [
-            [g.start, g.rows, g.time_min, g.time_max, g.first_cts, g.last_cts, g.position_max, g.columns, g.chunks]
+            [
+                *(g.start, g.rows, g.time_min, g.time_max, g.first_cts, g.last_cts, g.position_max),
+                *(g.columns, g.chunks, [(i, *chunk) for i, chunk in g.filters.items()]),
+            ]
             for g in self.groups
         ]
         head = [self.number, self.rows, self.nbytes, self.raw_bytes, self.stored, self.tail, groups, self.erased]
-        where = {} if self.cold is None else {"cold": self.cold}
-        return json.dumps({"v": _VERSION, "file": head, **where}, separators=(",", ":")).encode()
+        more: dict[str, Any] = {} if self.cold is None else {"cold": self.cold}
+        more |= {"named": self.named} if self.named else {}
+        return json.dumps({"v": _VERSION, "file": head, **more}, separators=(",", ":")).encode()
 
 
 def decode_file(raw: bytes) -> SettledFile:
     """Raises ValueError, KeyError, TypeError or IndexError for anything but what ``encode`` gives."""
     found = json.loads(raw)
-    if found["v"] != _VERSION:
+    if not 1 <= found["v"] <= _VERSION:
         raise ValueError(f"version {found['v']}")
     number, rows, nbytes, raw_bytes, stored, tail, groups, erased = found["file"]
     return SettledFile(
@@ -134,14 +166,28 @@ def decode_file(raw: bytes) -> SettledFile:
         tuple(map(_decode_group, groups)),
         tuple(Erased(*one) for one in erased),
         ColdObject(*found["cold"]) if "cold" in found else None,
+        tuple(Erased(*one) for one in found.get("named", ())),
     )
 
 
 def _decode_group(found: list[Any]) -> Group:
-    start, rows, time_min, time_max, first_cts, last_cts, position_max, columns, chunks = found
+    start, rows, time_min, time_max, first_cts, last_cts, position_max, columns, chunks, *more = found
     known = {name: tuple(facts) for name, facts in columns.items()}
     places = tuple((at, size, checksum) for at, size, checksum in chunks)
-    return Group(start, rows, time_min, time_max, first_cts, last_cts, position_max, known, places)
+    filters = {i: (at, size, checksum) for i, at, size, checksum in (more[0] if more else ())}  # of version 2
+    return Group(start, rows, time_min, time_max, first_cts, last_cts, position_max, known, places, filters)
+
+
+def _facts(parts: Sequence[tuple[Any, Any, int, int | None]]) -> tuple[Any, Any, int, int | None]:
+    """Of some rows together."""
+    totals = [total for _, _, _, total in parts if total is not None]
+    present = [part for part in parts if part[2]]
+    return (
+        min((low for low, _, _, _ in present), default=None),
+        max((high for _, high, _, _ in present), default=None),
+        sum(count for _, _, count, _ in parts),
+        sum(totals) if len(totals) == len(parts) else None,
+    )
 
 
 # -- writing ------------------------------------------------------------------------------------------
@@ -151,17 +197,25 @@ def write_file(schema: TableSchema, number: int, events: Any, stamps: Any, posit
     """The bytes of a file, and its manifest row. ``events``: a batch with the table's columns, in the order of event
     time, then of their names."""
     columns = [*events.columns, pa.array(stamps.astype(np.int64)), pa.array(positions.astype(np.int32))]
-    table = pa.Table.from_arrays(columns, names=_file_names(schema))
+    table = pa.Table.from_arrays(columns, names=_file_names(schema.columns))
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, row_group_size=GROUP_ROWS, write_page_index=True, **_encodings(table))
+    pq.write_table(table, sink, row_group_size=GROUP_ROWS, write_page_index=True, **_encodings(schema, table))
     data = sink.getvalue()
     footer = pq.read_metadata(pa.BufferReader(data))
     groups, beyond, start = [], 4, 0
     for index in range(footer.num_row_groups):
-        chunks = tuple(_chunk(data, footer.row_group(index).column(i)) for i in range(table.num_columns))
-        beyond = max(beyond, *(at + size for at, size, _ in chunks))
+        written = [footer.row_group(index).column(i) for i in range(table.num_columns)]
+        chunks = tuple(_chunk(data, column) for column in written)
+        filters = {
+            i: _checked(data, column.bloom_filter_offset, column.bloom_filter_length)
+            for i, column in enumerate(written)
+            if column.bloom_filter_offset is not None
+        }
+        beyond = max(beyond, *(at + size for at, size, _ in (*chunks, *filters.values())))
         rows = footer.row_group(index).num_rows
-        groups.append(_group(schema, events.slice(start, rows), start, stamps, positions, chunks))
+        group = _group(schema, events.slice(start, rows), start, stamps, positions, chunks, filters)
+        group.columns.update(_text_bounds(schema, written))
+        groups.append(group)
         start += rows
     tail = beyond, data.size - beyond, crc32(memoryview(data)[beyond:])
     return data, SettledFile(
@@ -169,9 +223,9 @@ def write_file(schema: TableSchema, number: int, events: Any, stamps: Any, posit
     )
 
 
-def _file_names(schema: TableSchema) -> list[str]:
+def _file_names(columns: Sequence[Column]) -> list[str]:
     """The table's columns, and those of names, which yield to a column of the table that is called so."""
-    used = [column.name for column in schema.columns]
+    used = [column.name for column in columns]
     for name in ("_cts", "_pos"):
         while name in used:
             name += "_"
@@ -179,14 +233,31 @@ def _file_names(schema: TableSchema) -> list[str]:
     return used
 
 
-def _encodings(table: Any) -> dict[str, Any]:
-    """What takes the least bytes of those that are read fast; measured in decision 0041."""
-    coded, encoding, compression = [], {}, {}
+def _text_bounds(schema: TableSchema, written: Sequence[Any]) -> dict[str, tuple[Any, Any, int, int | None]]:
+    """Of the columns of short text."""
+    found: dict[str, tuple[Any, Any, int, int | None]] = {}
+    for column, chunk in zip(schema.columns, written, strict=False):
+        if column.type.name == "string" and (of := chunk.statistics) is not None and of.has_null_count:
+            if of.null_count == chunk.num_values:
+                found[column.name] = None, None, 0, None
+            elif of.has_min_max and len(of.min) <= _BOUND_MAX and len(of.max) <= _BOUND_MAX:
+                found[column.name] = of.min, of.max, chunk.num_values - of.null_count, None
+    return found
+
+
+def _encodings(schema: TableSchema, table: Any) -> dict[str, Any]:
+    """What takes the least bytes of those that are read fast, and filters that pay; measured in decision 0041."""
+    coded, encoding, compression, filters = [], {}, {}, {}
+    filtered = {column.name for column in schema.columns if column.type.name in _FILTERED}
     for name, column in zip(table.column_names, table.columns, strict=True):
         step = max(1, len(column) // _SAMPLE)
         sample = column.take(pa.array(np.arange(0, len(column), step)))
         wide = not pa.types.is_primitive(column.type) and not pa.types.is_decimal(column.type)
-        few = len(sample.unique()) <= min(_DISTINCT_MAX, len(sample) // 4)
+        distinct = len(sample.unique())
+        few = distinct <= min(_DISTINCT_MAX, len(sample) // 4)
+        if name in filtered and (wide or distinct > _UNLIKE * len(sample)):
+            values = min(len(column), 2 * distinct if few else GROUP_ROWS)
+            filters[name] = {"ndv": values, "fpp": _FALSE_POSITIVES}
         compression[name] = "zstd" if wide and not few else "lz4"
         if few and not pa.types.is_boolean(column.type):
             coded.append(name)
@@ -199,6 +270,7 @@ def _encodings(table: Any) -> dict[str, Any]:
         "column_encoding": encoding or None,
         "compression": compression,
         "store_decimal_as_integer": True,
+        "bloom_filter_options": filters or None,
     }
 
 
@@ -206,11 +278,16 @@ def _chunk(data: Any, column: Any) -> Chunk:
     starts = [column.data_page_offset]
     if column.has_dictionary_page and column.dictionary_page_offset:
         starts.append(column.dictionary_page_offset)
-    at, size = min(starts), column.total_compressed_size
+    return _checked(data, min(starts), column.total_compressed_size)
+
+
+def _checked(data: Any, at: int, size: int) -> Chunk:
     return at, size, crc32(memoryview(data)[at : at + size])
 
 
-def _group(schema: TableSchema, events: Any, start: int, stamps: Any, positions: Any, chunks: Any) -> Group:
+def _group(
+    schema: TableSchema, events: Any, start: int, stamps: Any, positions: Any, chunks: Any, filters: dict[int, Chunk]
+) -> Group:
     cts = stamps[start : start + events.num_rows]
     times = stored_array(schema.column(schema.event_time or "").type, events.column(schema.event_time))
     return Group(
@@ -227,6 +304,7 @@ def _group(schema: TableSchema, events: Any, start: int, stamps: Any, positions:
             if column.type.name in NUMERIC
         },
         chunks,
+        filters,
     )
 
 
@@ -243,10 +321,21 @@ class SettledFiles:
         self._index = {column.name: i for i, column in enumerate(schema.columns)}
         self._types = [arrow_type(column.type) for column in schema.columns]
         self._arrow = arrow_schema(schema)
+        self._sound = set[int]()
+        self._sound_filters = set[tuple[int, int]]()
         self._footer = lru_cache(maxsize=_FOOTERS)(self._read_footer)
 
-    def read(self, file: SettledFile, group: Group, columns: Sequence[str], *, named: bool = False) -> Any:
+    def read(
+        self,
+        file: SettledFile,
+        group: Group,
+        columns: Sequence[str],
+        *,
+        named: bool = False,
+        coded: Collection[str] = (),
+    ) -> Any:
         """The columns of a row group as one RecordBatch; ``named``: with ``STAMP`` (uint64) and ``POSITION`` (int64).
+        ``coded``: columns that may come in codes.
 
         Columns that were added to the table after the file was written are null.
         """
@@ -256,9 +345,18 @@ class SettledFiles:
         footer = self._footer(file.number, file.nbytes, file.tail, file.cold)
         buffer = self._fetch(file.number, file.nbytes, [group.chunks[i] for i in wanted], file.cold)
         try:
-            reader = pq.ParquetFile(pa.BufferReader(pa.py_buffer(buffer)), metadata=footer)
             index = group.start // GROUP_ROWS
-            table = reader.reader.read_row_group(index, column_indices=wanted, use_threads=False)
+            written = footer.row_group(index)
+            codes = [
+                written.column(i).path_in_schema
+                for name in coded
+                if (i := self._index[name]) in wanted
+                and self._types[i] in (pa.string(), pa.binary())
+                and written.column(i).has_dictionary_page
+            ]
+            source = pa.BufferReader(pa.py_buffer(buffer))
+            reader = pq.ParquetFile(source, metadata=footer, read_dictionary=codes or None)
+            table = reader.reader.read_row_group(index, column_indices=wanted, use_threads=len(set(wanted)) > 1)
             found = dict(zip(sorted(set(wanted)), table.columns, strict=True))
             arrays = [
                 _whole(found[i], self._types[i]) if (i := self._index[name]) < file.stored
@@ -281,9 +379,59 @@ class SettledFiles:
         """Reads all bytes of a file. Raises DataLoss that names it."""
         self.whole(file)
 
+    def may_have(self, file: SettledFile, groups: Sequence[Group], where: Expr) -> list[Group]:
+        """Those of the row groups of which no Bloom filter says that they have nothing that the predicate selects.
+
+        A filter is verified once since the store was opened. Raises DataLoss.
+        """
+        digests: dict[bytes, int] = {}
+
+        def has(group: Group, name: str, value: Any) -> bool:
+            chunk = group.filters.get(self._index.get(name, -1))
+            data = plain_bytes(value)
+            if chunk is None or data is None:
+                return True
+            if (found := digests.get(data)) is None:
+                found = digests[data] = digest(data)
+            return bloom_has(self._filter_block(file, chunk, found), found)
+
+        return [group for group in groups if not group.filters or equals(where, partial(has, group))]
+
+    def _filter_block(self, file: SettledFile, chunk: Chunk, digest: int) -> bytes:
+        at, size, _ = chunk
+        bits = 1 << (size.bit_length() - 1)  # after a header, which is shorter
+        block = at + size - bits + BLOCK_BYTES * block_of(digest, bits // BLOCK_BYTES)
+        if file.cold is not None or (file.number, at) not in self._sound_filters:
+            memory = self._fetch(file.number, file.nbytes, [chunk], file.cold)
+            self._sound_filters.add((file.number, at))
+        else:
+            memory = mmap.mmap(-1, file.nbytes)
+            with memoryview(memory) as view:
+                self._fill(file.number, file.nbytes, [(block, BLOCK_BYTES, 0)], None, view)
+        return bytes(memory[block : block + BLOCK_BYTES])
+
+    def path(self, file: SettledFile) -> str | None:
+        """Where others can read it; None: they cannot. A path with what stands for other characters is none to them."""
+        path = None if file.cold is not None else self.place.path(file.number)
+        return None if path is None or _PATTERN.search(path) else path
+
+    def columns(self, stored: int) -> tuple[tuple[str, ...], str]:
+        """The columns of the table that a file has, and the name of the one with the CTS of each event."""
+        names = _file_names(self.schema.columns[:stored])
+        return tuple(names[:stored]), names[stored]
+
+    def sound(self, file: SettledFile) -> str:
+        """The path of a file, whose bytes were verified once since the store was opened. Raises DataLoss."""
+        if file.number not in self._sound:
+            self.check(file)
+            self._sound.add(file.number)
+        path = self.path(file)
+        assert path is not None
+        return path
+
     def whole(self, file: SettledFile) -> bytes:
         """All bytes of a file, as they were written. Raises DataLoss that names it."""
-        chunks = [file.tail, *(chunk for group in file.groups for chunk in group.chunks)]
+        chunks = [file.tail, *(chunk for group in file.groups for chunk in (*group.chunks, *group.filters.values()))]
         memory = self._fetch(file.number, file.nbytes, chunks, file.cold)
         memory[: len(_MAGIC)] = _MAGIC  # which no chunk has
         self._parsed(file.number, file.cold, memory)
@@ -354,6 +502,8 @@ def _whole(column: Any, type_: Any) -> Any:
     array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     if isinstance(array, pa.ChunkedArray):  # of no rows, or of more than Arrow puts into one
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.nulls(0, array.type)
+    if is_coded(array):
+        return narrow(array)
     if type_ == pa.uint64():  # CTS, which are not negative
         return array.view(type_)
     return array if array.type == type_ else array.cast(type_)

@@ -7,8 +7,9 @@ and ``upto``, its name against those of retractions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -26,6 +27,7 @@ from kivi.events.pruning import all_kept, always, never, outside
 from kivi.events.settled_files import Group, SettledFile, SettledFiles
 from kivi.events.summing import Sums
 from kivi.model.changes import COMMIT_TS
+from kivi.model.event_files import EventFiles
 from kivi.model.expressions import Expr, names
 
 __all__ = ["SettledView", "Wanted"]
@@ -37,6 +39,7 @@ class Wanted:
 
     ``first`` (inclusive) and ``beyond`` (exclusive) are names. ``named``: only these. ``retracted_at``: only those that
     the retraction at that CTS removed; otherwise, and without ``named``, none that a retraction has removed.
+    ``coded``: text may come in codes.
     """
 
     outputs: list[str]
@@ -50,6 +53,7 @@ class Wanted:
     named: EventNames | None = None
     retracted_at: int | None = None
     may_have: Callable[[int, int], bool] | None = None
+    coded: bool = False
 
     @property
     def first_cts(self) -> int:
@@ -64,6 +68,7 @@ class Owner(Protocol):
     """The view that this is the settled part of."""
 
     files: list[SettledFile]
+    upto: int
     erased_at: int
     names: EventNames
     is_partial: bool
@@ -82,10 +87,12 @@ class SettledView:
     files: SettledFiles
     owner: Owner
     _erased: dict[tuple[int, int | None], Counts] = field(default_factory=dict)
+    _named: dict[tuple[int, int | None], EventNames] = field(default_factory=dict)
 
     def ordered(self, wanted: Wanted, *, reverse: bool = False) -> Iterator[Any]:
         """Record batches in commit order."""
         outputs = list(wanted.outputs)
+        wanted = replace(wanted, coded=True)
         read = partial(self._read, wanted, list(dict.fromkeys([*outputs, STAMP, POSITION])))
         sources = [
             Source(group.first_cts, group.last_cts, group.position_max, partial(read, file, group))
@@ -106,31 +113,62 @@ class SettledView:
             if batch.num_rows:
                 yield batch.select(outputs)
 
+    def is_shareable(self, file: SettledFile) -> bool:
+        """Whether all of its events are seen, but for those that bounds of CTS or event time leave out."""
+        return (
+            self.files.path(file) is not None
+            and not len(self._erased_rows(file))
+            and not _meets(file, self._hidden(file))
+        )
+
+    def shared(self, files: Sequence[SettledFile], floor_us: int | None) -> list[EventFiles]:
+        """Verified files, those together that have the same columns and bounds. Raises DataLoss."""
+        found = defaultdict[tuple[int, int | None, int | None], list[str]](list)
+        for file in files:
+            if floor_us is not None and file.time_max < floor_us:
+                continue
+            upto = self.owner.upto if file.last_cts > self.owner.upto else None
+            floor = floor_us if floor_us is not None and file.time_min < floor_us else None
+            found[file.stored, upto, floor].append(self.files.sound(file))
+        schema = self.files.schema
+        return [
+            EventFiles(tuple(paths), *self.files.columns(stored), schema.event_time or "", upto, floor)
+            for (stored, upto, floor), paths in found.items()
+        ]
+
     def sum_up(self, into: Sums, wanted: Wanted) -> tuple[int, int]:
         """Adds the events to ``into``. (row groups whose facts were enough, row groups that were read)"""
         known = read = 0
-        for file, group in self._groups(wanted):
-            if self._whole(file, group, wanted):
-                into.add_known(group.rows, group.columns)
-                known += 1
-            else:
-                into.add(self._selected(file, group, wanted))
-                read += 1
+        for file in self.owner.files:
+            if self._whole(file, file, wanted):
+                into.add_known(file.rows, file.columns)
+                known += len(file.groups)
+                continue
+            for group in self._groups_of(file, wanted):
+                if self._whole(file, group, wanted):
+                    into.add_known(group.rows, group.columns)
+                    known += 1
+                else:
+                    into.add(self._selected(file, group, wanted))
+                    read += 1
         return known, read
 
     def _groups(self, wanted: Wanted) -> Iterator[tuple[SettledFile, Group]]:
         """The row groups that may have some of the events."""
-        low, high, where = wanted.low_us, wanted.high_us, wanted.where
         for file in self.owner.files:
-            if self._beside(file, wanted) or outside(file, low, high):
-                continue
-            for group in file.groups:
-                if self._beside(group, wanted) or outside(group, low, high):
-                    continue
-                if where is not None and never(where, group):
-                    continue
-                if wanted.may_have is None or wanted.may_have(group.time_min, group.time_max):
-                    yield file, group
+            for group in self._groups_of(file, wanted):
+                yield file, group
+
+    def _groups_of(self, file: SettledFile, wanted: Wanted) -> list[Group]:
+        low, high, where = wanted.low_us, wanted.high_us, wanted.where
+        if self._beside(file, wanted) or outside(file, low, high) or (where is not None and never(where, file)):
+            return []
+        groups = [g for g in file.groups if not (self._beside(g, wanted) or outside(g, low, high))]
+        if wanted.may_have is not None:
+            groups = [group for group in groups if wanted.may_have(group.time_min, group.time_max)]
+        if where is None:
+            return groups
+        return self.files.may_have(file, [group for group in groups if not never(where, group)], where)
 
     def _beside(self, part: SettledFile | Group, wanted: Wanted) -> bool:
         """Whether all its commits are others."""
@@ -138,17 +176,20 @@ class SettledView:
             return True
         return wanted.named is not None and not _meets(part, wanted.named)
 
-    def _whole(self, file: SettledFile, group: Group, wanted: Wanted) -> bool:
-        """Whether all events of the row group are asked for, and there."""
-        if group.first_cts < wanted.first_cts or group.last_cts > wanted.upto or _meets(group, self.owner.names):
+    def _whole(self, file: SettledFile, part: SettledFile | Group, wanted: Wanted) -> bool:
+        """Whether all events of the file, or of one of its row groups, are asked for, and there."""
+        if part.first_cts < wanted.first_cts or part.last_cts > wanted.upto:
             return False
-        if (wanted.low_us is not None and group.time_min < wanted.low_us) or (
-            wanted.high_us is not None and group.time_max >= wanted.high_us
+        if _meets(part, self._hidden(file)):
+            return False
+        if (wanted.low_us is not None and part.time_min < wanted.low_us) or (
+            wanted.high_us is not None and part.time_max >= wanted.high_us
         ):
             return False
-        if wanted.where is not None and not always(wanted.where, group):
+        if wanted.where is not None and not always(wanted.where, part):
             return False
-        return not len(self.files.rows_at(self._erased_rows(file), group))
+        erased = self._erased_rows(file)
+        return not len(erased if isinstance(part, SettledFile) else self.files.rows_at(erased, part))
 
     def _selected(self, file: SettledFile, group: Group, wanted: Wanted, named: bool = False) -> Any:
         """Of a row group the events that are asked for, with these columns and perhaps others."""
@@ -162,10 +203,11 @@ class SettledView:
         cut = group.first_cts < wanted.first_cts or group.last_cts > wanted.upto or group.last_cts >= wanted.beyond[0]
         cut = cut or group.first_cts <= wanted.first[0]
         picks = wanted.named is not None or wanted.retracted_at is not None
-        hidden = not picks and _meets(group, self.owner.names)
-        partial = self.owner.is_partial
-        named = named or stamped or cut or picks or hidden or partial or STAMP in wanted.outputs
-        batch = self.files.read(file, group, columns, named=named)
+        hidden = not picks and _meets(group, self._hidden(file))
+        gone = self.owner.is_partial
+        named = named or stamped or cut or picks or hidden or gone or STAMP in wanted.outputs
+        coded = used if wanted.coded else names(predicate) & used if predicate is not None else ()
+        batch = self.files.read(file, group, columns, named=named, coded=[name for name in coded if name in columns])
         if stamped:
             batch = batch.append_column(COMMIT_TS, batch.column(STAMP).cast(pa.int64()))
         left = np.ones(group.rows, np.bool_)
@@ -175,14 +217,16 @@ class SettledView:
         else:
             left[self.files.rows_at(self._erased_rows(file), group)] = False
         if hidden:
-            left[self.owner.names.rows_among(*_names(batch))] = False
+            left[self._hidden(file).rows_among(*_names(batch))] = False
         if cut:
             left &= _between(*_names(batch), wanted)
-        if partial:
+        if gone:
             left &= self._is_kept(group, *_names(batch))
         if not left.all():
             batch = picked(batch, np.flatnonzero(left))
-        return batch if predicate is None else filter_batch(batch, predicate, {c.name: c.type for c in schema.columns})
+        if predicate is not None:
+            batch = filter_batch(batch, predicate, {c.name: c.type for c in schema.columns})
+        return batch if wanted.coded else plain(batch)
 
     def _is_kept(self, group: Group, stamps: Any, positions: Any) -> Any:
         """Which of the names are of commits whose headers are there."""
@@ -197,7 +241,9 @@ class SettledView:
             return wanted.named.rows_among(*_names(batch))
         assert wanted.retracted_at is not None
         known = self.files.rows_at(self._erased_rows(file, wanted.retracted_at), group)
-        pending = self.owner.names_at(wanted.retracted_at)
+        pending = EventNames.union(
+            [self.owner.names_at(wanted.retracted_at), self._names_of(file, wanted.retracted_at)]
+        )
         return np.union1d(known, pending.rows_among(*_names(batch))) if pending.size else known
 
     def _erased_rows(self, file: SettledFile, cts: int | None = None) -> Counts:
@@ -207,6 +253,17 @@ class SettledView:
             every = [one for one in file.erased if cts is None or one.cts == cts]
             rows = self.base.erased(every, self.owner.erased_at)
             found = self._erased[key] = np.zeros(0, np.int64) if rows is None else rows
+        return found
+
+    def _hidden(self, file: SettledFile) -> EventNames:
+        """Events that the view leaves out, and of which it is not known in which rows of the file they are."""
+        return EventNames.union([self.owner.names, self._names_of(file)]) if file.named else self.owner.names
+
+    def _names_of(self, file: SettledFile, cts: int | None = None) -> EventNames:
+        key = file.number, cts
+        if (found := self._named.get(key)) is None:
+            every = [one for one in file.named if one.cts <= self.owner.erased_at and cts in (None, one.cts)]
+            found = self._named[key] = EventNames.union(map(self.base.names_erased, every))
         return found
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
@@ -73,6 +73,16 @@ class _Unreadable(Exception):
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.number = number
+
+
+@contextmanager
+def _reading(file: SettledFile) -> Iterator[None]:
+    try:
+        yield
+    except (DataLoss, Unavailable):
+        if file.cold is None:
+            raise
+        raise _Unreadable(file.number) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +147,8 @@ class Settling:
             chosen = too_deep(files, file_rows)
             if not chosen and (inputs := _to_settle(blocks, every, file_rows)):
                 return self._settle(parts, lock, blocks, inputs, least, file_rows)
+            if found := [file for file in files if file.named]:
+                return self._look_through(parts, lock, found[0])
             chosen = chosen or [file for file in files if any(one.cts <= least for one in file.erased)][:1]
             chosen = chosen or combinable(files, file_rows)
             return bool(chosen) and self._combine(parts, lock, chosen, least, file_rows)
@@ -182,6 +194,26 @@ class Settling:
             self.settled_bytes += sum(file.nbytes for file, _, _ in made.files)
         return done
 
+    def _look_through(self, parts: Parts, lock: Lock, file: SettledFile) -> bool:
+        """Finds which rows of a file the retractions removed that it has by name."""
+        base, manifest, settled = parts
+        with _reading(file):
+            found = [(one, named_rows(settled, file, base.names_erased(one))) for one in file.named]
+        with lock:
+            meta, _, files = manifest.read()
+            if file not in files:
+                self.retried += 1
+                return True
+            batch, now = WriteBatch(), replace(file, named=())
+            for one, rows in found:
+                if len(rows):
+                    now = now.with_erased(base.add_erased(batch, one.cts, meta.next, rows))
+                    meta.next += 1
+            manifest.put(batch, now)
+            meta.manifest += 1
+            self._owner.retire(meta, [one.data for one in file.named], [], batch)
+        return True
+
     def _combine(self, parts: Parts, lock: Lock, inputs: list[SettledFile], least: int, file_rows: int) -> bool:
         base, _, settled = parts
         every = [column.name for column in base.schema.columns]
@@ -191,12 +223,8 @@ class Settling:
             for low, high in _slices(inputs, file_rows):
                 found = list[_Events]()
                 for file, group in _groups(inputs, low, high):
-                    try:
+                    with _reading(file):
                         batch = settled.read(file, group, every, named=True)
-                    except (DataLoss, Unavailable):
-                        if file.cold is None:
-                            raise
-                        raise _Unreadable(file.number) from None
                     times = _times(base, batch)
                     start, stop = (int(np.searchsorted(times, bound)) for bound in (low, high))
                     stamps, positions = (batch.column(name).to_numpy()[start:stop] for name in (STAMP, POSITION))
@@ -216,7 +244,7 @@ class Settling:
                 inside = (made.gone.stamps >= block.first_cts) & (made.gone.stamps <= block.last_cts)
                 if block.settled and inside.any():
                     base.put_header(batch, replace(block, erased=_blank(block.erased, made.gone.erased_at[inside])))
-            return [one.data for file in inputs for one in file.erased]
+            return [data for file in inputs for data in file.erased_data]
 
         done = self._swap(parts, lock, made, inputs, swap)
         self.combined_rows += sum(file.rows for file in inputs) if done else 0

@@ -286,7 +286,14 @@ class EventStore:
         if cts <= meta.erased_upto:
             return
         for file in files:
-            if len(rows := named_rows(self._files, file, names)):
+            if file.cold is not None:  # nothing here may wait for an object store
+                low, high = np.searchsorted(names.stamps, np.array([file.first_cts, file.last_cts + 1], np.uint64))
+                if low < high:
+                    some = EventNames(names.stamps[low:high], names.positions[low:high])
+                    self._manifest.put(batch, file.with_named(self._base.add_named(batch, cts, meta.next, some)))
+                    meta.next += 1
+                    meta.manifest += 1
+            elif len(rows := named_rows(self._files, file, names)):
                 self._manifest.put(batch, file.with_erased(self._base.add_erased(batch, cts, meta.next, rows)))
                 meta.next += 1
                 meta.manifest += 1
@@ -313,7 +320,7 @@ class EventStore:
             if any(one.cts <= unneeded and not one.blank for one in block.erased):
                 return [block]
         meta, _, files = self._manifest.read()
-        if any(one.cts <= unneeded for file in files for one in file.erased):
+        if any(one.cts <= unneeded for file in files for one in (*file.erased, *file.named)):
             return []
         meta.retractions = [(*one[:-1], one[-1] or one[0] <= unneeded) for one in meta.retractions]
         batch = WriteBatch()
@@ -333,11 +340,12 @@ class EventStore:
         return sum(count for _, _, last, count, _ in self._base.meta().retractions if last >= cts)
 
     def erased_left(self) -> int:
-        """How many retracted events still lie in blocks and settled files."""
+        """How many retracted events still lie in blocks and settled files; for a while, of cold ones, at most."""
         meta, blocks, files = self._manifest.read()
         if all(one[-1] for one in meta.retractions):
             return 0
-        every = [one for block in blocks for one in block.erased] + [one for file in files for one in file.erased]
+        every = [one for block in blocks for one in block.erased]
+        every += [one for file in files for one in (*file.erased, *file.named)]
         return sum(one.rows for one in every if not one.blank)
 
     # -- settling ---------------------------------------------------------------------------------
@@ -475,7 +483,7 @@ class EventStore:
             for file in gone_files:
                 self._manifest.delete(batch, file)
             data = [data for block in gone for data in data_of(block)]
-            data += [one.data for file in gone_files for one in file.erased]
+            data += [data for file in gone_files for data in file.erased_data]
             self.retire(meta, data, gone_files, batch)
         return len(gone) + len(gone_files)
 
@@ -498,7 +506,7 @@ def destroy(engine: Engine, table: int) -> Iterator[WriteBatch]:
             batch = WriteBatch()
     for file in settled_files(engine, table):
         batch.delete(event_file_key(table, file.number))
-        for data in (file.number, *(one.data for one in file.erased)):
+        for data in (file.number, *file.erased_data):
             batch.delete(event_data_key(table, data))
         if len(batch) >= _STEP_DELETES:
             yield batch

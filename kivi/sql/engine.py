@@ -11,13 +11,15 @@ from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
-from kivi.errors import InvalidArgument, KiviError, NotFound, ResourceExhausted
+from kivi.errors import DataLoss, InvalidArgument, KiviError, NotFound, ResourceExhausted
+from kivi.model.changes import COMMIT_TS
+from kivi.model.event_files import EventFiles
+from kivi.sql.tables import check_functions, check_no_file, quoted_text, table_names, view_of
 
 __all__ = ["Limits", "Parameters", "Source", "answer", "as_table", "check_text", "relation", "resolve"]
 
 BATCH_ROWS: Final = 65_536
 _LOCKED: Final = {
-    "enable_external_access": "false",
     "python_enable_replacements": "false",
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
@@ -28,9 +30,15 @@ Parameters = Sequence[Any] | Mapping[str, Any] | None
 
 
 class Source(Protocol):
-    """A table: a pyarrow Dataset, which remembers why reading it failed."""
+    """A table: a pyarrow Dataset, which remembers why reading it failed. ``files`` have more of its rows."""
 
     failure: KiviError | None
+
+    @property
+    def files(self) -> Sequence[EventFiles]: ...
+
+    @property
+    def schema(self) -> pa.Schema: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +113,11 @@ class _Asked:
         self._duckdb, self._limits = duckdb, limits
         self._sources: dict[str, Source] = {}
         self._missing: dict[str, KiviError] = {}
+        self._paths: list[str] = []
         self._timed_out = False
         memory = {"memory_limit": f"{limits.memory_bytes}B", "threads": str(limits.threads)}
         self._connection = duckdb.connect(":memory:", config=_LOCKED | memory)
         self._connection.execute("set timezone = 'UTC'")
-        self._connection.execute("set lock_configuration = true")
         self._timer = threading.Timer(limits.timeout_s, self._interrupt)
         self._timer.daemon = True
 
@@ -125,8 +133,14 @@ class _Asked:
         self._timer.start()
         with self._told():
             statement = self._one_statement(text)
-            for name in self._names(statement.query):
-                self._register(name, find)
+            tree = self._tree(statement.query)
+            check_functions(tree)
+            for name in sorted({name for catalog, schema, name in table_names(tree) if not (catalog or schema)}):
+                self._find(name, find)
+            for catalog, schema, name in table_names(tree):
+                if catalog or schema or name not in self._sources:
+                    check_no_file(catalog, schema, name)
+            self._lock()
             return self._connection.sql(statement, params=parameters).to_arrow_reader(BATCH_ROWS)
 
     def _one_statement(self, text: str) -> Any:
@@ -141,12 +155,12 @@ class _Asked:
             )
         return statements[0]
 
-    def _names(self, query: str) -> list[str]:
-        """What a statement may read: names of tables, of common table expressions, too."""
+    def _tree(self, query: str) -> Any:
+        """The statement, as DuckDB parses it: nothing of it has run."""
         ((serialized,),) = self._connection.execute("select json_serialize_sql(?)", [query]).fetchall()
-        return sorted(_tables(json.loads(serialized)))
+        return json.loads(serialized)
 
-    def _register(self, name: str, find: Callable[[str], Source | None]) -> None:
+    def _find(self, name: str, find: Callable[[str], Source | None]) -> None:
         try:
             source = find(name)
         except KiviError as error:  # a common table expression may have this name
@@ -156,7 +170,20 @@ class _Asked:
             self._missing[name] = NotFound(f"there is no table {name!r}", table=name)
         else:
             self._sources[name] = source
-            self._connection.register(name, source)
+
+    def _lock(self) -> None:
+        """Lets the tables in, and nothing else any more."""
+        self._paths = [path for source in self._sources.values() for each in source.files for path in each.paths]
+        self._connection.execute(f"set allowed_paths = [{', '.join(map(quoted_text, self._paths))}]")
+        self._connection.execute("set enable_external_access = false")
+        for name, source in self._sources.items():
+            if source.files:
+                rest = f"{name} in memory and blocks"
+                self._connection.register(rest, source)
+                self._connection.execute(view_of(name, rest, source.schema.names, source.files, COMMIT_TS))
+            else:
+                self._connection.register(name, source)
+        self._connection.execute("set lock_configuration = true")
 
     def batches(self, reader: Any) -> Iterator[pa.RecordBatch]:
         rows = 0
@@ -205,22 +232,10 @@ class _Asked:
                 limit="sql_memory_bytes",
                 maximum=limits.memory_bytes,
             )
+        if (path := next((path for path in self._paths if path in said), None)) is not None:
+            return DataLoss(f"{path} could not be read ({said.strip()}): restore a backup", path=path)
         if isinstance(error, self._duckdb.CatalogException):
             for name, missing in self._missing.items():
                 if f"Table with name {name} does not exist" in said:
                     return missing
         return InvalidArgument(said.strip())
-
-
-def _tables(node: Any) -> set[str]:
-    """Of a statement as DuckDB serializes it: the names of the tables in it, wherever they stand."""
-    found, left = set[str](), [node]
-    while left:
-        node = left.pop()
-        if isinstance(node, dict):
-            if node.get("type") == "BASE_TABLE" and not node.get("schema_name") and not node.get("catalog_name"):
-                found.add(node["table_name"])
-            left += node.values()
-        elif isinstance(node, list):
-            left += node
-    return found

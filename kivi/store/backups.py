@@ -15,6 +15,9 @@ linked, not copied. Nothing is shared with the live store, though: damage to one
     copying        from these links, while the store goes on
     the end        everything synced, then one rename: a backup is whole, or it is not there
 
+Settled files in the cold tier are not copied. The backup names their objects, and pins them there, before anything may
+delete them; when ``keep`` removes a backup its pins go, too (``kivi.events.cold_tier``).
+
 A repository that was interrupted at any point has whole backups only; what is left of others the next one removes. One
 backup at a time.
 """
@@ -33,7 +36,8 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from kivi.errors import DataLoss, DiskFull, InvalidArgument, NotAStore, StoreInUse, Unavailable
-from kivi.events.manifest import link_files
+from kivi.events.cold_tier import ColdObject
+from kivi.events.manifest import cold_objects, link_files
 from kivi.runtime.files import is_no_space, sync_directory
 from kivi.store import checkpoint
 from kivi.store.host import Running
@@ -71,9 +75,14 @@ def make(store: Running, repository: str, keep: int | None = None) -> dict[str, 
                 shutil.rmtree(os.path.join(store.parts.path, name), ignore_errors=True)
         aside = os.path.join(store.parts.path, _ASIDE + secrets.token_hex(4))
         partial = os.path.join(repository, _PARTIAL + secrets.token_hex(4))
+        pins = list[ColdObject]()
         try:
-            return _made(store, repository, aside, partial, keep)
-        except OSError as error:
+            return _made(store, repository, aside, partial, keep, pins)
+        except BaseException as error:
+            with contextlib.suppress(Unavailable):
+                store.cold.unpin(pins)
+            if not isinstance(error, OSError):
+                raise
             kind = DiskFull if is_no_space(error) else Unavailable
             raise kind(
                 f"the backup in {repository} could not be written ({error.strerror}): nothing is left"
@@ -83,11 +92,19 @@ def make(store: Running, repository: str, keep: int | None = None) -> dict[str, 
             shutil.rmtree(partial, ignore_errors=True)
 
 
-def _made(store: Running, repository: str, aside: str, partial: str, keep: int | None) -> dict[str, Any]:
+def _made(
+    store: Running, repository: str, aside: str, partial: str, keep: int | None, pins: list[ColdObject]
+) -> dict[str, Any]:
     os.makedirs(aside)
-    with store.consolidator.paused() as watermark:
-        store.engine.checkpoint(os.path.join(aside, "engine"))
-        link_files(store.engine, str(store.parts.path), aside)
+    moment = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
+    with store.cold.kept():
+        with store.consolidator.paused() as watermark:
+            store.engine.checkpoint(os.path.join(aside, "engine"))
+            link_files(store.engine, str(store.parts.path), aside)
+            objects = cold_objects(store.engine)
+        title = f"{moment.replace('-', '').replace(':', '').replace('+0000', 'Z')}-{watermark}"
+        whole = os.path.join(repository, title)
+        pins += store.cold.pin(objects, whole)
     source = store.parts.store_id.hex()
     before = newest(repository)
     known: dict[str, Any] = {}
@@ -110,23 +127,24 @@ def _made(store: Running, repository: str, aside: str, partial: str, keep: int |
         files[name] = (size, _copied(path, target))
         copied += size
     checkpoint.begin_copy(store, partial, watermark)
-    about = {"source": source, "watermark": watermark, "files": files}
+    about = {"source": source, "watermark": watermark, "files": files, "pins": pins}
     with open(os.path.join(partial, _MANIFEST), "w", encoding="utf-8") as file:
         json.dump(about, file)
         file.flush()
         os.fsync(file.fileno())
     for folder, _, _ in os.walk(partial):
         sync_directory(folder)
-    moment = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
-    name = f"{moment.replace('-', '').replace(':', '').replace('+0000', 'Z')}-{watermark}"
-    path = os.path.join(repository, name)
-    os.rename(partial, path)
+    os.rename(partial, whole)
+    pins.clear()  # from here on they are the backup's
     sync_directory(repository)
     for old in of_repository(repository)[: -keep or None] if keep else []:
+        old_pins = [ColdObject(*pin) for pin in _manifest(old).get("pins", ())]
         shutil.rmtree(old, ignore_errors=True)
+        with contextlib.suppress(Unavailable):  # then they stay, and what they name: ``kivi orphans`` tells
+            store.cold.unpin(old_pins)
     return {
-        "name": name,
-        "path": path,
+        "name": title,
+        "path": whole,
         "watermark": watermark,
         "files": len(files),
         "copied_bytes": copied,

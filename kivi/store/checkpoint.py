@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shutil
 
 from kivi.errors import DiskFull, InvalidArgument, NotAStore, Unavailable
-from kivi.events.manifest import link_files
+from kivi.events.cold_tier import ColdObject
+from kivi.events.manifest import cold_objects, link_files
 from kivi.runtime.files import is_no_space, sync_directory
 from kivi.store.host import Running
 from kivi.store.opening import mark, no_space
@@ -39,17 +41,23 @@ def checkpoint(store: Running, path: str) -> int:
             f"a checkpoint cannot be made in {parent} ({error.strerror}): name a directory that is there and can be "
             "written to"
         ) from None
+    pins: list[ColdObject] = []
     try:
-        with store.consolidator.paused() as position:
-            store.engine.checkpoint(os.path.join(partial, "engine"))
-            if store.parts.path is not None:
-                link_files(store.engine, store.parts.path, partial)
+        with store.cold.kept():
+            with store.consolidator.paused() as position:
+                store.engine.checkpoint(os.path.join(partial, "engine"))
+                if store.parts.path is not None:
+                    link_files(store.engine, store.parts.path, partial)
+                objects = cold_objects(store.engine)
+            pins = store.cold.pin(objects, path)
         begin_copy(store, partial, position)
         os.rename(partial, path)
         made = path
         sync_directory(parent)
     except BaseException as error:
         shutil.rmtree(made, ignore_errors=True)
+        with contextlib.suppress(Unavailable):
+            store.cold.unpin(pins)
         if isinstance(error, OSError):
             kind = DiskFull if is_no_space(error) else Unavailable
             raise kind(

@@ -91,6 +91,7 @@ class SelectedEvents:
             columns=stored,
             naming=naming,
             ordered=ordered,
+            coded=True,
         )
         for batches in (scanned, self.captured.in_memory(times, self.pushed, [*stored, *naming])):
             for batch in batches:
@@ -125,14 +126,20 @@ class SelectedEvents:
 
 
 def shown_events(
-    timeline: Timeline, captured: Captured, where: Expr | None, outputs: Sequence[str], times: Times
+    timeline: Timeline,
+    captured: Captured,
+    where: Expr | None,
+    outputs: Sequence[str],
+    times: Times,
+    *,
+    ordered: bool = True,
 ) -> Iterator[pa.RecordBatch]:
-    """Events in commit order, as a scan gives them, with these columns, hidden ones among them."""
+    """Events as a scan gives them, with these columns, hidden ones among them; in commit order if ``ordered``."""
     types = {column.name: column.type for column in seen_schema(captured.schema).columns}
     simple, rest = pushed(captured.schema, where)
     used = list(dict.fromkeys((*outputs, *(sorted(names(rest)) if rest is not None else ()))))
     events = SelectedEvents(timeline, captured, used, simple, rest, types)
-    for batch in events.of(times, events.after(), named=False, ordered=True):
+    for batch in events.of(times, events.after(), named=False, ordered=ordered):
         yield from pieces([plain(batch.select(list(outputs)))])
 
 

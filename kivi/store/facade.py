@@ -45,6 +45,7 @@ from kivi.store.plans import GetPlan, WritePlan
 from kivi.store.replay import load_base, replay
 from kivi.store.rollups import rolled_batches
 from kivi.store.settler import Settler
+from kivi.store.shared_events import SharedEvents
 from kivi.store.tables import Tables
 from kivi.store.transaction import Txn
 from kivi.store.view_filling import ViewFilling
@@ -57,6 +58,7 @@ __all__ = [
     "Lease",
     "Outcome",
     "Scan",
+    "SharedEvents",
     "Store",
     "Txn",
     "WritePlan",
@@ -227,6 +229,10 @@ class Store(Wiring):
     def answer(self, lease: Lease, schema: TableSchema, wanted: Scan) -> Answer:
         """A rollup, or the answer of a question, as record batches that say how they were made."""
         return self.reads.answer(lease, schema, wanted)
+
+    def shared_events(self, lease: Lease) -> SharedEvents:
+        """The event tables of a snapshot, for a reader that reads settled files by itself."""
+        return self.reads.shared_events(lease)
 
     def transaction(self, lease: Lease | None = None) -> Txn:
         self.check_open()

@@ -48,6 +48,7 @@ from kivi.store.plans import GetPlan
 from kivi.store.questions import Questions
 from kivi.store.retention import Retention
 from kivi.store.rollups import Rollups, rolled_batches
+from kivi.store.shared_events import SharedEvents
 from kivi.store.transaction import Txn, encoded_key, merged
 
 __all__ = ["Reads", "limited"]
@@ -138,7 +139,7 @@ class Reads:
         return [None if version is None else projection.values(key, version) for (_, key), version in rows]
 
     def scan(self, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn | None = None) -> Iterator[pa.RecordBatch]:
-        """Record batches of bounded size, in key order (events: in commit order).
+        """Record batches of bounded size, in key order (events: in commit order, or as they lie: ``any_order``).
 
         Arguments are checked and the snapshot is captured at the call.
         """
@@ -154,7 +155,8 @@ class Reads:
             return self._ordered(lease, schema, wanted, txn)
         if wanted.offset:
             limit = None if wanted.limit is None else wanted.limit + wanted.offset
-            return skipped(self.scan(lease, schema, replace(wanted, limit=limit, offset=0), txn), wanted.offset)
+            rows = self.scan(lease, schema, replace(wanted, limit=limit, offset=0, any_order=False), txn)
+            return skipped(rows, wanted.offset)
         if schema.kind == "event":
             return limited(self._events(lease, schema, wanted, txn), wanted.limit)
         start, end = key_range(schema, wanted)
@@ -179,7 +181,9 @@ class Reads:
         """A scan in another order. The snapshot is captured at the call; rows are read when the first is asked for."""
         outputs = (schema if wanted.columns is None else seen_schema(schema)).output_columns(wanted.columns)
         needed = tuple(dict.fromkeys((*outputs, *(name for name, _ in wanted.order))))
-        rows = self.scan(lease, schema, replace(wanted, columns=needed, order=(), limit=None, offset=0), txn)
+        rows = self.scan(
+            lease, schema, replace(wanted, columns=needed, order=(), limit=None, offset=0, any_order=False), txn
+        )
         count = None if wanted.limit is None else wanted.limit + wanted.offset
 
         def made() -> Iterator[pa.RecordBatch]:
@@ -264,13 +268,20 @@ class Reads:
         view, waiting, own = self._viewed(lease, schema, events, txn)
         if hidden:
             captured = Captured(schema, view, waiting)
-            shown = shown_events(self.questions.timeline, captured, wanted.where, outputs, times)
+            shown = shown_events(
+                self.questions.timeline, captured, wanted.where, outputs, times, ordered=wanted.is_ordered
+            )
             return self.watched(lease, schema, view, shown)
         trim = trimmer(schema, wanted.where, times, view.floor_us, outputs)
         tail = [*((part.kept(), True) for part in waiting), *((batch, False) for batch in own)]
         memory = (trim(batch, committed) for batch, committed in (reversed(tail) if wanted.reverse else tail))
         stored = view.scan(
-            time_from=times[0], time_to=times[1], where=wanted.where, columns=outputs, reverse=wanted.reverse
+            time_from=times[0],
+            time_to=times[1],
+            where=wanted.where,
+            columns=outputs,
+            reverse=wanted.reverse,
+            ordered=wanted.is_ordered,
         )
         if not wanted.reverse:
             return self.watched(lease, schema, view, itertools.chain(stored, pieces(memory)))
@@ -287,6 +298,20 @@ class Reads:
         view, waiting = self.retention.captured(self.pending, schema.id, upto, take, floor_at=lease.ts, own=retracted)
         self.leases.check(lease)
         return view, waiting, txn.events_of(schema.id) if txn is not None else []
+
+    def shared_events(self, lease: Lease) -> SharedEvents:
+        """The event tables of a snapshot, for a reader of settled files. Close it: files wait for it."""
+
+        def take(schema: TableSchema) -> tuple[Captured, Callable[[], None]]:
+            self.check_open()
+            self.check_visible(lease, schema)
+            events = self.event_tables.of(schema.id)
+            if events is None:
+                raise self.catalog.missing(schema)
+            view, waiting, _ = self._viewed(lease, schema, events, None)
+            return Captured(schema, view, waiting), functools.partial(self.reader.check_events, lease, schema)
+
+        return SharedEvents(take, self.questions.timeline)
 
     def _question(self, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn | None) -> Answer:
         """Events are captured at the call."""

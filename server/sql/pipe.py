@@ -6,7 +6,9 @@ kind       from               payload                                        ans
 QUESTION   the server         text and limits, as JSON                       RESULT..., END or ERROR
 PARAMETERS the server, before an Arrow IPC stream of one row; empty: none
 TABLE      the process        a name                                         VALUE: kivi.v1.Table; empty: none
-SCAN       the process        kivi.v1.ScanSpec                               VALUE: the scan's number
+FILES      the process        the name of an event table, as it was told     VALUE: kivi.model.event_files
+SCAN       the process        kivi.v1.ScanSpec; of a table whose FILES were  VALUE: the scan's number
+                              asked for: what these do not have
 NEXT       the process        the scan's number                              VALUE: an Arrow IPC stream; empty: it ended
 RESULT     the process        an Arrow IPC stream: some rows of the answer
 END        the process        empty: it has started, or the answer has ended
@@ -41,6 +43,7 @@ class Kind(IntEnum):
     RESULT = 7
     END = 8
     ERROR = 9
+    FILES = 10
 
 
 def send(channel: socket.socket, kind: Kind, payload: Any = b"") -> None:

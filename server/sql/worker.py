@@ -25,6 +25,7 @@ from kivi.api.dataset import Dataset, hidden_in
 from kivi.arrow.ipc import encode_ipc
 from kivi.client.messages import read_batches, scan_spec
 from kivi.errors import KiviError, ResourceExhausted
+from kivi.model.event_files import EventFiles, can_be_shared, decode_files
 from kivi.model.schema import TableSchema
 from kivi.runtime.scheduling import use_batch_scheduling
 from kivi.sql import Limits, answer
@@ -71,7 +72,10 @@ class _Server:
         if not found:
             return None
         schema = from_table(types_pb2.Table.FromString(found))
-        return Dataset(schema, lambda wanted: self._batches(schema, wanted), self._hidden)
+        files = list[EventFiles]()
+        if can_be_shared(schema, self._hidden):
+            files = decode_files(self.ask(Kind.FILES, schema.name.encode()))
+        return Dataset(schema, lambda wanted: self._batches(schema, wanted), self._hidden, files)
 
     def _batches(self, schema: TableSchema, wanted: ScanArguments) -> Iterator[pa.RecordBatch]:
         number = self.ask(Kind.SCAN, scan_spec(schema, wanted.bound(schema)).SerializeToString())

@@ -32,12 +32,13 @@ _LATE_S: Final = 1.0
 @dataclass(frozen=True, slots=True)
 class Question:
     """``parameters``: an Arrow IPC stream, as the client sent it. ``table``: a name to an encoded kivi.v1.Table, None
-    where there is none. ``scan``: an encoded kivi.v1.ScanSpec to its pages, each an Arrow IPC stream. Both raise what
-    the question fails with."""
+    where there is none. ``files``: an event table's name to its settled files (``encode_files``). ``scan``: an encoded
+    kivi.v1.ScanSpec to its pages, each an Arrow IPC stream. All raise what the question fails with."""
 
     text: str
     parameters: bytes
     table: Callable[[str], bytes | None]
+    files: Callable[[str], bytes]
     scan: Callable[[bytes], Iterator[Any]]
 
 
@@ -202,6 +203,8 @@ class _Run:
         try:
             if kind is Kind.TABLE:
                 send(channel, Kind.VALUE, question.table(payload.decode()) or b"")
+            elif kind is Kind.FILES:
+                send(channel, Kind.VALUE, question.files(payload.decode()))
             elif kind is Kind.SCAN:
                 number = len(self._scans).to_bytes(4, "little")
                 self._scans[number] = iter(question.scan(payload))

@@ -111,7 +111,7 @@ def test_it_is_whole_or_not_there(db: Any, tmp_path: Path, monkeypatch: pytest.M
         with pytest.raises(InvalidArgument, match="no event table"):
             export(snap, "by_day", db.describe("by_day"), str(tmp_path / "new"), by="day")
 
-        def damaged(table: str) -> Any:
+        def damaged(table: str, any_order: bool) -> Any:
             yield from snap.to_arrow(table).to_batches()
             raise DataLoss("a block is damaged")
 

@@ -28,6 +28,8 @@ from tests.waiting import wait_until
 
 ROOT, NARROW = "root-4f1d0c", "narrow-c0ffee"
 ROWS = 20_000
+SETTLED = 12_000
+"""Of these so many lie in settled files, and the others do not."""
 LONG = "select sum(range % 7) from range(1000000000000)"
 
 
@@ -37,12 +39,18 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     (folder / "tokens").write_text(f"{ROOT} admin\n{NARROW} reader tables=calls,by_*\n")
     limits = ["sql_timeout_s=2", "sql_rows=100000", "sql_memory_bytes=64MiB", "sql_processes=2"]
     told = [word for limit in limits for word in ("--set", limit)]
+    moments = pa.array(range(ROWS), pa.timestamp("us", "UTC"))
+    events = pa.table({"ts": moments, "x": range(ROWS)})
+    with kivi.open(folder / "data") as db:
+        for name in ("calls", "secrets"):
+            db.create_event_table(name, event_time="ts", columns={"ts": "timestamp", "x": "int64"})
+            db.append(name, events.slice(0, SETTLED))
+        db.consolidate()
+        db.store.settle()
     with ServerProcess(folder / "data", "--token-file", str(folder / "tokens"), *told) as running:
         with running.connect(access_token=ROOT) as db:
             for name in ("calls", "secrets"):
-                db.create_event_table(name, event_time="ts", columns={"ts": "timestamp", "x": "int64"})
-                moments = pa.array(range(ROWS), pa.timestamp("us", "UTC"))
-                db.append(name, pa.table({"ts": moments, "x": range(ROWS)}))
+                db.append(name, events.slice(SETTLED))
         yield running
 
 
@@ -82,6 +90,11 @@ def test_a_token_sees_its_tables_and_none_other(server: ServerProcess) -> None:
             with pytest.raises(KiviError) as failed:
                 snap.sql(f"select count(*) from {made_up}, calls")
             assert isinstance(failed.value, InvalidArgument | PermissionDenied | NotFound)
+        for file in (Path(server.data) / "events").rglob("*.parquet"):
+            for named in (f"read_parquet('{file}')", f"'{file}'", f"query('from ''{file}'' ')", f"glob('{file}')"):
+                with pytest.raises(KiviError) as failed:
+                    snap.sql(f"select count(*) from {named}, calls")
+                assert isinstance(failed.value, InvalidArgument | PermissionDenied | NotFound)
         assert snap.sql("with secrets as (select 1 as x) select x from secrets").to_pylist() == [{"x": 1}]
 
 
@@ -233,7 +246,7 @@ def test_a_process_that_the_system_does_not_start_costs_its_question_only(monkey
     workers = Workers(Limits(64 << 20, 1, 10.0, 1_000), 1)
 
     def one() -> list[Any]:
-        question = Question("select 1 as one", b"", lambda name: None, lambda spec: iter(()))
+        question = Question("select 1 as one", b"", lambda name: None, lambda name: b"[]", lambda spec: iter(()))
         return [
             row for page in workers.answer(question, 30) for batch in read_batches(page) for row in batch.to_pylist()
         ]

@@ -6,6 +6,8 @@ What a real object store and a network between can do is in ``test_object_stores
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +16,10 @@ from typing import Any
 import pytest
 
 import kivi
+from kivi.cli.commands import main
 from kivi.cli.offline import examine
-from kivi.errors import DataLoss, InvalidArgument, SchemaError, Unavailable
-from kivi.events.object_store import ObjectStore
+from kivi.errors import DataLoss, DiskFull, InvalidArgument, SchemaError, Unavailable
+from kivi.events.object_store import ObjectMissing, ObjectStore
 from kivi.events.range_cache import RangeCache
 from kivi.events.store import EventStore
 from tests.serverproc import ServerProcess
@@ -394,3 +397,170 @@ def test_a_client_declares_a_cold_tier_and_is_told_of_it(tmp_path: Path, cold: P
         assert client.stats()["cold_uploads_waiting"] == 0
     with opened(tmp_path / "data", cold) as db:
         assert db.store.table("calls").cold == url
+
+
+# -- copies ------------------------------------------------------------------------------------------
+
+
+def forget_everything(db: Any) -> None:
+    """Drops the table, and lets go of whatever nobody needs then."""
+    db.drop("calls")
+    db.consolidate()
+    for _ in range(10):
+        db.store.housekeeping.step()
+    db.store.cooler.cool()
+
+
+def pins(cold: Path) -> list[Path]:
+    return sorted(cold.rglob("*.json"))
+
+
+def test_no_object_is_deleted_while_a_backup_names_it(tmp_path: Path, cold: Path, db: Any) -> None:
+    db.store.cooler.cool()
+    before = events(db)
+    first = db.backup(tmp_path / "backups")
+    db.checkpoint(str(tmp_path / "checkpoint"))
+    there = objects(cold)
+    assert there and len(pins(cold)) == 2 and not list(Path(first["path"]).rglob("cold"))
+    forget_everything(db)
+    assert objects(cold) == there
+    for copy in (Path(first["path"]), tmp_path / "checkpoint"):
+        assert f"{len(there)} of them in the cold tier" in examine(str(copy))["calls"]
+        with opened(copy, cold) as restored:
+            assert events(restored) == before
+            forget_everything(restored)
+        assert objects(cold) == there
+    (checkpointed,) = [pin for pin in pins(cold) if "checkpoint" in pin.read_text()]
+    checkpointed.unlink()  # as whoever deletes a checkpoint does
+    db.create_table("more", key={"id": "int64"}, columns={})
+    db.backup(tmp_path / "backups", keep=1)
+    assert not pins(cold)
+    db.store.cooler.cool()
+    assert not objects(cold)
+
+
+def test_a_backup_that_fails_pins_nothing(tmp_path: Path, cold: Path, monkeypatch: pytest.MonkeyPatch, db: Any) -> None:
+    db.store.cooler.cool()
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "injected")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "rename", full)
+        for copy in (lambda: db.backup(tmp_path / "backups"), lambda: db.checkpoint(str(tmp_path / "checkpoint"))):
+            with pytest.raises(DiskFull):
+                copy()
+            assert not pins(cold)
+    with monkeypatch.context() as patched:
+        patched.setattr(ObjectStore, "write", lambda *_: (_ for _ in ()).throw(Unavailable("injected")))
+        with pytest.raises(Unavailable, match="injected"):
+            db.backup(tmp_path / "backups")
+    assert not list((tmp_path / "backups").glob("2*"))
+
+
+def test_what_is_restored_reads_the_objects_and_deletes_none_of_them(tmp_path: Path, cold: Path, db: Any) -> None:
+    db.store.cooler.cool()
+    before, there = events(db), objects(cold)
+    db.backup(tmp_path / "backups")
+    run(["restore", str(tmp_path / "backups"), str(tmp_path / "restored")])
+    assert len(pins(cold)) == 2
+    with opened(tmp_path / "restored", cold) as restored:
+        assert events(restored) == before
+        append(restored, 600, 300, late=0.9)
+        with restored.transaction() as tx:
+            tx.retract("calls", where=kivi.col("s") == "s1")
+        restored.consolidate()
+        restored.store.consolidator.flush()
+        for _ in range(2):
+            restored.store.settle(100)
+            restored.store.cooler.cool()
+        assert set(there) < set(objects(cold))
+        forget_everything(restored)
+        assert objects(cold) == there
+    assert events(db) == before
+    db.close()
+    run(["backup", str(tmp_path / "data"), str(tmp_path / "copy")])
+    assert len(pins(cold)) == 3 and not (tmp_path / "copy/cold").exists()
+
+
+def test_orphans_are_listed_and_stay(tmp_path: Path, cold: Path, db: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    db.store.cooler.cool()
+    backup = db.backup(tmp_path / "backups")
+    orphan = cold / "0123456789abcdef/17/1-00000000.parquet"
+    orphan.parent.mkdir(parents=True)
+    orphan.write_bytes(b"x")
+    with db.transaction() as tx:
+        tx.retract("calls", where=kivi.col("k") < 100)
+    db.consolidate()
+    db.store.consolidator.flush()
+    for _ in range(2):
+        db.store.settle(100)
+        db.store.cooler.cool()
+    named = {one.key for one in db.store.event_tables.objects_in_use()}
+    db.close()
+    capsys.readouterr()
+    run(["orphans", str(tmp_path / "data"), str(tmp_path / "backups")])
+    assert capsys.readouterr().out == f"file://{orphan}\n"
+    run(["orphans", str(tmp_path / "data"), "-o", "json"])
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    pinned = {one["object"] for one in found if one["pinned_for"] == backup["path"]}
+    assert {one["object"] for one in found} - pinned == {f"file://{orphan}"}
+    assert pinned == {f"file://{path}" for path in objects(cold) if str(path.relative_to(cold)) not in named} - {
+        f"file://{orphan}"
+    }
+    assert pinned and orphan.exists()
+
+
+def run(arguments: list[str]) -> None:
+    assert main(arguments) == 0
+
+
+# -- retractions ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_retraction_of_cold_events_waits_for_no_object_store(
+    cold: Path, monkeypatch: pytest.MonkeyPatch, db: Any, gone: bool
+) -> None:
+    db.store.cooler.cool()
+    before = events(db)
+    since = db.watermark()
+    with db.transaction() as tx:
+        tx.retract("calls", where=kivi.col("s") == "s1")
+        tx.retract("calls", where=kivi.col("k") == 599)
+    shutil.rmtree(db.store.parts.path + "/cold/cache")
+    with monkeypatch.context() as patched:
+        why: Exception = ObjectMissing("injected") if gone else Unavailable("injected")
+        patched.setattr(ObjectStore, "read", lambda *_: (_ for _ in ()).throw(why))
+        db.consolidate()
+        for _ in range(2):
+            db.store.settle(100)
+        db.store.consolidator.flush()
+        append(db, 600, 10)
+        with db.snapshot() as snapshot, pytest.raises((DataLoss, Unavailable)):
+            list(snapshot.scan("calls"))
+    with monkeypatch.context() as patched:
+        patched.setattr("kivi.events.settling._AGAIN_S", 0.0)
+        left = [row for row in before if row["s"] != "s1" and row["k"] != 599]
+        assert [row["k"] for row in events(db)][: len(left)] == [row["k"] for row in left]
+        with db.snapshot(as_of=since) as snapshot:
+            assert list(snapshot.scan("calls")) == before
+        assert db.describe("calls")["statistics"]["retracted_in_blocks"] >= 121
+        measures = {"n": kivi.count(), "k": kivi.sum("k")}
+        with db.snapshot() as snapshot:
+            found = snapshot.summary("calls", measures, end=T0 + 2_000 * MINUTE)
+        assert found["n"] == len(left) + 10
+        table = db.store.event_tables.of(db.store.table("calls").id)
+        with table.view(db.watermark()) as view:
+            (cts,) = {one.cts for file in view.files for one in file.named}
+            names = [row for batch in view.removed(cts, since, ["k"]) for row in batch.column("k").to_pylist()]
+        assert names == [row["k"] for row in before if row["s"] == "s1" or row["k"] == 599]
+        table.settling._passed_over.clear()
+        for _ in range(3):
+            db.store.settle(100)
+            db.store.cooler.cool()
+        assert not any(file.named for file in table.files())
+        assert [row["k"] for row in events(db)][: len(left)] == [row["k"] for row in left]
+        db.store.consolidator.compact()
+        assert db.describe("calls")["statistics"]["retracted_in_blocks"] == 0
+        assert len(objects(cold)) == db.stats()["cold_files"]
