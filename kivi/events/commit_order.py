@@ -53,7 +53,7 @@ def in_commit_order(
     first_cts: int,
     last_cts: int,
     reverse: bool = False,
-    budget: int = 64 << 20,
+    budget: int = 32 << 20,
 ) -> Iterator[Any]:
     """Record batches of at most 65,536 rows of the events with first_cts <= CTS <= last_cts, by (CTS, position).
 
