@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import kivi
-from kivi.errors import DataLoss
+from kivi.errors import DataLoss, InvalidArgument, SchemaError
 from kivi.events import settled_files
 from kivi.events.bloom import BLOCK_BYTES, block_of, digest, has, plain_bytes
 from kivi.events.settled_files import SettledFiles
@@ -135,6 +135,32 @@ def holds(where: Any, row: dict[str, Any]) -> bool:
         case ">":
             return bool(row[where.column] > where.value)
     return bool(row[where.column] == where.value)
+
+
+def test_an_index_is_a_filter_of_values_that_repeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settled_files, "GROUP_ROWS", 256)
+    opened = counted(monkeypatch)
+    reads = []
+    for index in ([], ["user"]):
+        with kivi.open(tmp_path / f"data{len(index)}", background=False) as db:
+            columns = {"ts": "timestamp", "user": "int64"}
+            db.create_event_table("calls", event_time="ts", columns=columns, index=index)
+            users = [1_000_000 * (i // 8 * 7919 % 997) for i in range(5000)]
+            db.append("calls", [{"ts": T0 + i, "user": user} for i, user in enumerate(users)])
+            db.consolidate()
+            db.store.settle()
+            assert db.describe("calls").get("index", []) == index
+        with kivi.open(tmp_path / f"data{len(index)}", background=False) as db, db.snapshot() as snap:
+            opened.clear()
+            assert snap.to_arrow("calls", where=kivi.col("user") == users[77]).num_rows == users.count(users[77])
+            reads.append(len(opened))
+    assert reads[1] < reads[0] / 3
+    with kivi.open() as db:
+        for wrong in (["ts"], ["nowhere"]):
+            with pytest.raises(SchemaError, match="index="):
+                db.create_event_table("calls", event_time="ts", columns=columns, index=wrong)
+        with pytest.raises(InvalidArgument, match="a list of columns"):
+            db.create_event_table("calls", event_time="ts", columns=columns, index="user")
 
 
 def test_no_byte_of_a_file_is_without_a_checksum(store: Any) -> None:

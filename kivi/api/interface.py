@@ -102,7 +102,15 @@ class Database(ABC, Generic[Tx, Snap]):
 
     @takes(event_table_schema)
     def create_event_table(self, schema: TableSchema) -> None:
-        """An append-only event table. Raises AlreadyExists, SchemaError."""
+        """An append-only event table. Raises AlreadyExists, SchemaError.
+
+        ``index=["user"]``: columns of text, bytes or integers by whose values events are looked for. Of text and of
+        values that hardly repeat, such as trace ids, nothing need be said.
+
+        ``local="30d", cold="s3://bucket/prefix"``: settled files whose events are all older than that move to this
+        object store, any URL that ``pyarrow.fs`` knows, and are read there. Unavailable if it cannot be reached now;
+        InvalidArgument for a URL that cannot be, or has a secret in it, and in a store in memory.
+        """
         self._create(schema)
 
     @abstractmethod

@@ -30,7 +30,7 @@ __all__ = [
     "compact",
     "gathered",
     "is_coded",
-    "narrow",
+    "narrowed",
     "plain",
     "settled",
     "together",
@@ -73,6 +73,13 @@ def plain(batch: Any) -> Any:
     if not any(is_coded(column) for column in batch.columns):
         return batch
     return _of([column.dictionary_decode() if is_coded(column) else column for column in batch.columns], batch)
+
+
+def narrowed(batch: Any) -> Any:
+    """A RecordBatch whose coded columns have codes of as few bytes as they can."""
+    if not any(is_coded(column) for column in batch.columns):
+        return batch
+    return _of([_narrow(column) if is_coded(column) else column for column in batch.columns], batch)
 
 
 def together(batches: Sequence[Any]) -> Any:
@@ -152,7 +159,7 @@ def as_coded(array: Any) -> Any:
         else:
             codes = pa.array(place[codes.to_numpy()])
         values = values.take(pa.array(met))
-    return narrow(pa.DictionaryArray.from_arrays(settled(codes), values))
+    return _narrow(pa.DictionaryArray.from_arrays(settled(codes), values))
 
 
 def _met(codes: Any) -> Any:
@@ -198,15 +205,14 @@ def _coded(column: Any) -> Any:
     if _is_varied(column):
         return column
     found = column.dictionary_encode()
-    return column if len(found.dictionary) * _REPEATS_MIN > len(column) else narrow(found)
+    return column if len(found.dictionary) * _REPEATS_MIN > len(column) else _narrow(found)
 
 
 def _width(count: int) -> Any:
     return next(type_ for beyond, type_ in _WIDTHS if count <= beyond)
 
 
-def narrow(array: Any) -> Any:
-    """A coded column whose codes take as few bytes as they can."""
+def _narrow(array: Any) -> Any:
     width = _width(len(array.dictionary))
     if array.indices.type == width:
         return array
@@ -218,4 +224,4 @@ def _joined(columns: list[Any]) -> Any:
         columns = [column.dictionary_decode() if is_coded(column) else column for column in columns]
         return pa.concat_arrays(columns)
     wide = [pa.DictionaryArray.from_arrays(column.indices.cast(pa.int32()), column.dictionary) for column in columns]
-    return narrow(pa.concat_arrays(wide))
+    return _narrow(pa.concat_arrays(wide))

@@ -148,6 +148,10 @@ class Engine(ABC):
         """Return once every batch whose `write` returned before this call is durable."""
 
     @abstractmethod
+    def give_back(self, start: bytes, end: bytes | None) -> None:
+        """Much was deleted between these keys: have its space leave the disk soon, in the background. A hint."""
+
+    @abstractmethod
     def checkpoint(self, path: str) -> None:
         """Make a consistent copy of everything written so far at ``path``, which must not exist."""
 

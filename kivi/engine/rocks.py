@@ -32,6 +32,7 @@ the lower bound and the snapshots also the finding itself, so that an upgrade wh
 * Without ``column_families`` a store that exists is opened by the options that it keeps in its directory, whatever it
   is given, and with a block cache of 8 MiB. So the only family is named, with ours.
 * A batched ``get`` costs what single ones cost: it only saves the loop.
+* Closing it while ``compact_range`` runs makes either fail, so `close` waits for that.
 * ``write`` holds the interpreter's lock, ``flush`` and ``compact_range`` release it (decision 0001).
 
 Values of `BLOB_BYTES_MIN` and more (event blocks) go to blob files and are not rewritten by
@@ -49,11 +50,13 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
 import rocksdict
 
 from kivi.engine import Engine, WriteBatch
+from kivi.engine.giving_back import GivingBack
 from kivi.errors import DataLoss, DiskFull, InvalidArgument, KiviError, StoreInUse, Unavailable
 
 __all__ = ["BLOB_BYTES_MIN", "Records", "RocksEngine"]
@@ -87,6 +90,8 @@ _PROPERTIES = {
 }
 
 
+_COMPACTED_BYTES: Final = 64 << 20
+"""Files of so many bytes are compacted at a time where space is given back: closing waits for that."""
 _DELETIONS_OF: Final = 128
 _DELETIONS: Final = 64
 """A file with so many deletions among so many neighbouring keys is compacted soon, so that what they deleted goes."""
@@ -142,6 +147,7 @@ class RocksEngine(Engine):
             if isinstance(found, Unavailable) and any(text in str(error) for text in _UNREADABLE):
                 found = self._damaged(str(error))
             raise found from error
+        self._giving_back = GivingBack(partial(_compacted, self._db))
         self._records: frozenset[bytes] = frozenset()  # of keys that begin with one of these
         if records is not None:
             try:
@@ -267,6 +273,9 @@ class RocksEngine(Engine):
         except Exception as error:  # the flush has happened: the next one looks again
             _log.warning("could not tell RocksDB whether to collect garbage: %s", error)
 
+    def give_back(self, start: bytes, end: bytes | None) -> None:
+        self._giving_back.ask(start, end)
+
     def checkpoint(self, path: str) -> None:
         if os.path.exists(path):
             raise InvalidArgument(f"{path} exists: give a checkpoint a path of its own", path=path)
@@ -284,6 +293,7 @@ class RocksEngine(Engine):
             self._closed = True
             for scan in list(self._scans):
                 scan.steps = None
+        self._giving_back.stop()  # before the rest: closing does not wait for a compaction that somebody waits for
         with self._translated():
             self._db.close()
 
@@ -314,6 +324,28 @@ class RocksEngine(Engine):
         return DataLoss(
             f"{self.path} is damaged: restore it from a checkpoint, or rebuild it from the log ({text})", path=self.path
         )
+
+
+def _compacted(db: rocksdict.Rdict, start: bytes, end: bytes | None) -> Iterator[None]:
+    """Compacts what is between the keys, some files at a time. It stops nobody else's compactions."""
+    options = rocksdict.CompactOptions()
+    options.set_exclusive_manual_compaction(False)
+    for cut in (*_cuts(db.live_files(), start, end), end):
+        db.compact_range(start, cut, options)
+        yield
+        start = cut or start
+
+
+def _cuts(files: list[dict[str, Any]], start: bytes, end: bytes | None) -> Iterator[bytes]:
+    """Keys between the two, with files of about ``_COMPACTED_BYTES`` from one to the next."""
+    nbytes = 0
+    for file in sorted(files, key=lambda file: file["end_key"]):
+        last = file["end_key"]
+        if last > start and (end is None or last < end):
+            nbytes += file["size"]
+            if nbytes >= _COMPACTED_BYTES:
+                yield last
+                nbytes = 0
 
 
 def check_manifest(path: str) -> None:

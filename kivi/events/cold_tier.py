@@ -118,7 +118,7 @@ class ColdTier:
 
         Raises ObjectMissing, Unavailable.
         """
-        named = self.named(where)
+        named = "/".join(where)
         missing = list[tuple[int, int]]()
         for at, size in sorted(set(spans)):
             if self._cache is not None and (found := self._cache.get(named, at, size)) is not None:
@@ -136,7 +136,7 @@ class ColdTier:
     def forget(self, where: ColdObject, at: int) -> None:
         """What came of the range from ``at`` on is damaged: it is read from the object the next time."""
         if self._cache is not None:
-            self._cache.forget(self.named(where), at)
+            self._cache.forget("/".join(where), at)
 
     # -- writing --------------------------------------------------------------------------------
 

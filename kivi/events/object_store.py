@@ -67,9 +67,8 @@ class ObjectStore:
         self._handle = lru_cache(maxsize=_HANDLES)(self._opened)
 
     def named(self, key: str) -> str:
-        """The object's URL, for people."""
-        base, _, options = self.url.partition("?")
-        return f"{base.rstrip('/')}/{key}" + (f"?{options}" if options else "")
+        """The object's URL, for people: without options."""
+        return f"{self.url.partition('?')[0].rstrip('/')}/{key}"
 
     def read(self, key: str, nbytes: int, spans: Sequence[tuple[int, int]]) -> list[bytes]:
         """The bytes at each of ``spans`` (offset, bytes; in order, apart from each other) of an object of ``nbytes``.

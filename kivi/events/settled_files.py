@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kivi.arrow.columns import arrow_schema, arrow_type, stored_array
-from kivi.arrow.dictionaries import is_coded, narrow
+from kivi.arrow.dictionaries import is_coded
 from kivi.encoding.event_names import POSITION, STAMP
 from kivi.errors import DataLoss
 from kivi.events.blocks import NUMERIC, Counts, Erased, statistics
@@ -40,6 +40,7 @@ from kivi.events.cold_tier import ColdObject, ColdTier
 from kivi.events.object_store import ObjectMissing
 from kivi.events.places import Place
 from kivi.events.pruning import equals
+from kivi.model.declarations import INDEXED
 from kivi.model.expressions import Expr
 from kivi.model.schema import Column, TableSchema
 from kivi.runtime.checksum import crc32
@@ -53,7 +54,6 @@ _BOUND_MAX: Final = 64
 _UNLIKE: Final = 0.9
 """Integers of which this part differs from all others are looked for by their value; others are measured."""
 _FALSE_POSITIVES: Final = 0.01
-_FILTERED: Final = frozenset({"string", "bytes", "int64"})
 _SAMPLE: Final = 16_384
 _DISTINCT_MAX: Final = 2_048
 """Of so many values at most among a sample's, a column is written as a dictionary."""
@@ -248,14 +248,14 @@ def _text_bounds(schema: TableSchema, written: Sequence[Any]) -> dict[str, tuple
 def _encodings(schema: TableSchema, table: Any) -> dict[str, Any]:
     """What takes the least bytes of those that are read fast, and filters that pay; measured in decision 0041."""
     coded, encoding, compression, filters = [], {}, {}, {}
-    filtered = {column.name for column in schema.columns if column.type.name in _FILTERED}
+    filtered = {column.name for column in schema.columns if column.type.name in INDEXED}
     for name, column in zip(table.column_names, table.columns, strict=True):
         step = max(1, len(column) // _SAMPLE)
         sample = column.take(pa.array(np.arange(0, len(column), step)))
         wide = not pa.types.is_primitive(column.type) and not pa.types.is_decimal(column.type)
         distinct = len(sample.unique())
         few = distinct <= min(_DISTINCT_MAX, len(sample) // 4)
-        if name in filtered and (wide or distinct > _UNLIKE * len(sample)):
+        if name in filtered and (wide or name in schema.index or distinct > _UNLIKE * len(sample)):
             values = min(len(column), 2 * distinct if few else GROUP_ROWS)
             filters[name] = {"ndv": values, "fpp": _FALSE_POSITIVES}
         compression[name] = "zstd" if wide and not few else "lz4"
@@ -335,7 +335,7 @@ class SettledFiles:
         coded: Collection[str] = (),
     ) -> Any:
         """The columns of a row group as one RecordBatch; ``named``: with ``STAMP`` (uint64) and ``POSITION`` (int64).
-        ``coded``: columns that may come in codes.
+        ``coded``: columns that may come in codes, which are wide ones (``narrowed``).
 
         Columns that were added to the table after the file was written are null.
         """
@@ -502,8 +502,6 @@ def _whole(column: Any, type_: Any) -> Any:
     array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     if isinstance(array, pa.ChunkedArray):  # of no rows, or of more than Arrow puts into one
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.nulls(0, array.type)
-    if is_coded(array):
-        return narrow(array)
     if type_ == pa.uint64():  # CTS, which are not negative
         return array.view(type_)
-    return array if array.type == type_ else array.cast(type_)
+    return array if array.type == type_ or is_coded(array) else array.cast(type_)

@@ -8,7 +8,7 @@ and ``upto``, its name against those of retractions.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
@@ -16,14 +16,14 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from kivi.arrow.columns import picked
-from kivi.arrow.dictionaries import plain
+from kivi.arrow.columns import picked, stored_array
+from kivi.arrow.dictionaries import narrowed, plain
 from kivi.arrow.predicates import filter_batch
 from kivi.encoding.event_names import POSITION, STAMP, EventNames
 from kivi.errors import InvalidArgument
 from kivi.events.blocks import Blocks, Counts
 from kivi.events.commit_order import Source, in_commit_order
-from kivi.events.pruning import all_kept, always, never, outside
+from kivi.events.pruning import always, never, outside
 from kivi.events.settled_files import Group, SettledFile, SettledFiles
 from kivi.events.summing import Sums
 from kivi.model.changes import COMMIT_TS
@@ -195,10 +195,29 @@ class SettledView:
         """Of a row group the events that are asked for, with these columns and perhaps others."""
         if self.owner.closed:
             raise InvalidArgument("this view of an event table is closed: take another one")
-        schema = self.files.schema
-        predicate = all_kept(schema.event_time or "", wanted.low_us, wanted.high_us, wanted.where, group)
-        used = {*wanted.outputs, *(names(predicate) if predicate is not None else ())}
+        schema, where = self.files.schema, wanted.where
+        low = wanted.low_us if wanted.low_us is not None and group.time_min < wanted.low_us else None
+        high = wanted.high_us if wanted.high_us is not None and group.time_max >= wanted.high_us else None
+        is_cut = low is not None or high is not None
+        asked = names(where) if where is not None else set()
+        used = {*wanted.outputs, *asked, *([schema.event_time] if is_cut else [])}
         columns = [c.name for c in schema.columns if c.name in used] or [schema.event_time or ""]
+        batch = self._seen(file, group, wanted, columns, columns if wanted.coded else asked, named)
+        if is_cut:  # they are in the order of event time
+            times = stored_array(schema.column(schema.event_time or "").type, batch.column(schema.event_time))
+            start = 0 if low is None else int(np.searchsorted(times, low))
+            stop = len(times) if high is None else int(np.searchsorted(times, high))
+            batch = batch.slice(start, max(0, stop - start))
+        if where is not None:
+            batch = filter_batch(batch, where, {c.name: c.type for c in schema.columns})
+        kept = [name for name in batch.schema.names if name in wanted.outputs or name in (STAMP, POSITION)]
+        batch = batch.select(kept) if kept else batch  # a batch of no columns has no rows
+        return narrowed(batch) if wanted.coded else plain(batch)
+
+    def _seen(
+        self, file: SettledFile, group: Group, wanted: Wanted, columns: list[str], coded: Collection[str], named: bool
+    ) -> Any:
+        """Of a row group the events that are there for this view, between the bounds of names."""
         stamped = COMMIT_TS in wanted.outputs and COMMIT_TS not in columns
         cut = group.first_cts < wanted.first_cts or group.last_cts > wanted.upto or group.last_cts >= wanted.beyond[0]
         cut = cut or group.first_cts <= wanted.first[0]
@@ -206,7 +225,6 @@ class SettledView:
         hidden = not picks and _meets(group, self._hidden(file))
         gone = self.owner.is_partial
         named = named or stamped or cut or picks or hidden or gone or STAMP in wanted.outputs
-        coded = used if wanted.coded else names(predicate) & used if predicate is not None else ()
         batch = self.files.read(file, group, columns, named=named, coded=[name for name in coded if name in columns])
         if stamped:
             batch = batch.append_column(COMMIT_TS, batch.column(STAMP).cast(pa.int64()))
@@ -222,11 +240,7 @@ class SettledView:
             left &= _between(*_names(batch), wanted)
         if gone:
             left &= self._is_kept(group, *_names(batch))
-        if not left.all():
-            batch = picked(batch, np.flatnonzero(left))
-        if predicate is not None:
-            batch = filter_batch(batch, predicate, {c.name: c.type for c in schema.columns})
-        return batch if wanted.coded else plain(batch)
+        return batch if left.all() else picked(batch, np.flatnonzero(left))
 
     def _is_kept(self, group: Group, stamps: Any, positions: Any) -> Any:
         """Which of the names are of commits whose headers are there."""

@@ -18,7 +18,15 @@ import pyarrow as pa
 from kivi.arrow.columns import padded
 from kivi.arrow.dictionaries import coded, together, written_bytes
 from kivi.encoding.event_names import EventNames
-from kivi.encoding.keyspaces import event_data_key, event_file_key, event_header_key, event_meta_key
+from kivi.encoding.keys import prefix_end
+from kivi.encoding.keyspaces import (
+    Space,
+    event_data_key,
+    event_file_key,
+    event_header_key,
+    event_meta_key,
+    table_prefix,
+)
 from kivi.engine import Engine, WriteBatch
 from kivi.errors import InvalidArgument, NotFound, SnapshotTooOld
 from kivi.events.blocks import Block, Blocks, Counts, Erased, Meta, Stamps, first_positions, joined, read_headers
@@ -35,6 +43,8 @@ from kivi.model.schema import TableSchema
 __all__ = ["EventStore", "destroy"]
 
 _STEP_DELETES: Final = 1_024
+_GIVEN_BACK: Final = 32
+"""When so many data were deleted, the engine is asked to give back what they took."""
 _RETRACTIONS_MAX: Final = 256
 
 
@@ -64,6 +74,7 @@ class EventStore:
         self._readers = Readers()
         self._waiting: list[tuple[int, list[int]]] = []
         self._waiting_files: list[tuple[int, list[SettledFile]]] = []
+        self._deleted = 0  # data, since the engine was asked to give back what they took
         self._files.place.keep_only(file.number for file in self._manifest.read()[2] if file.cold is None)
         self.settling = Settling(self)
         self.cooling = Cooling(self)
@@ -446,6 +457,11 @@ class EventStore:
         self._engine.write(batch)
         kept = [(ticket, [data for data in ids if data not in found]) for ticket, ids in self._waiting]
         self._waiting = [(ticket, ids) for ticket, ids in kept if ids]
+        self._deleted += len(gone)
+        if self._deleted >= _GIVEN_BACK:
+            prefix = table_prefix(Space.EVENT_DATA, self.schema.id)
+            self._engine.give_back(prefix, prefix_end(prefix))
+            self._deleted = 0
         return len(gone)
 
     # -- retention and the end --------------------------------------------------------------------
@@ -464,7 +480,9 @@ class EventStore:
 
         Returns how many. Snapshots below that floor's CTS are refused from then on. At most 1,024 of each a call. A
         file with events of commits that tails may still ask for stays until these commits go, however old its events.
+        What was out of use before is deleted.
         """
+        self._delete_dead()
         meta, blocks, files = self._manifest.read()
         floor = meta.floor_at(oldest_cts)
         if floor is None:

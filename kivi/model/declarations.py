@@ -13,6 +13,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 from urllib.parse import parse_qsl, urlsplit
 
 from kivi.errors import InvalidArgument, SchemaError
@@ -172,6 +173,10 @@ def _check_new(schema: TableSchema, names: Iterable[str]) -> None:
         raise SchemaError(f"table {schema.name!r} has a column {twice!r} already: choose another name")
 
 
+INDEXED: Final = frozenset({"string", "bytes", "int64"})
+"""Of columns of these types events can be looked for by an index."""
+
+
 def event_table_schema(
     name: str,
     event_time: str,
@@ -179,9 +184,12 @@ def event_table_schema(
     retention: str | int | dt.timedelta | None = None,
     local: str | int | dt.timedelta | None = None,
     cold: str | None = None,
+    index: Sequence[str] = (),
 ) -> TableSchema:
     """The schema of an append-only event table; ``event_time`` names one of its timestamp columns.
 
+    ``index``: columns of text, bytes or integers by whose values events are looked for, as a trace id is. Settled files
+    get a filter of each, as they do of others that hardly repeat.
     ``local`` and ``cold`` ("30d", "s3://bucket/prefix") come together: settled files of older events lie there.
     """
     if (local is None) != (cold is None):
@@ -194,12 +202,20 @@ def event_table_schema(
         raise SchemaError(
             f"event table {name!r}: event_time must name one of its timestamp columns, not {event_time!r}"
         )
+    if isinstance(index, str) or not isinstance(index, Sequence):
+        raise InvalidArgument(f"event table {name!r}: index= is a list of columns, not {index!r}")
+    for column in index:
+        if column not in by_name or by_name[column].type.name not in INDEXED:
+            raise SchemaError(
+                f"event table {name!r}: index= names columns of text, bytes or int64 of the table, not {column!r}"
+            )
     return TableSchema(
         name=check_name(name, "table"),
         kind="event",
         key=(),
         columns=built,
         event_time=event_time,
+        index=tuple(dict.fromkeys(index)),
         retention_us=None if retention is None else parse_duration_us(retention, "retention"),
         local_us=None if local is None else parse_duration_us(local, "local"),
         cold=None if cold is None else _object_store(name, cold),

@@ -234,6 +234,8 @@ class TableSchema:
     history_us: int | None = None
     event_time: str | None = None
     retention_us: int | None = None
+    index: tuple[str, ...] = ()
+    """Of an event table: columns by whose values events are looked for, whatever these are like."""
     local_us: int | None = None
     cold: str | None = None
     """Of an event table: settled files whose events are all older than ``local_us`` move to the object store there."""
@@ -576,6 +578,7 @@ class TableSchema:
         }
         if self.kind == "event":
             out |= {"event_time": self.event_time, "retention_us": self.retention_us}
+            out |= {"index": list(self.index)} if self.index else {}
             out |= {} if self.cold is None else {"local_us": self.local_us, "cold": self.cold}
         if self.kind == "view":
             out |= {"source": self.source, "unique": self.unique}
@@ -623,6 +626,7 @@ class TableSchema:
         known["group_by"] = tuple(GroupKey(*group) for group in known.get("group_by", ()))
         known["measures"] = tuple(map(Measure.from_plain, known.get("measures", ())))
         known["derived"] = tuple(map(tuple, known.get("derived", ())))
+        known["index"] = tuple(known.get("index", ()))
         known["alterations"] = tuple(map(Alteration.from_plain, known.get("alterations", ())))
         return TableSchema(**known)
 

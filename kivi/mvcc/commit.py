@@ -89,6 +89,7 @@ class Counters:
 
 
 _ADMISSION_TIMEOUT_S: Final = 10.0
+"""A commit that waits for room is refused if consolidation did nothing for so long."""
 
 
 class _Turn:
@@ -136,7 +137,8 @@ class Committer:
         self.hold: Callable[[Commit], bool] | None = None
         self.counters = Counters()
         self.times = Histogram()  # from when a commit was asked for until it was acknowledged; of those that committed
-        self.on_pressure: Callable[[], None] = lambda: None
+        self.on_pressure: Callable[[], int] = lambda: 0
+        """Makes consolidation hurry; gives how much it has done so far, in any unit that grows."""
 
     @property
     def facts_floor(self) -> int:
@@ -196,11 +198,19 @@ class Committer:
         with self.entry_lock:
             parts = [new for part in parts if (new := self._new_of(part, turn)) is not None]
         short = self.shortage.why(BASE)
-        if short is None and self.pending.wait_for_room(self.pending_hard_bytes, _ADMISSION_TIMEOUT_S):
+        if short is None and self._comes_to_have_room():
             return parts
         for part in parts:
             self._refuse(part, self._no_room(), turn)
         return ()
+
+    def _comes_to_have_room(self) -> bool:
+        """Waits for as long as consolidation gets on: there is room only when the fold of a whole table ends."""
+        done: int | None = None
+        while done != (done := self.on_pressure()):
+            if self.pending.wait_for_room(self.pending_hard_bytes, _ADMISSION_TIMEOUT_S):
+                return True
+        return False
 
     def _no_room(self) -> KiviError:
         short = self.shortage.why(BASE)

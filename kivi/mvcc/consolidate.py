@@ -44,7 +44,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final, Protocol
 
@@ -80,6 +80,8 @@ _RUNS_MEANWHILE: Final = 16
 _TOKENS_AT_ONCE: Final = 2_048
 """So many are written at once."""
 _RETRY_S: Final = 0.5
+_HOUSEKEEPING_S: Final = 0.25
+"""So often housekeeping takes a step while a pass lasts, which may be many seconds."""
 _LOG_FACTOR: Final = 2
 """A whole pass is due after so many times the pending budget was committed: the log that a crash leaves to replay."""
 
@@ -129,8 +131,8 @@ class Consolidator:
 
     def __post_init__(self) -> None:
         self.durable_position = self.position
-        self.mutex = threading.Lock()
-        """Whoever writes what passes write holds it."""
+        self.mutex = threading.RLock()
+        """Whoever writes what passes write holds it; a pass itself, while it lets housekeeping take a step."""
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._compactable: set[int] = set()
@@ -144,7 +146,7 @@ class Consolidator:
         )  # fmt: skip
         self._folding = Folding(
             self.engine, self.pending, self.computing, max_rows=self.settings.consolidate_rows,
-            write=self._write, kept=self.sweeper.kept, meanwhile=lambda: self._combine_meanwhile(),
+            write=self._write, kept=self.sweeper.kept, meanwhile=lambda: self._meanwhile(),
         )  # fmt: skip
         self._seen = self.position
         self._replayed = self.log.last
@@ -160,11 +162,12 @@ class Consolidator:
         self._errors_before = 0
         self.failure: BaseException | None = None
         self._also: Callable[[], None] = lambda: None
+        self._housekeeping_at = 0.0
 
     # -- background -----------------------------------------------------------------------------
 
     def start(self, also: Callable[[], None]) -> None:
-        """Runs passes until ``stop``; ``also`` is the store's own housekeeping, one bounded step a round."""
+        """Runs passes until ``stop``; ``also`` is one bounded step of the store's own housekeeping."""
         self._also = also
         self._thread = threading.Thread(target=self._work, name="kivi-consolidate", daemon=True)
         self._thread.start()
@@ -192,9 +195,10 @@ class Consolidator:
             self.flush()
             yield self.position
 
-    def hurry(self) -> None:
-        """Writers are waiting for room, or soon will."""
+    def hurry(self) -> int:
+        """Writers are waiting for room, or soon will. Gives a number that grows while consolidation gets on."""
         self._wake.set()
+        return self.rows_folded + self.passes
 
     def _work(self) -> None:
         use_batch_scheduling()
@@ -205,7 +209,7 @@ class Consolidator:
                 return
             try:
                 if self._round():
-                    self._also()
+                    self._keep_house()
                 else:
                     self._stop.wait(_RETRY_S)
             except Unavailable:  # the log has no space, or is behind: service resumes by itself, so does this
@@ -306,8 +310,20 @@ class Consolidator:
             self.passes += 1
             self._took(time.perf_counter() - started)
 
+    def _meanwhile(self) -> None:
+        """Between two steps of a pass."""
+        self._combine_meanwhile()
+        if time.monotonic() >= self._housekeeping_at:
+            with suppress(Unavailable):  # of the log, perhaps, which is no failure of the pass: the round ends with it
+                self._keep_house()
+
+    def _keep_house(self) -> None:
+        """What this writes is as if it came before the pass: it goes by the position that is recorded."""
+        self._housekeeping_at = time.monotonic() + _HOUSEKEEPING_S
+        self._also()
+
     def _combine_meanwhile(self) -> None:
-        """Between two steps of a pass: combines what has come in since it began, as a light pass would.
+        """Combines what has come in since the pass began, as a light one would.
 
         Nothing at or below the F of a whole pass, whether or not it has come to that table: what base will have with
         the position must not become part of a row that it will not have.
@@ -402,7 +418,7 @@ class Consolidator:
                 self._compactable.add(schema.id)
                 self._events_sealed += rows
                 parts, rows = [], 0
-                self._combine_meanwhile()
+                self._meanwhile()
 
     def _erase(self, schema: TableSchema, upto: int) -> None:
         """Tells the blocks which events retractions removed: all of those are sealed, being older."""

@@ -10,7 +10,8 @@ begins only when there is something to gain: when a tenth of the retention is to
 the newest floor, so that readers of changes have time to learn which rows a floor took away. So a table is at most a
 fifth larger than what it shows.
 
-The rows of a group that go are neighbours, so they go as one range, however many they are (decision 0038).
+The rows of a group that go are neighbours, so they go as one range, however many they are. When a walk ends, the engine
+is asked to give back what they took (decision 0038).
 
 A walk that a crash ends is not remembered: the next one begins at the first group and finds what is left.
 """
@@ -115,6 +116,9 @@ class Forgetting:
             walk.at = table_prefix(_SPACES[walk.space], schema.id)
         else:
             del self._walks[schema.id]
+            for space in _SPACES:
+                prefix = table_prefix(space, schema.id)
+                self._engine.give_back(prefix, prefix_end(prefix))
 
     def tables(self) -> list[int]:
         """The tables of which floors are kept."""

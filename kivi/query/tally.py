@@ -31,7 +31,7 @@ __all__ = ["CHUNK_ROWS", "Found", "Tally"]
 
 CHUNK_ROWS: Final = 131_072
 """Events that deltas are derived from at once."""
-_ROWS_MIN: Final = 65_536
+_ROWS_MIN: Final = 262_144
 """Deltas that are combined at once, at least."""
 _PART_ROWS: Final = 16_384
 _MOMENT: Final = ColumnType("timestamp")

@@ -20,6 +20,9 @@ __all__ = ["QuantilesKind", "counted"]
 _DENSE: Final = 8
 """Up to so many codes for each item a table of them is faster than sorting."""
 
+_BUSY: Final = 64
+"""Events of a group, on average, from which on they are counted when they are derived."""
+
 
 class QuantilesKind(Kind):
     columns = ("int32", "int64")
@@ -32,6 +35,12 @@ class QuantilesKind(Kind):
         if type_.scale:
             floats /= 10.0**type_.scale
         return codes_of(floats, self.state.size).astype(np.int32), None
+
+    def grouped(self, seen: Observed, group_of: Array, groups: int) -> tuple[Items, Array] | None:
+        """Counted at once where groups have many events, which need not be put into an order then."""
+        if len(group_of) < _BUSY * groups:
+            return None
+        return self.reduce_groups(self.of_events(seen), group_of, groups)
 
     def reduce(self, items: Items, offsets: Array) -> tuple[Items, Array]:
         states = len(offsets) - 1

@@ -151,3 +151,6 @@ class Housekeeping:
             self._store.consolidator.sweeper.forget_versions(table)
             self._store.event_tables.forget(table)
             self._dropped.remove(table)
+            for space in (*self._SPACES, Space.EVENT_DATA):
+                prefix = table_prefix(space, table)
+                engine.give_back(prefix, prefix_end(prefix))

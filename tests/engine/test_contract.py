@@ -306,3 +306,22 @@ def test_model(engine: Engine) -> None:
         expected = {k: v for k, v in model.items() if low <= k < high}
         assert dict(engine.scan(low, high)) == expected
     assert list(engine.scan(b"", None)) == sorted(model.items())
+
+
+def test_giving_back_changes_nothing_that_is_read(engine: Engine, reopen: Callable[[Engine], Engine]) -> None:
+    engine.write(batch({b"%05d" % i: b"v" * 50 for i in range(5_000)}))
+    engine.flush()
+    made = WriteBatch()
+    made.delete_range(b"01000", b"04000")
+    engine.write(made)
+    before = engine.scan(b"", None)
+    for start, end in ((b"01000", b"04000"), (b"", None), (b"2", b"3")):
+        engine.give_back(start, end)
+    left = [b"%05d" % i for i in (*range(1_000), *range(4_000, 5_000))]
+    for _ in range(20):
+        assert [key for key, _ in engine.scan(b"", None)] == left
+    engine.flush()
+    engine = reopen(engine)
+    assert [key for key, _ in engine.scan(b"", None)] == left
+    engine.close()
+    del before

@@ -7,13 +7,14 @@ import itertools
 import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import rocksdict
 
-from kivi.engine import WriteBatch
+from kivi.engine import WriteBatch, rocks
 from kivi.engine.rocks import Records, RocksEngine, _records
 from kivi.errors import DataLoss, StoreInUse
 from tests.waiting import wait_until
@@ -421,3 +422,51 @@ def test_large_values_that_are_not_in_use_any_more_are_collected(
     _grown(engine, range(400, 420), 4, 4)
     assert files <= {path.name for path in tmp_path.glob("*.blob")}
     engine.close()
+
+
+def test_what_was_deleted_is_given_back_to_the_disk(tmp_path: Path) -> None:
+    """Small values and large ones, of ranges that RocksDB would not compact by itself."""
+    engine = RocksEngine(str(tmp_path))
+    made = WriteBatch()
+    for i in range(20_000):
+        made.put(b"%06d" % i, random.Random(i).randbytes(100))
+    for i in range(100):
+        made.put(b"1%05d" % i, random.Random(i).randbytes(100_000))
+    engine.write(made)
+    engine.flush()
+    gone = WriteBatch()
+    gone.delete_range(b"0", b"019000")
+    gone.delete_range(b"1", b"2")
+    engine.write(gone)
+    engine.flush()
+    before = engine.stats()
+    assert before["sst_bytes"] > 2_000_000 and before["blob_bytes"] > 9_000_000
+    engine.give_back(b"0", b"2")
+    wait_until(lambda: engine.stats()["sst_bytes"] < 300_000 and engine.stats()["blob_bytes"] < 100_000)
+    assert len(list(engine.scan(b"", None))) == 1_000
+    engine.close()
+
+
+def test_giving_back_goes_part_by_part_and_rests_and_closing_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rocks, "_COMPACTED_BYTES", 1 << 20)
+    engine = RocksEngine(str(tmp_path), memtable_bytes=1 << 20)
+    for part in range(8):
+        made = WriteBatch()
+        for i in range(10_000):
+            made.put(b"%02d%06d" % (part, i), random.Random(i).randbytes(100))
+        engine.write(made)
+        engine.flush()
+    cuts = [*rocks._cuts(engine._db.live_files(), b"", None)]
+    assert len(cuts) >= 5 and cuts == sorted(cuts)
+    assert len([*rocks._cuts(engine._db.live_files(), b"02", b"04")]) <= 2
+    engine.give_back(b"", None)
+    wait_until(lambda: engine._giving_back._thread is not None)
+    began = time.monotonic()
+    engine.close()
+    assert time.monotonic() - began < 2
+    engine.give_back(b"", None)  # forgotten
+    again = RocksEngine(str(tmp_path))
+    assert sum(len(keys) for keys in again.keys(b"", None, 1_000)) == 80_000
+    again.close()

@@ -7,7 +7,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -18,6 +18,7 @@ from kivi.delta.ops import Barrier, RowOp
 from kivi.encoding.keys import prefix_end
 from kivi.encoding.keyspaces import Space, space_prefix
 from kivi.encoding.pretty import table_of
+from kivi.engine.memory import MemoryEngine
 from kivi.errors import ResourceExhausted, SnapshotTooOld
 from kivi.mvcc.applied import Applied, PendingEvents
 from kivi.mvcc.pending import Pending
@@ -461,6 +462,33 @@ def test_pending_over_its_limit_is_a_definite_refusal(make: Make, monkeypatch: p
     assert driver.store.log.last == before
     driver.db.consolidate()
     put(driver, 99, n=1)
+
+
+def test_a_writer_waits_for_room_for_as_long_as_consolidation_gets_on(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long a pass takes."""
+    monkeypatch.setattr("kivi.mvcc.commit._ADMISSION_TIMEOUT_S", 0.05)
+    driver = make(pending_soft_bytes=1_000, pending_hard_bytes=2_000, consolidate_rows=1)
+    with driver.db.transaction() as tx:
+        for i in range(50):
+            tx.put("t", (i,), n=1)
+    assert driver.store.committer.is_full
+    fetch = MemoryEngine.get_many
+
+    def slow(engine: MemoryEngine, keys: Sequence[bytes]) -> list[bytes | None]:
+        time.sleep(0.02)
+        return fetch(engine, keys)
+
+    monkeypatch.setattr(MemoryEngine, "get_many", slow)
+    began = time.monotonic()
+    consolidating = threading.Thread(target=driver.db.consolidate)
+    consolidating.start()
+    put(driver, 99, n=1)
+    assert time.monotonic() - began > 2 * 0.05
+    consolidating.join()
+    with driver.db.snapshot() as snap:
+        assert len(list(snap.scan("t"))) == 51
 
 
 def test_a_long_reader_never_makes_writers_wait(make: Make) -> None:

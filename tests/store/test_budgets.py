@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import kivi
@@ -16,6 +18,7 @@ from kivi.engine.memory import MemoryEngine
 from kivi.errors import DiskFull, OutOfRange, ResourceExhausted
 from kivi.mvcc import commit as committing
 from tests.golden.driver import EmbeddedDriver
+from tests.waiting import wait_until
 
 MIB = 1 << 20
 
@@ -278,3 +281,27 @@ def test_r10_floats_of_one_transaction_that_leave_the_finite_numbers_are_refused
     with driver.db.snapshot() as snap:
         assert snap.get("t", (1,)) == {"id": 1, "f": 1.0}
     driver.close()
+
+
+def test_a_dropped_table_gives_its_space_back(tmp_path: Path) -> None:
+    db = kivi.open(str(tmp_path))
+    db.create_table("t", key={"id": "int64"}, columns={"b": "bytes"})
+    db.create_event_table("e", event_time="ts", columns={"ts": "timestamp", "b": "bytes"})
+    ids = range(20_000)
+    with db.transaction() as tx:
+        tx.write("t", pa.table({"id": ids, "b": [random.Random(i).randbytes(200) for i in ids]}))
+    db.append(
+        "e", pa.table({"ts": pa.array(ids, pa.timestamp("us")), "b": [random.Random(i).randbytes(200) for i in ids]})
+    )
+    db.consolidate()
+    engine = db.store.engine
+
+    def held() -> int:
+        engine.flush()
+        return engine.stats()["sst_bytes"] + engine.stats()["blob_bytes"]
+
+    assert held() > 8_000_000
+    db.drop("t")
+    db.drop("e")
+    wait_until(lambda: held() < 500_000, timeout_s=60)
+    db.close()
