@@ -10,6 +10,7 @@ transactions, the log, the catalog. Begin reading at ``store``.
                 table | 02 | number         manifest row of one settled file
     EVENT_DATA  table | data id             the block: an Arrow IPC stream, compressed by column
     events/TABLE/NUMBER.parquet             a settled file, in the store's directory
+    cold/                                   whose objects are its own, and a cache of what lies there (``cold_tier``)
 
 A block holds the events of one or more commits, or a part of one, as *runs* of (CTS, row count) in commit order, so
 that a snapshot, an ``as_of`` read and a tail can cut inside it. Its header has the range of event times and, per
@@ -45,6 +46,11 @@ in exactly one hot block or settled file, in every prefix of the engine's batche
 durable before that row was written, and is deleted only after a flush that came after the row was. Files that no row
 names are deleted when the table is opened.
 
+**The cold tier.** A settled file whose events are all old becomes an object in the table's object store, and its
+manifest row says so (``cooling``). What it is, what it answers and when it goes are the same. Only when a retraction
+reaches base is a cold file not looked through, since nothing there may wait for a network: the row gets the names of
+the events, and settling finds their rows later.
+
 **Compaction** merges up to eight neighbouring blocks of one size tier (a factor of eight) into one that takes the first
 input's place in the order. A block never takes part only to swallow a few small ones behind it, which would rewrite it
 again and again; so an event is rewritten about once per tier. The inputs' headers go in the batch that adds the output,
@@ -69,6 +75,8 @@ their commits are of blocks that have gone, so that a tail finds what it would f
     summing         measures of events, from headers or from the events
     compaction      which neighbours to merge next
     settling        hot blocks become files, files become others; ``combining``: which
+    cooling         old files become objects; ``cold_tier``: the objects of a store; ``object_store``: one of many;
+                    ``range_cache``: what was read back
     store           ``EventStore``: seals, compacts, forgets
 
 ``seal``, ``compact``, ``erase``, ``set_floor`` and ``drop_below_floor`` read meta and write it back: their caller lets

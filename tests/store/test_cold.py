@@ -564,3 +564,19 @@ def test_a_retraction_of_cold_events_waits_for_no_object_store(
         db.store.consolidator.compact()
         assert db.describe("calls")["statistics"]["retracted_in_blocks"] == 0
         assert len(objects(cold)) == db.stats()["cold_files"]
+
+
+def test_sql_reads_cold_files_too(cold: Path, db: Any) -> None:
+    pytest.importorskip("duckdb")
+    statement = "select s, count(*) as n, sum(k) as k, min(d) as d from calls where k % 3 = 1 group by all order by s"
+    with db.snapshot() as snapshot:
+        before = snapshot.sql(statement).to_pylist()
+    assert db.store.cooler.cool() > 0 and db.stats()["cold_fetched_bytes"] == 0
+    with db.snapshot() as snapshot:
+        assert snapshot.sql(statement).to_pylist() == before
+    assert db.stats()["cold_fetched_bytes"] > 0
+    with db.transaction() as tx:
+        tx.retract("calls", where=kivi.col("k") < 300)
+    db.consolidate()
+    with db.snapshot() as snapshot:
+        assert snapshot.sql("select count(*) as n, min(k) as k from calls").to_pylist() == [{"n": 300, "k": 300}]
