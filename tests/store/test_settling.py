@@ -10,6 +10,8 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 import kivi
@@ -20,6 +22,7 @@ from kivi.errors import DataLoss, DiskFull, EventsRetracted, SnapshotTooOld, Una
 from kivi.events import settling
 from kivi.events.places import Directory
 from kivi.events.settling import Settling
+from tests.waiting import wait_until
 
 T0 = 1_767_268_800_000_000
 MINUTE = 60_000_000
@@ -449,6 +452,26 @@ def test_a_table_that_is_idle_again_and_again_has_few_headers(tmp_path: Path) ->
         with db.snapshot() as snapshot:
             tail = list(snapshot.changes("calls", since=stamps[41]))
         assert [(row["k"], row["_commit_ts"]) for row in tail] == list(enumerate(stamps))[42:]
+
+
+def test_by_default_a_stream_is_settled_behind_itself_which_rests_meanwhile(tmp_path: Path) -> None:
+    with kivi.open(tmp_path / "data", settle_every_s=0.02, settle_idle_s=2.0) as db:
+        db.create_event_table("calls", event_time="ts", columns={"ts": "timestamp", "k": "int64"})
+        keys, rows = np.arange(200_000), 0
+
+        def stream() -> bool:
+            nonlocal rows
+            db.append("calls", pa.table({"ts": pa.array(T0 + rows + keys, pa.timestamp("us", "UTC")), "k": keys}))
+            rows += len(keys)
+            return bool(db.stats()["settling_rested_seconds"])
+
+        wait_until(stream, timeout_s=60)
+        wait_until(lambda: db.stats()["settling"] == 0, timeout_s=60)  # once nothing comes, all of it
+        stats = db.stats()
+        assert stats["settled_rows"] == rows and stats["settled_depth"] == stats["settled_write_amplification"] == 1
+        with db.snapshot() as snapshot:
+            found = [batch.column("k") for batch in snapshot.change_batches("calls", since=0, commit_ts=False)]
+        assert pa.chunked_array(found).equals(pa.chunked_array([pa.array(keys)] * (rows // len(keys))))
 
 
 def test_in_the_background_an_idle_table_is_settled(tmp_path: Path) -> None:
