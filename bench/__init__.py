@@ -7,7 +7,7 @@
     python -m bench goal1 --quick    # a minute: every case once and briefly, every total verified
     python -m bench goal1 --peers duckdb,postgres --runs 5
 
-A *goal* is a script (``goal1`` to ``goal13``) that measures kivi and whatever it is compared with, one after the other,
+A *goal* is a script (``goal1`` to ``goal14``) that measures kivi and whatever it is compared with, one after the other,
 and does all of that again for every run.
 
 What a number means
@@ -49,6 +49,7 @@ goal10 percentiles and distinct counts: ingest, reads, rollups, bytes a row     
 goal11 retention over a simulated week, retraction beside loading                   ``lifetimes``
 goal12 loading rows beside secondary views                                          ``views``
 goal13 questions of ten days, in order and late, beside DuckDB                      ``history``
+goal14 an hour at a steady rate, an hour of trouble                                 ``hours``
 ====== ============================================================================ ===========================
 
 **One event, one transaction** (goal 2, the headline): the event is inserted and added to its aggregate row, whole or

@@ -29,6 +29,7 @@ _GOALS: Final = {
     "goal11": "lifetimes",
     "goal12": "views",
     "goal13": "history",
+    "goal14": "hours",
 }
 _HOME: Final = Path(__file__).resolve().parent
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import time
 from collections import defaultdict
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import pytest
 
 import kivi
 import kivi.aio
-from bench import history, matching, notified, peers, subscribers, tables, verify
+from bench import history, hours, matching, notified, paced, peers, subscribers, tables, verify
 from bench.appending import Order, started
 from bench.data import SLOT_US, START_US, Pool, Totals, make
 from bench.past import Past
@@ -284,3 +285,41 @@ def test_a_scan_of_history_that_lacks_an_event_is_refused() -> None:
     history._whole(every, past)
     with pytest.raises(WrongTotals, match="a scan has 999 events"):
         history._whole(every.slice(1), past)
+
+
+def test_a_slot_that_lacks_an_event_or_is_not_there_is_refused(tmp_path: Path) -> None:
+    with kivi.open(tmp_path) as db:
+        hours._create(db)
+        db.append("events", [{"endpoint_id": i % 3, "ts": 10_000_000 * i, "resp_time_us": i} for i in range(6)])
+        slots = {"0": (3, 0 + 1 + 2), "30000000": (3, 3 + 4 + 5)}
+        hours._check(db, paced.Ran(0.0, [], slots), "a case")
+        for wrong in (
+            {**slots, "0": (4, 3)},
+            {**slots, "0": (3, 4)},
+            {**slots, "60000000": (1, 1)},
+        ):
+            with pytest.raises(verify.WrongTotals):
+                hours._check(db, paced.Ran(0.0, [], wrong), "a case")
+
+
+def test_seconds_are_those_that_have_reads_and_appends() -> None:
+    ran = paced.Ran(100.0, [(100.5, 0.2), (101.5, 0.7), (103.5, 0.1)], {})
+    seconds = hours._by_second(ran, [(99.9, 9.0), (100.1, 0.001), (101.0, 0.002), (101.9, 0.004), (102.0, 0.1)])
+    assert [second["second"] for second in seconds] == [0, 1]
+    assert [second["events"] for second in seconds] == [paced.BATCH, 0]
+    assert [second["reads_p99_ms"] for second in seconds] == [1.0, 4.0]
+    assert [second["appends_p99_ms"] for second in seconds] == [200.0, 700.0]
+
+
+def test_a_course_goes_from_phase_to_phase() -> None:
+    schedule = paced._Schedule([paced.Phase(0.2, paced.BATCH / 0.05, 0.0), paced.Phase(0.1, None, 0.5)])
+    turns = []
+    while (turn := schedule.take()) is not None:
+        turns.append(turn)
+        time.sleep(max(0.0, turn[1] - time.monotonic()) + 0.001)
+    assert [i for i, _, _ in turns] == list(range(len(turns)))
+    paced_ones = [due - schedule.began_s for _, due, late in turns if not late]
+    assert 2 <= len(paced_ones) <= 5
+    assert all(abs(due - 0.05 * i) < 1e-6 for i, due in enumerate(paced_ones))
+    full = [due - schedule.began_s for _, due, late in turns if late]
+    assert full and min(full) >= 0.2 and max(full) < 0.31

@@ -82,6 +82,15 @@ def test_duckdb_reads_what_the_snapshot_sees(db: Any, tmp_path: Path, form: str,
     assert sorted(table.file_uris()) == sorted(files)
     read = table.to_pyarrow_table(columns=["ts", "day", "x", "price"])
     assert sorted(read.to_pylist(), key=str) == wanted
+    protocol = table.protocol()  # of the first readers of Delta tables
+    assert (protocol.min_reader_version, protocol.reader_features) == (1, None)
+    dataset = table.to_pyarrow_dataset()  # which DuckDB reads with its filters pushed down
+    with duckdb.connect() as connection:
+        connection.execute("set timezone = 'UTC'")
+        connection.register("exported", dataset)
+        where = f"where _day = date '{T0.date()}'" if by == "day" else f"where ts::date = date '{T0.date()}'"
+        found = connection.sql(f"select ts, day, x, price from exported {where}").to_arrow_table()
+    assert sorted(found.to_pylist(), key=str) == [row for row in wanted if row["ts"].date() == T0.date()]
 
 
 def test_aggregates_and_tables_of_no_rows_have_their_columns(db: Any, tmp_path: Path) -> None:
@@ -89,9 +98,11 @@ def test_aggregates_and_tables_of_no_rows_have_their_columns(db: Any, tmp_path: 
         for table in ("by_day", "none"):
             for form in ("parquet", "delta"):
                 export(snap, table, db.describe(table), str(tmp_path / table / form), format_=form)
-            read = pq.read_table(tmp_path / table / "parquet")
-            assert sorted(read.to_pylist(), key=str) == rows(db, table, snap.ts)
-            assert read.schema.names == snap.to_arrow(table).schema.names
+            wanted = rows(db, table, snap.ts)
+            delta = deltalake.DeltaTable(str(tmp_path / table / "delta")).to_pyarrow_table()
+            for read in (pq.read_table(tmp_path / table / "parquet"), delta):
+                assert sorted(read.to_pylist(), key=str) == wanted
+                assert read.schema.names == snap.to_arrow(table).schema.names
 
 
 def interrupted(rows: Any, folder: Path) -> None:

@@ -11,7 +11,6 @@ import contextlib
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -23,15 +22,27 @@ from tests.serverproc import ServerProcess
 from tests.waiting import until, wait_until
 
 
-@pytest.fixture
-def alone(tmp_path: Path) -> Iterator[ServerProcess]:
-    """A server that the test may stop, with one row."""
-    with ServerProcess(tmp_path / "data") as server:
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path_factory.mktemp("alone") / "data") as server:
         with server.connect() as db:
             db.create_table("t", key={"id": "int64"}, columns={"n": "int64"})
-            with db.transaction() as tx:
-                tx.put("t", (1,), n=1)
         yield server
+
+
+@pytest.fixture
+def alone(shared: ServerProcess) -> Iterator[ServerProcess]:
+    """A server that the test may stop, with one row, and nobody else's transactions."""
+    with shared.connect() as db, db.transaction() as tx:
+        tx.put("t", (1,), n=1)
+    assert none_is_left(shared)
+    try:
+        yield shared
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            shared.signal(signal.SIGCONT)
+        if shared.process is None or shared.process.poll() is not None:
+            shared.start()
 
 
 def stored(server: ServerProcess) -> int:
@@ -72,25 +83,26 @@ def test_a_call_that_meets_the_closing_of_its_client_is_told_so(alone: ServerPro
 @pytest.mark.parametrize("awaited", [False, True], ids=["threads", "asyncio"])
 def test_an_append_whose_client_is_closed_may_have_committed_and_says_so(alone: ServerProcess, awaited: bool) -> None:
     """It had been sent: "this client is closed" alone would say that nothing was applied (R16)."""
-    events = [{"ts": 1, "n": 1}]
+    events, table = [{"ts": 1, "n": 1}], f"events_{awaited}"
+    first, second = f"the first of {awaited}", f"the second of {awaited}"
     with alone.connect() as db:
-        db.create_event_table("e", event_time="ts", columns={"ts": "timestamp", "n": "int64"})
+        db.create_event_table(table, event_time="ts", columns={"ts": "timestamp", "n": "int64"})
 
     def with_threads() -> None:
         db = alone.connect()
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            db.append("e", events, token="the first")
+            db.append(table, events, token=first)
             alone.signal(signal.SIGSTOP)
-            appended = pool.submit(db.append, "e", events, token="the second")
+            appended = pool.submit(db.append, table, events, token=second)
             time.sleep(0.2)
             db.close()
             appended.result()
 
     async def with_tasks() -> None:
         db = await kivi.aio.connect(alone.endpoint)
-        await db.append("e", events, token="the first")
+        await db.append(table, events, token=first)
         alone.signal(signal.SIGSTOP)
-        appended = asyncio.create_task(db.append("e", events, token="the second"))
+        appended = asyncio.create_task(db.append(table, events, token=second))
         await asyncio.sleep(0.2)
         await db.close()
         await appended
@@ -100,11 +112,11 @@ def test_an_append_whose_client_is_closed_may_have_committed_and_says_so(alone: 
             asyncio.run(with_tasks()) if awaited else with_threads()
     finally:
         alone.signal(signal.SIGCONT)
-    assert unknown.value.token == "the second"
+    assert unknown.value.token == second
     with alone.connect() as db:
-        committed = db.outcome("the second") is not kivi.ABORTED  # first: this is what makes it final
+        committed = db.outcome(second) is not kivi.ABORTED  # first: this is what makes it final
         with db.snapshot() as snap:
-            assert len(list(snap.scan("e"))) == (2 if committed else 1)
+            assert len(list(snap.scan(table))) == (2 if committed else 1)
 
 
 def test_the_writes_of_a_cancelled_read_are_committed_with_the_rest(alone: ServerProcess) -> None:

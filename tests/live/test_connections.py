@@ -207,18 +207,26 @@ def test_the_server_goes_while_nobody_waits(tmp_path: Path) -> None:
 
 def test_a_thread_that_waits_for_the_server_learns_that_it_is_closed(tmp_path: Path) -> None:
     """Closed by another thread while it is taken up again, at whatever moment of that."""
+
+    def waits(live: Any, given: list[Any]) -> None:
+        given.append(live.next())
+
     with ServerProcess(tmp_path / "store") as server, server.connect(timeout=60.0) as db:
         db.create_table("rows", key={"id": "int64"}, columns={"n": "int64"})
-        for i in range(12):
-            live = db.subscribe("rows", heartbeat_ms=20, interval_ms=0)
-            assert live.next(5.0) is not None
+        for away_s in (0.0, 0.06, 0.09):
+            lives = [db.subscribe("rows", heartbeat_ms=20, interval_ms=0) for _ in range(12)]
+            for live in lives:
+                assert live.next(5.0) is not None
             given: list[Any] = []
-            thread = threading.Thread(target=lambda: given.append(live.next()), daemon=True)  # noqa: B023
-            thread.start()
+            threads = [threading.Thread(target=waits, args=(live, given), daemon=True) for live in lives]
+            for thread in threads:
+                thread.start()
             server.kill()
-            time.sleep(0.03 * (i % 4))
+            time.sleep(away_s)
             server.start()
-            time.sleep(0.02 * i)
-            live.close()
-            thread.join(10.0)
-            assert given == [None]
+            for live in lives:
+                live.close()
+                time.sleep(0.02)
+            for thread in threads:
+                thread.join(10.0)
+            assert given == [None] * len(lives)

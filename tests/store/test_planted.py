@@ -144,20 +144,21 @@ def a_tombstone_is_swept_too_early(patch: Patch) -> None:
     patch.setattr(Leases, "oldest", lambda self: None)
 
 
-BUGS = [
-    snapshot_is_the_largest_timestamp,
-    consolidation_ignores_open_snapshots,
-    put_against_delta_is_not_checked,
-    the_watermark_moves_before_the_commit_is_in_pending,
-    the_token_is_not_in_the_commits_record,
-    a_timestamp_is_acknowledged_before_its_turn,
-    a_delete_leaves_old_deltas_alive,
-    an_aborted_commit_is_replayed,
-    operations_in_base_are_folded_again,
-    a_fence_is_forgotten,
-    guards_are_not_noted,
-    a_tombstone_is_swept_too_early,
-]
+BUGS: dict[Callable[[Patch], None], int] = {
+    snapshot_is_the_largest_timestamp: 2,
+    consolidation_ignores_open_snapshots: 2,
+    put_against_delta_is_not_checked: 10,
+    the_watermark_moves_before_the_commit_is_in_pending: 1,
+    the_token_is_not_in_the_commits_record: 5,
+    a_timestamp_is_acknowledged_before_its_turn: 2,
+    a_delete_leaves_old_deltas_alive: 8,
+    an_aborted_commit_is_replayed: 13,
+    operations_in_base_are_folded_again: 23,
+    a_fence_is_forgotten: 4,
+    guards_are_not_noted: 1,
+    a_tombstone_is_swept_too_early: 5,
+}
+"""Each bug, and the history to begin with: one that noticed it early when it was last looked for."""
 
 
 @pytest.fixture(name="patch")
@@ -170,7 +171,7 @@ def _patch() -> Iterator[Patch]:
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
 def test_the_model_notices(bug: Callable[[Patch], None], patch: Patch) -> None:
     bug(patch)
-    for seed in SEEDS:
+    for seed in [*SEEDS[BUGS[bug] :], *SEEDS[: BUGS[bug]]]:
         try:
             scheduled(seed)
         except (Exception, pytest.fail.Exception):

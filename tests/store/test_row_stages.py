@@ -15,11 +15,19 @@ from tests.serverproc import ServerProcess
 COLUMNS = {"name": "string", "balance": kivi.sum("int64"), "peak": kivi.max("int64")}
 
 
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path_factory.mktemp("stages") / "data") as running:
+        yield running
+
+
 @pytest.fixture(params=["memory", "disk", "server"])
 def db(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
     if request.param == "server":
-        with ServerProcess(tmp_path / "data") as server, server.connect() as client:
+        with request.getfixturevalue("server").connect() as client:
             yield client
+            for name in sorted(client.tables(), key=lambda name: client.describe(name)["kind"] != "aggregate"):
+                client.drop(name)
         return
     with kivi.open(None if request.param == "memory" else tmp_path / "data") as database:
         yield database
