@@ -14,7 +14,7 @@ import pyarrow as pa
 from kivi.errors import DataLoss, InvalidArgument, KiviError, NotFound, ResourceExhausted
 from kivi.model.changes import COMMIT_TS
 from kivi.model.event_files import EventFiles
-from kivi.sql.tables import check_functions, check_no_file, quoted_text, table_names, view_of
+from kivi.sql.tables import check_no_file, check_reads, quoted_text, table_names, view_of
 
 __all__ = ["Limits", "Parameters", "Source", "answer", "as_table", "check_text", "relation", "resolve"]
 
@@ -134,7 +134,7 @@ class _Asked:
         with self._told():
             statement = self._one_statement(text)
             tree = self._tree(statement.query)
-            check_functions(tree)
+            check_reads(tree)
             for name in sorted({name for catalog, schema, name in table_names(tree) if not (catalog or schema)}):
                 self._find(name, find)
             for catalog, schema, name in table_names(tree):

@@ -1,8 +1,10 @@
 """What a statement may read, before it runs: the tables that it names, and functions that read no file.
 
-DuckDB is told which files it may open (``allowed_paths``), and a text could name one of these by itself, past the
-conditions of its table. So the only functions that stand for tables are ``_TABLE_FUNCTIONS``, of which none reads a
-file or runs a text, and a name that is no table's is refused if it could be a file's.
+DuckDB is told which files it may open (``allowed_paths``), to read and to write. A text could name one of these by
+itself, past the conditions of its table; and what selects may copy into a file on the way (``with x as (copy ...)``).
+So every part of a statement is one that reads (``_READING``), the only functions that stand for tables are
+``_TABLE_FUNCTIONS``, of which none reads a file or runs a text, and a name that is no table's is refused if it could be
+a file's.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Any, Final
 from kivi.errors import InvalidArgument, NotFound
 from kivi.model.event_files import EventFiles
 
-__all__ = ["check_functions", "check_no_file", "quoted_name", "quoted_text", "table_names", "view_of"]
+__all__ = ["check_no_file", "check_reads", "quoted_name", "quoted_text", "table_names", "view_of"]
 
 _TABLE_FUNCTIONS: Final = frozenset(
     [
@@ -23,6 +25,8 @@ _TABLE_FUNCTIONS: Final = frozenset(
         *("icu_calendar_names", "pg_timezone_names"),
     ]
 )
+_READING: Final = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"})
+"""Of the parts that a statement is made of those that change nothing: others insert, update, delete or copy."""
 _SCHEMAS: Final = frozenset({"", "main", "temp", "memory", "system", "information_schema", "pg_catalog"})
 _IN_A_PATH: Final = re.compile(r"[/\\.:*?\[]")
 
@@ -34,10 +38,16 @@ def table_names(tree: Any) -> Iterator[tuple[str, str, str]]:
             yield node.get("catalog_name") or "", node.get("schema_name") or "", node["table_name"]
 
 
-def check_functions(tree: Any) -> None:
-    """Raises InvalidArgument for a function in the place of a table, other than some that read no file."""
+def check_reads(tree: Any) -> None:
+    """Raises InvalidArgument for a statement with a part that does not read, or with a function in the place of a
+    table, other than some that read no file."""
+    if tree.get("error"):
+        raise InvalidArgument(f"this is no statement that reads: {tree.get('error_message')}")
     for node in _nodes(tree):
-        if node.get("type") == "TABLE_FUNCTION":
+        kind = str(node.get("type"))
+        if (kind.endswith("_NODE") and kind not in _READING) or "info_type" in node:
+            raise InvalidArgument("only a statement that reads is answered: this one changes something on the way")
+        if kind == "TABLE_FUNCTION":
             name = str(node["function"].get("function_name", "")).lower()
             if name not in _TABLE_FUNCTIONS:
                 raise InvalidArgument(f"{name}() may not be asked for rows: select from tables of the snapshot")

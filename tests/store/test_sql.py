@@ -160,7 +160,7 @@ def test_a_text_reads_no_file_by_itself_its_own_tables_neither(tmp_path: Path) -
         with db.snapshot() as snap:
             assert told(snap, "select count(*) from e") == [(100,)]
             for file in settled_files(tmp_path / "data"):
-                near = os.path.relpath(file)
+                near, whole = os.path.relpath(file), file.read_bytes()
                 for hostile in (
                     f"select * from e, read_parquet('{file}')", f"select * from e, '{file}'", f"from e, '{near}'",
                     f'from e, main."{file}"', f"from e, read_blob('{file}')", f"from e, parquet_metadata('{file}')",
@@ -169,10 +169,15 @@ def test_a_text_reads_no_file_by_itself_its_own_tables_neither(tmp_path: Path) -
                     "from e, read_parquet(current_setting('allowed_paths'))", "from e, duckdb_views()",
                     f"select (select count(*) from '{file}') from e", f"from e where v in (select v from '{near}')",
                     f"from e, json_execute_serialized_sql(json_serialize_sql('from ''{file}'' '))",
+                    f"with x as (copy (select 2) to '{file}' (use_tmp_file false)) select * from x, e",
+                    f"with x as (copy e to '{file}' (format parquet, use_tmp_file false)) select * from x, e",
+                    "with x as (insert into e values (1) returning *) select * from x",
+                    "with x as (delete from e returning *) select * from x, e",
                 ):  # fmt: skip
                     with pytest.raises(KiviError) as refused:
                         snap.sql(hostile)
                     assert isinstance(refused.value, InvalidArgument | NotFound), hostile
+                    assert file.read_bytes() == whole, hostile
 
 
 def test_a_damaged_settled_file_is_data_loss_that_names_it_in_sql_too(tmp_path: Path) -> None:
