@@ -25,10 +25,15 @@ class Asked:
         """What it takes while it waits; asked for before its bodies are taken."""
         return self.request.ByteSize() + len(self.bodies)
 
+    @property
+    def until(self) -> float | None:
+        """When its time runs out, of ``time.monotonic``; None: it has all the time."""
+        timeout_ms = self.request.timeout_ms
+        return self.received + timeout_ms / 1000 if timeout_ms else None
+
     def is_late(self) -> bool:
         """Whether its time ran out before its work began."""
-        timeout_ms = self.request.timeout_ms
-        return bool(timeout_ms) and time.monotonic() - self.received > timeout_ms / 1000
+        return self.until is not None and time.monotonic() > self.until
 
 
 def parsed(frame: bytes) -> list[Asked]:

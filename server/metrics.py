@@ -80,8 +80,13 @@ METRICS: Final[dict[str, Metric]] = {
     "block_compactions": _counter("block_compactions", "Times that small blocks of events were merged."),
     "block_compacted_rows": _counter("block_compacted_rows", "Events in the blocks that were merged."),
     "settling": _gauge("events_unsettled", "Events in blocks, which are yet to move to settled files."),
-    "settling_seconds": _counter("settling_seconds", "Time that settling took."),
+    "settling_seconds": _counter("settling_seconds", "Time that steps of settling took, with rests."),
+    "settling_rested_seconds": _counter("settling_rested_seconds", "Time that settling rested while events came in."),
     "settled_files": _gauge("settled_files", "Settled files that are there."),
+    "settled_depth": _gauge("settled_depth", "Settled files of a table that have one moment, at most."),
+    "settled_write_amplification": _gauge(
+        "settled_write_amplification", "Bytes of settled files that were written, for each byte that events moved to."
+    ),
     "settled_rows": _counter("settled_events", "Events that moved from blocks to settled files."),
     "settled_bytes": _counter("settled_bytes", "Bytes of the files that they moved to."),
     "settled_written_bytes": _counter("settled_written_bytes", "The same, and of the files that were made of files."),

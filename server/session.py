@@ -63,6 +63,7 @@ from kivi.errors import (
     SnapshotTooOld,
     Unavailable,
 )
+from kivi.runtime import deadlines
 from kivi.store.facade import Commit, Outcome, Writes
 from kivi.wire.frames import Packet, header_bytes, joined
 from kivi.wire.v1 import session_pb2
@@ -655,7 +656,8 @@ class Session(Requests):
                     self.txns.pop(transaction.number, None)
                     self._end(transaction)
                 raise transaction.failed
-            getattr(self, f"_do_{body}", self._do_nothing)(asked, transaction)
+            with deadlines.until(asked.until):
+                getattr(self, f"_do_{body}", self._do_nothing)(asked, transaction)
             if body != "commit":  # which has not ended
                 took = time.monotonic() - asked.received
                 self.sessions.calls.ended(f"Session/{body}", took)

@@ -52,7 +52,7 @@ def test_the_order_is_that_of_the_names(
     every = sorted(((base + cts, at) for cts, at in seen), reverse=reverse)
     reads = list[int]()
     given_ = in_commit_order(
-        [source(group, reads) for group in distinct if group],
+        [source(group, reads) for group in distinct if group], ["text"],
         first_cts=base + first, last_cts=base + last, reverse=reverse, budget=budget,
     )  # fmt: skip
     found = [text for batch in given_ for text in batch.column("text").to_pylist()]
@@ -62,10 +62,13 @@ def test_the_order_is_that_of_the_names(
 def test_what_comes_in_order_is_read_once_and_what_lies_across_is_let_go_of() -> None:
     in_order, across = list[int](), list[int]()
     sources = [source([(cts, 0) for cts in range(at, at + 100)], in_order) for at in range(0, 2_000, 100)]
-    assert sum(batch.num_rows for batch in in_commit_order(sources, first_cts=0, last_cts=9_999, budget=4_000)) == 2_000
+    assert (
+        sum(batch.num_rows for batch in in_commit_order(sources, [STAMP], first_cts=0, last_cts=9_999, budget=4_000))
+        == 2_000
+    )
     assert len(in_order) == 20
     sources = [source([(cts, 0) for cts in range(at, 2_000, 20)], across) for at in range(20)]
-    batches = list(in_commit_order(sources, first_cts=0, last_cts=9_999, budget=4_000))
+    batches = list(in_commit_order(sources, [STAMP], first_cts=0, last_cts=9_999, budget=4_000))
     stamps = np.concatenate([batch.column(STAMP).to_numpy() for batch in batches])
     assert stamps.tolist() == list(range(2_000))
     assert 20 < len(across) < 20 * 64

@@ -31,6 +31,7 @@ __all__ = [
     "literal",
     "not_finite",
     "padded",
+    "picked",
     "reason",
     "rows_batch",
     "rows_from_batch",
@@ -123,6 +124,11 @@ def flat(array: Any) -> Any:
             array = pa.chunked_array([chunk.dictionary_decode() for chunk in array.chunks], array.type.value_type)
         return array.combine_chunks()
     return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+
+
+def picked(batch: Any, rows: Any) -> Any:
+    """These rows of a RecordBatch, in their order. They must be there: that is not checked, which halves the time."""
+    return pc.take(batch, pa.array(rows), boundscheck=False)
 
 
 def stored_array(type_: ColumnType, array: Any) -> npt.NDArray[Any]:

@@ -168,8 +168,10 @@ def _entry(key: bytes, data: bytes, schema_of: SchemaOf, stamp: Stamp) -> str:
             facts = json.loads(data)
             return f"events     {name}  {facts['rows']} events up to @{stamp(facts['upto'])}"
         case Space.EVENT if key[5] == 2:
-            number, rows, nbytes, *_ = json.loads(data)["file"]
-            return f"file       {name} {number}  {rows} events, {nbytes} bytes"
+            facts = json.loads(data)
+            number, rows, nbytes, *_ = facts["file"]
+            there = f", cold: {' '.join(facts['cold'])}" if "cold" in facts else ""
+            return f"file       {name} {number}  {rows} events, {nbytes} bytes{there}"
         case Space.EVENT:
             head = json.loads(data)
             first, last = head["runs"][0][0], head["runs"][-1][0]

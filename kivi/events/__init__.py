@@ -75,8 +75,7 @@ their commits are of blocks that have gone, so that a tail finds what it would f
     summing         measures of events, from headers or from the events
     compaction      which neighbours to merge next
     settling        hot blocks become files, files become others; ``combining``: which
-    cooling         old files become objects; ``cold_tier``: the objects of a store; ``object_store``: one of many;
-                    ``range_cache``: what was read back
+    cooling         old files become objects: ``cold_tier``, ``object_store``; what was read back: ``range_cache``
     store           ``EventStore``: seals, compacts, forgets
 
 ``seal``, ``compact``, ``erase``, ``set_floor`` and ``drop_below_floor`` read meta and write it back: their caller lets

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
 
-__all__ = ["DEPTH_MAX", "combinable", "portions"]
+__all__ = ["DEPTH_MAX", "combinable", "depth", "portions", "too_deep"]
 
 DEPTH_MAX: Final = 12
 _TOGETHER: Final = 8
@@ -38,11 +38,24 @@ class Spanning(Protocol):
 File = TypeVar("File", bound=Spanning)
 
 
-def combinable(files: Sequence[File], file_rows: int) -> list[File]:
-    """Files to combine now; empty if there is nothing to do. ``file_rows``: of a file as large as they become."""
+def too_deep(files: Sequence[File], file_rows: int) -> list[File]:
+    """Files to combine because too many have one moment; empty if there is no such moment.
+
+    ``file_rows``: of a file as large as they become.
+    """
     deepest = _deepest([file for file in files if not _is_of_a_moment(file, file_rows)])
-    if len(deepest) > DEPTH_MAX:
-        return sorted(deepest, key=lambda file: file.rows)[:_TOGETHER]
+    return sorted(deepest, key=lambda file: file.rows)[:_TOGETHER] if len(deepest) > DEPTH_MAX else []
+
+
+def depth(files: Sequence[Spanning]) -> int:
+    """How many files have events of one moment, at most."""
+    return len(_deepest(files))
+
+
+def combinable(files: Sequence[File], file_rows: int) -> list[File]:
+    """Small neighbours to combine, or what lies too deep; empty if there is nothing to do."""
+    if deepest := too_deep(files, file_rows):
+        return deepest
     small: list[File] = []
     for file in sorted(files, key=lambda file: file.time_min):
         if 2 * file.rows > file_rows or (small and _tier(file) > _tier(small[0])):

@@ -1,6 +1,7 @@
 """Meta, headers and manifest of one event table, read in one engine scan.
 
-The manifest is large where a table is, and changes seldom: it is read again only when meta says that it changed.
+The manifest is large where a table is, and changes seldom: it is read again only when meta says that it changed, and
+then only rows that are others are decoded.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Manifest:
 
     def __init__(self, engine: Engine, table: int, name: str) -> None:
         self._engine, self._table, self._name = engine, table, name
-        self._known: tuple[int, list[SettledFile]] = -1, []
+        self._known: tuple[int, dict[bytes, tuple[bytes, SettledFile]]] = -1, {}
 
     def read(self) -> tuple[Meta, list[Block], list[SettledFile]]:
         """Meta, the headers in commit order and the settled files by number: in one consistent view."""
@@ -45,11 +46,14 @@ class Manifest:
 
         meta, blocks = headers_in(until_files(), prefix, self._name)
         meta = meta or Meta()
-        generation, files = self._known
+        generation, known = self._known
         if generation != meta.manifest:
-            files = [_decoded(key, raw, self._name) for key, raw in chain(beyond, rows)]
-            self._known = meta.manifest, files
-        return meta, blocks, files
+            before, known = known, {}
+            for key, raw in chain(beyond, rows):
+                found = before.get(key)
+                known[key] = found if found and found[0] == raw else (raw, _decoded(key, raw, self._name))
+            self._known = meta.manifest, known
+        return meta, blocks, [file for _, file in known.values()]
 
     def put(self, batch: WriteBatch, file: SettledFile) -> None:
         batch.put(event_file_key(self._table, file.number), file.encode())

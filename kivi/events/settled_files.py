@@ -502,4 +502,6 @@ def _whole(column: Any, type_: Any) -> Any:
     array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     if isinstance(array, pa.ChunkedArray):  # of no rows, or of more than Arrow puts into one
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.nulls(0, array.type)
+    if type_ == pa.uint64():  # CTS, which are not negative
+        return array.view(type_)
     return array if array.type == type_ or is_coded(array) else array.cast(type_)

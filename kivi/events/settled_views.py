@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 
-from kivi.arrow.columns import stored_array
+from kivi.arrow.columns import picked, stored_array
 from kivi.arrow.dictionaries import narrowed, plain
 from kivi.arrow.predicates import filter_batch
 from kivi.encoding.event_names import POSITION, STAMP, EventNames
@@ -71,9 +71,12 @@ class Owner(Protocol):
     upto: int
     erased_at: int
     names: EventNames
+    is_partial: bool
 
     @property
     def closed(self) -> bool: ...
+
+    def spans(self, first_cts: int, last_cts: int) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]: ...
 
     def names_at(self, cts: int) -> EventNames: ...
 
@@ -89,14 +92,15 @@ class SettledView:
     def ordered(self, wanted: Wanted, *, reverse: bool = False) -> Iterator[Any]:
         """Record batches in commit order."""
         outputs = list(wanted.outputs)
+        wanted = replace(wanted, coded=True)
         read = partial(self._read, wanted, list(dict.fromkeys([*outputs, STAMP, POSITION])))
         sources = [
             Source(group.first_cts, group.last_cts, group.position_max, partial(read, file, group))
             for file, group in self._groups(wanted)
         ]
         bounds = {"first_cts": wanted.first_cts, "last_cts": wanted.last_cts}
-        for batch in in_commit_order(sources, **bounds, reverse=reverse):
-            yield batch.select(outputs)
+        for batch in in_commit_order(sources, list(dict.fromkeys(outputs)) or [STAMP], **bounds, reverse=reverse):
+            yield plain(batch).select(outputs)
 
     def _read(self, wanted: Wanted, columns: list[str], file: SettledFile, group: Group) -> Any:
         return self._selected(file, group, wanted, named=True).select(columns)
@@ -219,7 +223,8 @@ class SettledView:
         cut = cut or group.first_cts <= wanted.first[0]
         picks = wanted.named is not None or wanted.retracted_at is not None
         hidden = not picks and _meets(group, self._hidden(file))
-        named = named or stamped or cut or picks or hidden or STAMP in wanted.outputs
+        gone = self.owner.is_partial
+        named = named or stamped or cut or picks or hidden or gone or STAMP in wanted.outputs
         batch = self.files.read(file, group, columns, named=named, coded=[name for name in coded if name in columns])
         if stamped:
             batch = batch.append_column(COMMIT_TS, batch.column(STAMP).cast(pa.int64()))
@@ -233,7 +238,17 @@ class SettledView:
             left[self._hidden(file).rows_among(*_names(batch))] = False
         if cut:
             left &= _between(*_names(batch), wanted)
-        return batch if left.all() else batch.take(pa.array(np.flatnonzero(left)))
+        if gone:
+            left &= self._is_kept(group, *_names(batch))
+        return batch if left.all() else picked(batch, np.flatnonzero(left))
+
+    def _is_kept(self, group: Group, stamps: Any, positions: Any) -> Any:
+        """Which of the names are of commits whose headers are there."""
+        kept = np.zeros(group.rows, np.bool_)
+        for (first, at), (last, to) in self.owner.spans(group.first_cts, group.last_cts):
+            begins = (stamps > np.uint64(first)) | ((stamps == np.uint64(first)) & (positions >= at))
+            kept |= begins & ((stamps < np.uint64(last)) | ((stamps == np.uint64(last)) & (positions <= to)))
+        return kept
 
     def _picked(self, file: SettledFile, group: Group, wanted: Wanted, batch: Any) -> Counts:
         if wanted.named is not None:

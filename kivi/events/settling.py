@@ -7,7 +7,8 @@
               no longer what went in; otherwise the files are deleted, and the step is made again later
 
 So neither commits nor reads wait for a step, and a crash leaves either what was there before or what is there after,
-and files that nothing names, which are deleted when the table is opened. What went in is deleted when the last view
+and files that nothing names, which are deleted when the table is opened. After every file that it makes a step calls
+``pace`` with its number of rows, which may rest. What went in is deleted when the last view
 that may need it has closed; a file only after a flush as well, since a crash may bring back the manifest of before.
 
 Events that retractions removed, and that no snapshot sees any more, are left out of what is made. Their names stay
@@ -23,16 +24,15 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 import numpy as np
-import pyarrow as pa
 
-from kivi.arrow.columns import stored_array
+from kivi.arrow.columns import picked, stored_array
 from kivi.arrow.dictionaries import together
 from kivi.encoding.event_names import POSITION, STAMP, EventNames
 from kivi.encoding.keyspaces import event_header_key
 from kivi.engine import WriteBatch
 from kivi.errors import DataLoss, Unavailable
 from kivi.events.blocks import Block, Blocks, Counts, Erased, Meta, first_positions
-from kivi.events.combining import combinable, portions
+from kivi.events.combining import combinable, portions, too_deep
 from kivi.events.manifest import Manifest
 from kivi.events.settled_files import Group, SettledFile, SettledFiles, write_file
 
@@ -43,6 +43,8 @@ FILE_ROWS: Final = 1 << 20
 _FILE_BYTES: Final = 128 << 20
 """Bytes in memory of these, where events are long: a step holds about three times as much."""
 
+_HEADER_ROWS: Final = 131_072
+"""Headers of fewer events are joined. Retention drops commits by headers, so they are not to cover a long time."""
 _AGAIN_S: Final = 60.0
 """A file whose object cannot be read is passed over for so long."""
 
@@ -85,7 +87,8 @@ def _reading(file: SettledFile) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Events:
-    """Events with their names. ``erased_at``: the CTS of the retraction that removed each; 0: none did."""
+    """Events with their names. ``erased_at``: the CTS of the retraction that removed each; 0: none did; -1: and their
+    values are gone, too."""
 
     columns: Any
     stamps: Any
@@ -93,8 +96,7 @@ class _Events:
     erased_at: Counts
 
     def picked(self, rows: Any) -> _Events:
-        columns = self.columns.take(pa.array(rows))
-        return _Events(columns, self.stamps[rows], self.positions[rows], self.erased_at[rows])
+        return _Events(picked(self.columns, rows), self.stamps[rows], self.positions[rows], self.erased_at[rows])
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,29 +116,40 @@ class Settling:
 
     def __init__(self, owner: Owner) -> None:
         self._owner = owner
+        self._pace: Callable[[int], None] = lambda rows: None
         self.settled_rows = self.settled_bytes = 0
         self.combined_rows = self.written_bytes = 0
         self.retried = 0
         self._passed_over: dict[int, float] = {}
 
-    def step(self, lock: Lock, unneeded: Callable[[], int], *, every: bool, file_rows: int = FILE_ROWS) -> bool:
+    def step(
+        self,
+        lock: Lock,
+        unneeded: Callable[[], int],
+        *,
+        every: bool,
+        file_rows: int = FILE_ROWS,
+        pace: Callable[[int], None] = lambda rows: None,
+    ) -> bool:
         """One bounded step; False: there was nothing to do.
 
-        Settles hot blocks, oldest first, once they have twice ``file_rows`` events, of which the newest half stays hot;
-        ``every``: all of them. No snapshot below ``unneeded`` is or will be open.
+        Combines files where too many have one moment. Otherwise settles hot blocks, oldest first, once they have twice
+        ``file_rows`` events, of which the newest half stays hot; ``every``: all of them. What else there is to write
+        again comes last. No snapshot below ``unneeded`` is or will be open.
         """
+        self._pace = pace
         ticket = self._owner.enter()  # what goes in stays until the swap
         try:
             parts = self._owner.parts  # the same to the end, whatever is altered meanwhile
             _, blocks, files = parts[1].read()
-            inputs = _to_settle(blocks, every, file_rows)
-            if inputs:
-                return self._settle(parts, lock, blocks, inputs, unneeded(), file_rows)
             least = unneeded()
             files = [file for file in files if self._passed_over.get(file.number, 0.0) <= time.monotonic()]
+            chosen = too_deep(files, file_rows)
+            if not chosen and (inputs := _to_settle(blocks, every, file_rows)):
+                return self._settle(parts, lock, blocks, inputs, least, file_rows)
             if found := [file for file in files if file.named]:
                 return self._look_through(parts, lock, found[0])
-            chosen = [file for file in files if any(one.cts <= least for one in file.erased)][:1]
+            chosen = chosen or [file for file in files if any(one.cts <= least for one in file.erased)][:1]
             chosen = chosen or combinable(files, file_rows)
             return bool(chosen) and self._combine(parts, lock, chosen, least, file_rows)
         except _Unreadable as error:
@@ -160,21 +173,20 @@ class Settling:
             for one in block.erased:
                 erased_at[base.rows_erased(one)] = -1 if one.blank else one.cts
             found.append(_Events(base.read(block, every), names.stamps, names.positions, erased_at))
-        events = _joined(found)
-        events = events.picked(np.flatnonzero(events.erased_at >= 0))  # blank ones say nothing
-        made = self._made(parts, lock, events, least, file_rows)
+        made = self._made(parts, lock, _joined(found), least, file_rows)
+        headers = _headers_beside(blocks, inputs, min(file_rows, _HEADER_ROWS)) + inputs  # which become one
 
         def swap(batch: WriteBatch, meta: Meta, now: list[Block], files: list[SettledFile]) -> list[int] | None:
             there = {block.order: block for block in now}
-            if any(there.get(block.order) != block for block in inputs):
+            if any(there.get(block.order) != block for block in headers):
                 return None
-            for block in inputs[1:]:
+            for block in headers[1:]:
                 batch.delete(event_header_key(base.schema.id, block.order))
-            blank = [one for block in inputs for one in block.erased if one.blank]
+            blank = [one for block in headers for one in block.erased if one.blank]
             gone = _blank(blank, made.gone.erased_at)
-            base.add_settled(batch, meta.next, inputs, firsts[inputs[0].order], gone)
+            base.add_settled(batch, meta.next, headers, firsts[headers[0].order], gone)
             meta.next += 1
-            return [data for block in inputs for data in data_of(block)]
+            return [data for block in headers for data in data_of(block)]
 
         done = self._swap(parts, lock, made, [], swap)
         if done:
@@ -242,11 +254,13 @@ class Settling:
         """Files of the events, but of those that retractions up to ``least`` removed."""
         base, _, settled = parts
         is_gone = (events.erased_at > 0) & (events.erased_at <= least)
-        gone, left = events.picked(np.flatnonzero(is_gone)), events
-        times = _times(base, left.columns)
-        order = np.lexsort((left.positions, left.stamps, times))
-        left = left.picked(order[~is_gone[order]])
-        cuts = portions(times[order][~is_gone[order]], file_rows)
+        gone = events.picked(np.flatnonzero(is_gone))
+        times = _times(base, events.columns)
+        order = _by_time(times, events)
+        if events.erased_at.any():
+            order = order[(events.erased_at[order] >= 0) & ~is_gone[order]]  # blank ones say nothing
+        left, times = events.picked(order), times[order]
+        cuts = portions(times, file_rows)
         with lock:
             number = self._owner.reserve(len(cuts))
         files = list[tuple[SettledFile, Any, dict[int, Counts]]]()
@@ -262,6 +276,7 @@ class Settling:
                     settled.place.write(WriteBatch(), number, data)
                     files[-1] = file, None, retracted
                 number += 1
+                self._pace(stop - start)
             if files and not settled.place.in_engine:
                 settled.place.made()
         except BaseException:
@@ -322,6 +337,21 @@ def _to_settle(blocks: list[Block], every: bool, file_rows: int) -> list[Block]:
     return chosen
 
 
+def _headers_beside(blocks: list[Block], inputs: list[Block], most: int) -> list[Block]:
+    """The headers of settled blocks just before these, as far as they are no larger than all that come after them, and
+    have no more than ``most`` events together.
+
+    So a table that is idle again and again has few headers, and few commits are written again often.
+    """
+    rows, beside = sum(block.rows for block in inputs), list[Block]()
+    for block in reversed(blocks[: blocks.index(inputs[0])]):
+        if not block.settled or block.rows > rows or rows + block.rows > most:
+            break
+        beside.insert(0, block)
+        rows += block.rows
+    return beside
+
+
 def _groups(files: list[SettledFile], low: int, high: int) -> Iterator[tuple[SettledFile, Group]]:
     for file in files:
         for group in file.groups:
@@ -361,6 +391,23 @@ def _blank(before: Sequence[Erased], erased_at: Counts) -> tuple[Erased, ...]:
 def _times(base: Blocks, columns: Any) -> Any:
     name = base.schema.event_time or ""
     return stored_array(base.schema.column(name).type, columns.column(name))
+
+
+def _by_time(times: Any, events: _Events) -> Any:
+    """The order by event time, then by name.
+
+    Blocks come in the order of their names, and files in that of time, so few times have to be moved by a stable sort.
+    Sorting by all three cost twice as much as everything else here.
+    """
+    order = np.argsort(times, kind="stable")
+    tied = np.flatnonzero(np.diff(times[order]) == 0)
+    if len(tied):
+        before, after = order[tied], order[tied + 1]
+        stamps = events.stamps[before], events.stamps[after]
+        back = (stamps[0] == stamps[1]) & (events.positions[before] > events.positions[after])
+        if ((stamps[0] > stamps[1]) | back).any():
+            return np.lexsort((events.positions, events.stamps, times))
+    return order
 
 
 def _joined(parts: Sequence[_Events]) -> _Events:

@@ -138,9 +138,11 @@ class EventStore:
                 )
             return None if remembered_at is None else meta.floor_at(remembered_at)
 
-        return self._viewed(upto, floor, upto if remembered_at is None else remembered_at)
+        return self._viewed(upto, floor, upto if remembered_at is None else remembered_at, since)
 
-    def _viewed(self, upto: int, floor: Callable[[Meta], int | None], erased_at: int) -> EventView:
+    def _viewed(
+        self, upto: int, floor: Callable[[Meta], int | None], erased_at: int, since: int | None = None
+    ) -> EventView:
         ticket = self._readers.enter()
         try:
             meta, blocks, files = self._manifest.read()
@@ -153,7 +155,8 @@ class EventStore:
                     retracted_at=meta.blanked,
                 )
             parts = self._base, self._files, self._readers, ticket, meta, blocks, files
-            return EventView(*parts, upto, floor_us, erased_at)
+            partial = since is not None and since < meta.lost
+            return EventView(*parts, upto, floor_us, erased_at, is_partial=partial)
         except BaseException:
             self._readers.leave(ticket)
             raise
@@ -386,6 +389,11 @@ class EventStore:
         """Another one after any change but that of floors."""
         meta = self._base.meta()
         return meta.next, meta.manifest, meta.upto, meta.erased_upto, meta.blanked
+
+    @property
+    def rows_sealed(self) -> int:
+        """How many events have come into blocks, ever."""
+        return self._base.meta().rows
 
     def hot_rows(self) -> int:
         """How many events are not settled."""

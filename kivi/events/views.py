@@ -88,6 +88,8 @@ class EventView:
     ``floor_us``: events before it are left out; a caller that knows of a later floor may raise it before it scans.
     ``erased_at``: what retractions at or below this CTS removed is left out. Blocks know those up to ``erased_upto``;
     ``names`` are of other events to leave out, which a caller adds before it scans; ``pending``: those of retractions.
+    ``is_partial``: of the events that no floor hides some were dropped, with the headers of their commits. Files may
+    still have them, if they have events of other commits: they are left out.
     """
 
     def __init__(
@@ -102,6 +104,8 @@ class EventView:
         upto: int,
         floor_us: int | None,
         erased_at: int,
+        *,
+        is_partial: bool = False,
     ) -> None:
         self._base = base
         self._readers = readers
@@ -113,6 +117,7 @@ class EventView:
         self.events_upto = meta.upto
         self.floor_us = floor_us
         self.erased_at = erased_at
+        self.is_partial = is_partial
         self.erased_upto = meta.erased_upto
         self.names = EventNames.none()
         self.pending: dict[int, EventNames] = {}
@@ -196,6 +201,14 @@ class EventView:
         if self._firsts is None:
             self._firsts = dict(zip((one.order for one in self._every), first_positions(self._every), strict=True))
         return self._firsts[block.order]
+
+    def spans(self, first_cts: int, last_cts: int) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+        """Of the settled blocks with some of these commits, the name of the first event and of the last."""
+        for block in self.blocks:
+            if block.settled and block.first_cts <= last_cts and block.last_cts >= first_cts:
+                first = self._first(block)
+                last = block.runs[-1][1] - 1 + (first if block.first_cts == block.last_cts else 0)
+                yield (block.first_cts, first), (block.last_cts, last)
 
     def named(self, block: Block, names: EventNames) -> Counts:
         """Which rows of the hot block have these names."""

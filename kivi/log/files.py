@@ -11,6 +11,8 @@ import fcntl
 import os
 from collections.abc import Sequence
 
+from kivi.runtime.files import sync_directory
+
 __all__ = ["Files", "write_all"]
 
 _IOV_MAX = 1024
@@ -80,12 +82,8 @@ class Files:
     def fsync(self, fd: int) -> None:
         os.fsync(fd)
 
-    def fsync_directory(self, path: str) -> None:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+    def sync_directory(self, path: str) -> None:
+        sync_directory(path)
 
     def rename(self, source: str, target: str) -> None:
         os.rename(source, target)

@@ -100,7 +100,7 @@ class MarkFile:
         finally:
             files.close(fd)
         files.rename(path + ".tmp", path)
-        files.fsync_directory(directory)
+        files.sync_directory(directory)
 
     def put(self, *, begins: int = 0, **changes: Any) -> None:
         """Write a slot with these fields of the mark changed. Raises ``OSError``.
@@ -146,7 +146,7 @@ def open_mark(files: Files, directory: str, store_id: bytes) -> MarkFile:
                 offset=0,
             )
         MarkFile.create(files, directory, Mark(store_id=store_id))
-        files.fsync_directory(os.path.dirname(os.path.abspath(directory)))
+        files.sync_directory(os.path.dirname(os.path.abspath(directory)))
     fd = files.open(path, os.O_RDWR)
     with ExitStack() as undo:
         undo.callback(files.close, fd)

@@ -295,7 +295,7 @@ def _rewrite(
     finally:
         files.close(target)
     files.rename(temporary, fresh.path)
-    files.fsync_directory(directory)
+    files.sync_directory(directory)
     kept = sum(1 for offset in segment.offsets if offset < known.offset)
     fresh.offsets = array("I", (offset - known.offset + BLOCK_BYTES for offset in segment.offsets[kept:]))
     fresh.numbers = array("I", (number + segment.header.first - first for number in segment.numbers[kept:]))

@@ -344,7 +344,7 @@ class SegmentedLog(CommitLog):
         files.fdatasync(new.fd)
         path = os.path.join(self._path, name_of(group.first))
         files.rename(new.path, path)
-        files.fsync_directory(self._path)
+        files.sync_directory(self._path)
         with self._lock:
             new.path, new.header = path, header
             self._counts["rolls"] += 1
@@ -465,7 +465,7 @@ class SegmentedLog(CommitLog):
             try:
                 for segment in gone:
                     self._files.unlink(segment.path)
-                self._files.fsync_directory(self._path)
+                self._files.sync_directory(self._path)
             except OSError as error:  # the next open removes them
                 logging.getLogger("kivi.log").warning("could not remove %s: %s", gone[0].path, error)
 

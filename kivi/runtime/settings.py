@@ -45,7 +45,7 @@ class Settings:
     block_rows: int = 131_072
     """Events of a block."""
     # -- settling
-    settle: bool = False
+    settle: bool = True
     """Whether events move from blocks to settled files in the background."""
     settle_every_s: float = 1.0
     """How often it is looked whether there is something to settle."""

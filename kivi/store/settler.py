@@ -6,6 +6,10 @@ only to swap what it made for what went in, so that nothing waits for it but a p
 Blocks are settled once a table has twice as many events in blocks as a file has, oldest first; the newest stay, for
 tails and snapshots that follow the commits. Of a table that nothing was appended to for ``settle_idle_s`` all are.
 No snapshot and no tail holds this up: whatever they ask for, they get from files (R23).
+
+While events come in, a step rests after each file that it made: as long as it worked, which is enough to keep up; and
+nine times as long where they come faster than that, as in a burst, so that the stream has the processors. What is left
+then waits for the valley after it: then it does not rest, and neither does it where very many wait.
 """
 
 from __future__ import annotations
@@ -13,10 +17,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from kivi.errors import DataLoss, KiviError, NotFound, Unavailable
+from kivi.events.combining import depth
 from kivi.events.settling import FILE_ROWS
 from kivi.events.store import EventStore
 from kivi.model.schema import TableSchema
@@ -28,6 +33,12 @@ __all__ = ["Settler"]
 _log = logging.getLogger("kivi.store")
 
 _RETRY_S: Final = 5.0
+_REST: Final = 1.0
+"""Times as long as it worked a step rests while events come in."""
+_REST_IN_BURST: Final = 9.0
+"""The same, while so many come in that it could not keep up."""
+_WAITING_MAX: Final = 256 * FILE_ROWS
+"""The more events wait the less it rests; where so many do, not at all."""
 _LOOK_AGAIN: Final = 30
 """So many rounds after there was nothing to do it is looked again, whatever has changed: snapshots may have ended."""
 
@@ -45,7 +56,9 @@ class Settler:
         self._damaged: set[int] = set()
         self._rounds = 0
         self._deleted_at = time.monotonic()
-        self.seconds = 0.0
+        self._worked_from = self._rested_until = 0.0
+        self._came_in = 0
+        self.seconds = self.rested = 0.0
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._work, name="kivi-settle", daemon=True)
@@ -69,14 +82,27 @@ class Settler:
         """How many events are in blocks and not in files."""
         return sum(events.hot_rows() for _, events in self.tables())
 
-    def stats(self) -> dict[str, int]:
-        """Since the store was opened, but for the files, which are those that are there."""
+    def stats(self) -> dict[str, int | float]:
+        """Since the store was opened, but for the files, which are those that are there.
+
+        ``settling_seconds`` are of steps that ended, with the time that they rested. ``settled_depth``: of one table,
+        the greatest number of files that have events of one moment. ``settled_write_amplification``: bytes of all files
+        that were written, for each byte of those that events first moved to.
+        """
         every = [events for _, events in self.tables()]
+        files = [events.files() for events in every]
+        settled = sum(events.settling.settled_bytes for events in every)
+        written = sum(events.settling.written_bytes for events in every)
         return {
-            "settled_files": sum(len(events.files()) for events in every),
+            "settling": self.waiting(),
+            "settling_seconds": self.seconds,
+            "settling_rested_seconds": self.rested,
+            "settled_files": sum(map(len, files)),
+            "settled_depth": max(map(depth, files), default=0),
             "settled_rows": sum(events.settling.settled_rows for events in every),
-            "settled_bytes": sum(events.settling.settled_bytes for events in every),
-            "settled_written_bytes": sum(events.settling.written_bytes for events in every),
+            "settled_bytes": settled,
+            "settled_written_bytes": written,
+            "settled_write_amplification": written / settled if settled else 0.0,
             "settled_combined_rows": sum(events.settling.combined_rows for events in every),
         }
 
@@ -115,18 +141,41 @@ class Settler:
         seen, was_idle, at = self._done.get(schema.id, (None, False, 0))
         if (seen, was_idle) == (version, idle) and self._rounds - at < _LOOK_AGAIN:
             return False
-        if self._step(schema, events, every=idle):
+        if self._step(schema, events, every=idle, pace=self._rest):
             return True
         self._done[schema.id] = version, idle, self._rounds
         return False
 
-    def _step(self, schema: TableSchema, events: EventStore, *, every: bool, file_rows: int = FILE_ROWS) -> bool:
+    def _rest(self, rows: int) -> None:
+        """Rests as befits the work on a file of so many rows, if events have come in since the last time."""
+        now = time.perf_counter()
+        came_in = sum(events.rows_sealed for _, events in self.tables())
+        more, self._came_in = came_in - self._came_in, came_in
+        if more > 0:
+            worked = now - self._worked_from
+            could = rows / (1 + _REST) / worked
+            rest = _REST_IN_BURST if more / (now - self._rested_until) > could else _REST
+            self._stop.wait(rest * max(0.0, 1 - self.waiting() / _WAITING_MAX) * worked)
+        self._worked_from = self._rested_until = time.perf_counter()
+        self.rested += self._worked_from - now
+
+    def _step(
+        self,
+        schema: TableSchema,
+        events: EventStore,
+        *,
+        every: bool,
+        file_rows: int = FILE_ROWS,
+        pace: Callable[[int], None] = lambda rows: None,
+    ) -> bool:
         if schema.id in self._damaged:
             return False
-        started = time.perf_counter()
+        started = self._worked_from = time.perf_counter()
         consolidator = self._store.consolidator
         try:
-            return events.settling.step(consolidator.mutex, consolidator.unneeded, every=every, file_rows=file_rows)
+            return events.settling.step(
+                consolidator.mutex, consolidator.unneeded, every=every, file_rows=file_rows, pace=pace
+            )
         except NotFound:
             return False  # it was dropped meanwhile
         except DataLoss as error:  # of what it reads; whoever asks for that is told so, too

@@ -126,8 +126,6 @@ def stats(store: Host) -> dict[str, int | float]:
         "consolidation_seconds": store.consolidator.busy_s,
         "block_compactions": store.consolidator.compactions,
         "block_compacted_rows": store.consolidator.compacted_rows,
-        "settling": store.settler.waiting(),
-        "settling_seconds": store.settler.seconds,
         **store.settler.stats(),
         **store.cooler.stats(),
         "version_bytes": store.consolidator.sweeper.versions_bytes,

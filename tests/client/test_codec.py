@@ -97,7 +97,9 @@ def test_definitions():
         back = from_table(types_pb2.Table.FromString(to_table(table).SerializeToString()))
         assert back == table
         assert back.description() == table.description()
+    events = dataclasses.replace(events, index=("e",), cold="s3://bucket/prefix", local_us=86_400_000_000)
     overwritten = dataclasses.replace(events, id=30, origin_id=7)
+    assert from_table(to_table(overwritten)) == dataclasses.replace(events, id=7)
     assert from_table(to_table(overwritten)).id == 7, "a client knows a table by its first generation"
     for field in dataclasses.fields(aggregate):  # whoever adds one is told here that it does not cross the wire yet
         # What it observes is for deriving, which a client does not do.

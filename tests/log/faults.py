@@ -16,7 +16,7 @@ from kivi.log.segmented import SegmentedLog
 from tests.waiting import wait_until
 
 STORE = b"0123456789abcdef"
-CHANGING = ("allocate", "truncate", "pwritev", "fdatasync", "fsync", "fsync_directory", "rename", "unlink")
+CHANGING = ("allocate", "truncate", "pwritev", "fdatasync", "fsync", "sync_directory", "rename", "unlink")
 
 
 class FaultyFiles(Files):
@@ -53,9 +53,9 @@ class FaultyFiles(Files):
         self._call("fsync")
         super().fsync(fd)
 
-    def fsync_directory(self, path: str) -> None:
-        self._call("fsync_directory")
-        super().fsync_directory(path)
+    def sync_directory(self, path: str) -> None:
+        self._call("sync_directory")
+        super().sync_directory(path)
 
     def rename(self, source: str, target: str) -> None:
         self._call("rename")

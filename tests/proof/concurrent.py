@@ -52,6 +52,7 @@ SETTINGS = (
     "settle=true",
     "settle_every_s=0.05",
     "settle_idle_s=0.0",
+    "cold_every_s=0.1",
     "consolidate_rows=16",
     "block_rows=256",
     "flush_every_s=1",
@@ -92,7 +93,7 @@ def checked(
     with ServerProcess(data, *ARGUMENTS) as server:
         db = server.connect()
         oracle = Oracle(TABLES)
-        make_tables(db)
+        make_tables(db, data.parent / "objects")
         first = fund(db, oracle)
         clients: list[Client] = [
             workload(server.connect(timeout=30.0), oracle, seed * 1_000 + i, first=first)

@@ -89,7 +89,7 @@ def prepare(path: Path) -> History:
     """A store with events in blocks, in the log alone, and rows of every kind."""
     oracle = Oracle(TABLES)
     with kivi.open(path, background=False) as db:
-        make_tables(db)
+        make_tables(db, path.parent / "objects")
         first = fund(db, oracle)
         with db.transaction() as tx:
             for op in people():

@@ -17,6 +17,7 @@ from typing import Any, Final, Literal
 from kivi_server.__main__ import main
 
 from kivi.engine.rocks import RocksEngine
+from kivi.events.object_store import ObjectStore
 from kivi.events.places import Directory
 from kivi.events.store import EventStore
 from kivi.log.files import Files
@@ -74,6 +75,10 @@ POINTS: Final[dict[str, tuple[Any, str, When]]] = {
     "settled files written": (Directory, "made", "after"),
     "settled": (EventStore, "retire", "after"),
     "settled files deleted": (Directory, "delete", "after"),
+    # the cold tier
+    "object written": (ObjectStore, "write", "after"),
+    "object read back": (ObjectStore, "read_whole", "after"),
+    "objects deleted": (ObjectStore, "delete", "after"),
     "swept": (Sweeper, "write_swept", "after"),
     # the rest
     "stage": (Staging, "log_stage", "after"),

@@ -20,6 +20,7 @@ import itertools
 import random
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import kivi
@@ -101,10 +102,11 @@ one another at each NumPy call, and then runs fall below their minima."""
 EVENT = {"a": "int64", "b": "string", "ts": "timestamp", "x": "int64"}
 
 
-def make_tables(db: Any) -> None:
-    """All tables of the workloads, empty."""
+def make_tables(db: Any, cold: Path | None = None) -> None:
+    """All tables of the workloads, empty. ``cold``: a directory for the settled files of events but the newest."""
+    tier = {} if cold is None else {"local": 1, "cold": f"file://{cold.absolute()}"}
     db.create_table("t", key={"id": "int64"}, columns=COLUMNS)
-    db.create_event_table("e", event_time="ts", columns=EVENT)
+    db.create_event_table("e", event_time="ts", columns=EVENT, **tier)
     measures = {"total": kivi.sum("x"), "calls": kivi.count(), "slow": kivi.max("x")}
     db.create_aggregate("by_a", source="e", group_by=["a"], measures=measures)
     db.create_aggregate("kept", source="e", group_by=["a"], measures=measures, history="1h")

@@ -52,7 +52,9 @@ def db(tmp_path: Path, cold: Path) -> Iterator[Any]:
         yield db
 
 
-def test_r23_cold_events_are_the_same_events_in_the_same_order(tmp_path: Path, cold: Path, db: Any) -> None:
+def test_r23_cold_events_are_the_same_events_in_the_same_order(
+    tmp_path: Path, cold: Path, db: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     where = {"where": (kivi.col("s") == "s3") & (kivi.col("d") > 2)}
     spans = {"start": T0 + 100 * MINUTE, "end": T0 + 350 * MINUTE}
     before = events(db), sums(db), sums(db, **where), sums(db, **spans)
@@ -73,6 +75,10 @@ def test_r23_cold_events_are_the_same_events_in_the_same_order(tmp_path: Path, c
     with opened(tmp_path / "data", cold) as again:
         assert (events(again), sums(again)) == before[:2]
     assert "settled files intact" in examine(str(tmp_path / "data"))["calls"]
+    capsys.readouterr()
+    run(["dump", str(tmp_path / "data")])
+    dumped = capsys.readouterr().out
+    assert all(f"cold: file://{cold} {path.relative_to(cold)}" in dumped for path in objects(cold))
     assert len(objects(cold)) == moved
 
 

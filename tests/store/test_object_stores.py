@@ -16,7 +16,9 @@ from kivi.errors import DataLoss, Unavailable
 from kivi.events.object_store import ObjectMissing, ObjectStore
 from kivi.runtime import deadlines
 from tests.s3server import CREDENTIALS, Faulty, Reply, faulty
+from tests.serverproc import ServerProcess
 from tests.store.test_settling import COLUMNS, MINUTE, T0, append, events, files, sums
+from tests.waiting import wait_until
 
 LATE = {"start": T0 + 500 * MINUTE}
 
@@ -223,3 +225,25 @@ def test_an_access_key_that_is_refused_is_told_at_once(s3: Faulty) -> None:
     with pytest.raises(Unavailable, match="look at its credentials"):
         ObjectStore(s3.url, 30.0).write("some", b"bytes")
     assert time.monotonic() - began < 10
+
+
+def test_a_server_answers_in_the_clients_time_while_the_object_store_is_slow(tmp_path: Path, s3: Faulty) -> None:
+    settings = ("settle=true", "settle_every_s=0.1", "settle_idle_s=0.0", "cold_every_s=0.1", "fold_every_s=0.1")
+    arguments = [argument for setting in settings for argument in ("--set", setting)]
+    with ServerProcess(tmp_path / "data", *arguments) as server, server.connect() as db:
+        db.create_event_table("calls", event_time="ts", columns=COLUMNS, local="1m", cold=s3.url)
+        db.append("calls", [{"ts": T0 + i, "k": i} for i in range(1_000)])
+        db.append("calls", [{"ts": T0 + 10 * MINUTE, "k": 1_000}])
+        wait_until(lambda: db.stats()["cold_files"] > 0 and not db.stats()["cold_uploads_waiting"])
+        s3.delay_s = 8.0
+        with server.connect(timeout=1.0) as hasty:
+            began = time.monotonic()
+            with pytest.raises(Unavailable), hasty.snapshot() as snapshot:
+                snapshot.query("calls", group_by=["k"], measures={"n": kivi.count()}).to_arrow()
+            assert time.monotonic() - began < 5
+            with hasty.snapshot() as snapshot:
+                found = snapshot.query("calls", start=T0 + 5 * MINUTE, measures={"n": kivi.count()})
+                assert [row["n"] for row in found] == [1]
+        s3.delay_s = 0.0
+        with db.snapshot() as snapshot:
+            assert [row["k"] for row in snapshot.scan("calls")] == list(range(1_001))

@@ -10,16 +10,19 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 import kivi
 from kivi.cli.offline import examine
 from kivi.encoding.keys import prefix_end
 from kivi.encoding.keyspaces import Space, table_prefix
-from kivi.errors import DataLoss, DiskFull, EventsRetracted, Unavailable
+from kivi.errors import DataLoss, DiskFull, EventsRetracted, SnapshotTooOld, Unavailable
 from kivi.events import settling
 from kivi.events.places import Directory
 from kivi.events.settling import Settling
+from tests.waiting import wait_until
 
 T0 = 1_767_268_800_000_000
 MINUTE = 60_000_000
@@ -411,10 +414,70 @@ def test_a_table_that_is_altered_reads_its_older_files(tmp_path: Path) -> None:
             )
 
 
+def test_r23_a_partial_tail_has_no_events_of_dropped_commits_whose_file_stands(tmp_path: Path) -> None:
+    with kivi.open(tmp_path / "data", background=False, block_rows=64) as db:
+        db.create_event_table("calls", event_time="ts", columns=COLUMNS, retention="100m")
+        append(db, 0, 100, late=0)
+        db.store.settle(100)
+        append(db, 100, 150, late=0.2, reach=120)
+        db.store.settle(100)
+        with pytest.MonkeyPatch.context() as patched:  # all become one file, once
+            left = [list[Any]]
+            patched.setattr(settling, "combinable", lambda files, _: left.pop()(files) if left else [])
+            db.store.settle(1_000)
+        table: Any = db.store.event_tables.of(db.store.table("calls").id)
+        for _ in range(3):
+            db.store.housekeeping.move_floors()
+            db.consolidate()
+        with db.snapshot() as snapshot:
+            with pytest.raises(SnapshotTooOld) as told:
+                list(snapshot.changes("calls", since=0))
+            assert min(file.first_cts for file in table.files()) <= told.value.details["kept_since"]
+            kept = list(snapshot.changes("calls", since=0, partial=True))
+            assert kept == list(snapshot.changes("calls", since=told.value.details["kept_since"]))
+            assert [row["k"] for row in kept] == list(range(100, 250))
+
+
+def test_a_table_that_is_idle_again_and_again_has_few_headers(tmp_path: Path) -> None:
+    with opened(tmp_path / "data") as db:
+        table = db.store.event_tables.of(db.store.table("calls").id)
+        stamps = list[int]()
+        for first in range(100):
+            append(db, first, 1)
+            stamps.append(db.watermark())
+            db.store.settle()
+        headers = table.parts[1].read()[1]
+        assert len(headers) < 10 and sum(block.rows for block in headers) == 100
+        assert [row["k"] for row in events(db)] == list(range(100))
+        with db.snapshot() as snapshot:
+            tail = list(snapshot.changes("calls", since=stamps[41]))
+        assert [(row["k"], row["_commit_ts"]) for row in tail] == list(enumerate(stamps))[42:]
+
+
+def test_by_default_a_stream_is_settled_behind_itself_which_rests_meanwhile(tmp_path: Path) -> None:
+    with kivi.open(tmp_path / "data", settle_every_s=0.02, settle_idle_s=2.0) as db:
+        db.create_event_table("calls", event_time="ts", columns={"ts": "timestamp", "k": "int64"})
+        keys, rows = np.arange(200_000), 0
+
+        def stream() -> bool:
+            nonlocal rows
+            db.append("calls", pa.table({"ts": pa.array(T0 + rows + keys, pa.timestamp("us", "UTC")), "k": keys}))
+            rows += len(keys)
+            return bool(db.stats()["settling_rested_seconds"])
+
+        wait_until(stream, timeout_s=60)
+        wait_until(lambda: db.stats()["settling"] == 0, timeout_s=60)  # once nothing comes, all of it
+        stats = db.stats()
+        assert stats["settled_rows"] == rows and stats["settled_depth"] == stats["settled_write_amplification"] == 1
+        with db.snapshot() as snapshot:
+            found = [batch.column("k") for batch in snapshot.change_batches("calls", since=0, commit_ts=False)]
+        assert pa.chunked_array(found).equals(pa.chunked_array([pa.array(keys)] * (rows // len(keys))))
+
+
 def test_in_the_background_an_idle_table_is_settled(tmp_path: Path) -> None:
     import time
 
-    settings = {"settle": True, "settle_idle_s": 0.1, "settle_every_s": 0.02, "fold_every_s": 0.05}
+    settings = {"settle_idle_s": 0.1, "settle_every_s": 0.02, "fold_every_s": 0.05}
     with kivi.open(tmp_path / "data", **settings) as db:
         db.create_event_table("calls", event_time="ts", columns=COLUMNS)
         db.append("calls", [{"ts": T0 + i, "k": i} for i in range(1_000)])
