@@ -7,6 +7,9 @@
     cold/OWNER                                      here: the generation, and the URLs it has written to
     cold/cache/                                     here: ranges that were read back (``range_cache``)
 
+Two URLs may be one place (``file:///a`` and ``file:///a/.``, a symbolic link, S3 with other options), so objects are
+told apart by their keys, whatever the URL: no key is used twice.
+
 A *generation* belongs to one directory. Copies, backups among them, do not have ``OWNER``, and one that was copied with
 it is told by its inode: a store that is opened from a copy reads the objects that its manifest names, writes under a
 generation of its own, and deletes nothing but there. So it cannot overwrite or delete an object of the store that it
@@ -74,7 +77,7 @@ class ColdTier:
         self._sweeping = threading.Lock()
         self._stores: dict[str, ObjectStore] = {}
         self._owner: _Owner | None = None
-        self._uploading: set[ColdObject] = set()
+        self._uploading: set[str] = set()
         self._pins: dict[ColdObject, tuple[str, frozenset[str]]] = {}
         self._cache = RangeCache(os.path.join(self._folder, "cache"), cache_bytes) if self._folder else None
         self._cache_bytes = cache_bytes
@@ -148,7 +151,7 @@ class ColdTier:
         """
         where = ColdObject(url, f"{self._owned(url).generation}/{table}/{number}-{secrets.token_hex(4)}{OBJECT}")
         with self._lock:
-            self._uploading.add(where)
+            self._uploading.add(where.key)
         try:
             store = self.store(url)
             store.write(where.key, data)
@@ -164,7 +167,7 @@ class ColdTier:
             raise
         finally:
             with self._lock:
-                self._uploading.discard(where)
+                self._uploading.discard(where.key)
 
     def read_back(self, where: ColdObject) -> bytes | None:
         """The whole object; None: it is not there."""
@@ -205,13 +208,13 @@ class ColdTier:
 
     def _swept(self, url: str, generation: str, in_use: Callable[[], set[ColdObject]]) -> int:
         store = self.store(url)
-        there = [ColdObject(url, key) for key in store.list(generation) if key.endswith(OBJECT)]
+        there = [key for key in store.list(generation) if key.endswith(OBJECT)]
         with self._lock:
             kept = set(self._uploading)
-        kept |= in_use()
-        dead = [one for one in there if one not in kept]
+        kept |= {one.key for one in in_use()}
+        dead = [key for key in there if key not in kept]
         pinned = self.pinned(url, generation) if dead else {}
-        gone = [one.key for one in dead if one.key not in pinned]
+        gone = [key for key in dead if key not in pinned]
         store.delete(gone)
         self.deleted += len(gone)
         return len(gone)

@@ -22,11 +22,13 @@ def named_by(store: Any) -> dict[str, set[str]]:
 def orphans(named: Mapping[str, set[str]]) -> Iterator[tuple[str, str | None]]:
     """(URL, path of a copy that it is pinned for, or None) of each object below these URLs that is not named."""
     tier = ColdTier(None, cache_bytes=0, timeout_s=Settings().cold_timeout_s)
-    for url, keys in sorted(named.items()):
-        there = [key for key in tier.store(url).list("") if key.endswith(OBJECT)]
+    keys = set[str]().union(*named.values())  # whatever the URL: several may be one place, or one below another
+    for url in sorted(named):
+        there = [path for path in tier.store(url).list("") if path.endswith(OBJECT)]
         pinned: dict[str, str] = {}
-        for generation in sorted({key.partition("/")[0] for key in there}):
+        for generation in sorted({path.rsplit("/", 2)[0] for path in there}):
             pinned |= tier.pinned(url, generation)
-        for key in there:
+        for path in there:
+            key = "/".join(path.split("/")[-3:])
             if key not in keys:
-                yield tier.store(url).named(key), pinned.get(key)
+                yield tier.store(url).named(path), pinned.get(key)

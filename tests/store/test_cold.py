@@ -521,6 +521,39 @@ def run(arguments: list[str]) -> None:
     assert main(arguments) == 0
 
 
+def test_two_spellings_of_a_url_are_one_place_and_no_live_object_is_deleted(
+    tmp_path: Path, cold: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "link").symlink_to(cold)
+    urls = [f"file://{cold}/mnt", f"file://{cold}/./mnt", f"file://{cold}//mnt", f"file://{tmp_path}/link/mnt"]
+    urls += [f"file://{cold}"]  # one above
+    names = [f"t{i}" for i in range(len(urls))]
+    with kivi.open(tmp_path / "data", background=False, block_rows=64) as db:
+        for name, url in zip(names, urls, strict=True):
+            db.create_event_table(
+                name, event_time="ts", columns={"ts": "timestamp", "k": "int64"}, local="1m", cold=url
+            )
+            db.append(name, [{"ts": T0 + i * MINUTE, "k": i} for i in range(300)])
+        db.consolidate()
+        db.store.settle(100)
+        assert db.store.cooler.cool() >= len(urls)
+        backup = db.backup(tmp_path / "backups")
+        db.drop(names[0])
+        db.consolidate()
+        for _ in range(10):
+            db.store.housekeeping.step()
+        db.store.cooler.cool()
+        with db.snapshot() as snapshot:
+            for name in names[1:]:
+                assert [row["k"] for row in snapshot.scan(name)] == list(range(300))
+        live = {one.key for one in db.store.event_tables.objects_in_use()}
+    capsys.readouterr()
+    run(["orphans", str(tmp_path / "data"), "-o", "json"])
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {"/".join(one["object"].split("/")[-3:]) for one in found}.isdisjoint(live)
+    assert {one["pinned_for"] for one in found} == {backup["path"]}, "what the dropped table left"
+
+
 # -- retractions ---------------------------------------------------------------------------------------
 
 
