@@ -62,6 +62,11 @@ class Dataset(pa.dataset.Dataset):  # type: ignore[misc]
         self.failure: KiviError | None = None
 
     @property
+    def name(self) -> str:
+        """Of the table."""
+        return self._table.name
+
+    @property
     def schema(self) -> pa.Schema:
         return self._schema
 

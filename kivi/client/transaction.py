@@ -182,9 +182,9 @@ class TransactionCore:
         attempt, deadline = 0, self.core.deadline()
         try:
             while True:
+                request.timeout_ms = timeout_ms(self.core.timeout_s)
                 if self._unsent and self._taken_back():  # one request begins and does what it is for
                     request.first.CopyFrom(self._beginning())
-                    request.timeout_ms = timeout_ms(self.core.timeout_s)
                 try:
                     reply = yield Ask(request, self.core.timeout_s, self._epoch, bodies)
                 except ConnectionLost:

@@ -41,6 +41,7 @@ from kivi.events.object_store import ObjectMissing
 from kivi.events.places import Place
 from kivi.events.pruning import equals
 from kivi.model.declarations import INDEXED
+from kivi.model.event_files import NAME_COLUMNS
 from kivi.model.expressions import Expr
 from kivi.model.schema import Column, TableSchema
 from kivi.runtime.checksum import crc32
@@ -226,7 +227,7 @@ def write_file(schema: TableSchema, number: int, events: Any, stamps: Any, posit
 def _file_names(columns: Sequence[Column]) -> list[str]:
     """The table's columns, and those of names, which yield to a column of the table that is called so."""
     used = [column.name for column in columns]
-    for name in ("_cts", "_pos"):
+    for name in NAME_COLUMNS:
         while name in used:
             name += "_"
         used.append(name)

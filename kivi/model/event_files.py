@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Final
 
 from kivi.model.questions import COMMIT_TIME
 from kivi.model.schema import TableSchema
 
-__all__ = ["EventFiles", "can_be_shared", "decode_files", "encode_files"]
+__all__ = ["NAME_COLUMNS", "EventFiles", "can_be_shared", "decode_files", "encode_files"]
+
+NAME_COLUMNS: Final = ("_cts", "_pos")
+"""What else a file has of each event: the CTS of its commit, and its place there. Longer if a column has this name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +35,11 @@ class EventFiles:
 def can_be_shared(schema: TableSchema, hidden: Sequence[str]) -> bool:
     """Whether files have all columns of a table that are shown: those of these hidden ones too.
 
-    When a commit was is in no file; and DuckDB does not tell large letters from small ones.
+    When a commit was is in no file; and DuckDB does not tell large letters from small ones, in the names of the columns
+    that only files have neither.
     """
     names = [column.name.lower() for column in schema.columns]
+    names += [name for name in NAME_COLUMNS if name not in schema.by_name]
     timed = COMMIT_TIME in hidden and COMMIT_TIME not in schema.by_name
     return schema.kind == "event" and not timed and len(set(names)) == len(names)
 

@@ -210,6 +210,8 @@ class Committer:
         while done != (done := self.on_pressure()):
             if self.pending.wait_for_room(self.pending_hard_bytes, _ADMISSION_TIMEOUT_S):
                 return True
+            if self.shortage.why(BASE) is not None:
+                return False
         return False
 
     def _no_room(self) -> KiviError:

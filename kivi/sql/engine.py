@@ -35,6 +35,8 @@ class Source(Protocol):
     failure: KiviError | None
 
     @property
+    def name(self) -> str: ...
+    @property
     def files(self) -> Sequence[EventFiles]: ...
 
     @property
@@ -112,6 +114,7 @@ class _Asked:
     def __init__(self, duckdb: Any, limits: Limits) -> None:
         self._duckdb, self._limits = duckdb, limits
         self._sources: dict[str, Source] = {}
+        self._spelled: dict[str, str] = {}
         self._missing: dict[str, KiviError] = {}
         self._paths: list[str] = []
         self._timed_out = False
@@ -138,7 +141,7 @@ class _Asked:
             for name in sorted({name for catalog, schema, name in table_names(tree) if not (catalog or schema)}):
                 self._find(name, find)
             for catalog, schema, name in table_names(tree):
-                if catalog or schema or name not in self._sources:
+                if catalog or schema or self._spelled.get(name, name) not in self._sources:
                     check_no_file(catalog, schema, name)
             self._lock()
             return self._connection.sql(statement, params=parameters).to_arrow_reader(BATCH_ROWS)
@@ -168,8 +171,16 @@ class _Asked:
             return
         if source is None:
             self._missing[name] = NotFound(f"there is no table {name!r}", table=name)
-        else:
-            self._sources[name] = source
+            return
+        for spelled, other in self._sources.items():  # which are one name to DuckDB
+            if spelled.lower() == name.lower():
+                if other.name != source.name:
+                    raise InvalidArgument(
+                        f"SQL does not tell {other.name!r} from {source.name!r}: ask about one of them in a statement"
+                    )
+                self._spelled[name] = spelled
+                return
+        self._sources[name] = source
 
     def _lock(self) -> None:
         """Lets the tables in, and nothing else any more."""

@@ -88,7 +88,8 @@ def view_of(name: str, rest: str, columns: Sequence[str], files: Sequence[EventF
         paths = ", ".join(map(quoted_text, each.paths))
         where = f" where {' and '.join(conditions)}" if conditions else ""
         parts.append(
-            f"select {', '.join(shown.get(column, 'null') for column in columns)} from read_parquet([{paths}]){where}"
+            f"select {', '.join(shown.get(column, 'null') for column in columns)} "
+            f"from read_parquet([{paths}], hive_partitioning = false){where}"
         )
     return f"create view {quoted_name(name)} as {' union all '.join(parts)}"
 

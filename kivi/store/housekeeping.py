@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from typing import Final
 
@@ -31,12 +32,21 @@ class Housekeeping:
 
     def __init__(self, store: Running) -> None:
         self._store = store
+        self._stepping = threading.Lock()
         self._rounds = 0
         self._floors_due_at = time.monotonic() + _FLOORS_EVERY_S
         self._catalog_version = -1
         self._dropped: list[int] = []
 
     def step(self) -> None:
+        """One bounded step of each. Nothing while another thread takes one: the background, or a pass of anybody's."""
+        if self._stepping.acquire(blocking=False):
+            try:
+                self._step()
+            finally:
+                self._stepping.release()
+
+    def _step(self) -> None:
         store = self._store
         self._rounds += 1
         if self._rounds % 20 == 0:

@@ -79,8 +79,12 @@ class Settler:
             self.delete_unneeded()
 
     def waiting(self) -> int:
-        """How many events are in blocks and not in files."""
-        return sum(events.hot_rows() for _, events in self.tables())
+        """How many events are in no file: in blocks, or not even there."""
+        pending = self._store.pending
+        return sum(
+            sum(one.batch.num_rows for one in pending.events(schema.id, 2**63)) + events.hot_rows()
+            for schema, events in self.tables()
+        )
 
     def stats(self) -> dict[str, int | float]:
         """Since the store was opened, but for the files, which are those that are there.

@@ -313,3 +313,46 @@ def test_a_question_opens_no_block_that_its_conditions_leave_out(
             opened.clear()
             assert len(one(db, text)) == 1
             assert len(opened) <= blocks, text
+
+
+def settled(db: Any, table: str, rows: list[dict[str, Any]]) -> None:
+    db.append(table, rows)
+    db.consolidate()
+    db.store.settle()
+
+
+def test_a_directory_that_is_called_like_a_partition_is_none(tmp_path: Path) -> None:
+    """DuckDB would take ``v=7`` in a path for the value of a column."""
+    (tmp_path / "v=7").mkdir()
+    with kivi.open(tmp_path / "v=7" / "store") as db:
+        db.create_event_table("e", event_time="ts", columns={"ts": "timestamp", "v": "int64"})
+        settled(db, "e", [{"ts": i, "v": i} for i in range(300)])
+        with db.snapshot() as snap:
+            assert snap.sql("select count(distinct v) as n, max(v) as m from e").to_pylist() == [{"n": 300, "m": 299}]
+            assert snap.sql("select * from e limit 1").column_names == ["ts", "v"]
+
+
+@pytest.mark.parametrize("name", ["_CTS", "_Cts", "_pos", "_POS", "_cts"])
+def test_a_column_that_is_called_like_one_of_a_file(tmp_path: Path, name: str) -> None:
+    with kivi.open(tmp_path / "store") as db:
+        db.create_event_table("e", event_time="ts", columns={"ts": "timestamp", name: "int64"})
+        db.append("e", [{"ts": 2 * i, name: 10**9 + i} for i in range(300)])
+        with db.snapshot() as snap:
+            settled(db, "e", [{"ts": 2 * i + 1, name: 0} for i in range(300)])
+            assert snap.sql(f'select count(*) as n, min("{name}") as m from e').to_pylist() == [{"n": 300, "m": 10**9}]
+
+
+@pytest.mark.parametrize("is_settled", [False, True])
+def test_tables_in_two_spellings(tmp_path: Path, is_settled: bool) -> None:
+    with kivi.open(tmp_path / "store") as db:
+        for name, rows in (("a", 3), ("A", 5), ("b", 2)):
+            db.create_event_table(name, event_time="ts", columns={"ts": "timestamp"})
+            db.append(name, [{"ts": i} for i in range(rows)])
+        db.consolidate()
+        if is_settled:
+            db.store.settle()
+        with db.snapshot() as snap:
+            assert snap.sql('select count(*) as n from "A"').to_pylist() == [{"n": 5}]
+            assert snap.sql("select count(*) as n from b, B as c").to_pylist() == [{"n": 4}]
+            with pytest.raises(InvalidArgument, match="does not tell 'A' from 'a'"):
+                snap.sql('select (select count(*) from a) as x, (select count(*) from "A") as y')

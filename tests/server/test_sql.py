@@ -114,6 +114,27 @@ def test_limits_end_a_question_and_say_which_they_are(snap: Any) -> None:
         snap.sql("select repeat('x', 51_000_000) as long")
 
 
+def test_a_question_ends_when_its_client_has_given_up(tmp_path: Path) -> None:
+    """Whether it was the first request of its snapshot or not. Else it would keep the only process from others."""
+    with (
+        ServerProcess(tmp_path / "data", "--set", "sql_processes=1") as running,
+        running.connect(timeout=30) as patient,
+        running.connect(timeout=2) as hasty,
+    ):
+        patient.create_table("t", key={"id": "int64"}, columns={"x": "int64"})
+        for first in (True, False):
+            with patient.snapshot() as snap:
+                assert snap.sql("select 1 as x").num_rows == 1  # the process is there
+            with hasty.snapshot() as snap:
+                assert first or not list(snap.scan("t"))
+                with pytest.raises(KiviError):
+                    snap.sql(LONG)
+            began = time.monotonic()
+            with patient.snapshot() as snap:
+                assert snap.sql("select 1 as x").num_rows == 1
+            assert time.monotonic() - began < 20  # and not sql_timeout_s
+
+
 def test_a_value_that_no_machine_holds_costs_its_question_only(snap: Any) -> None:
     with pytest.raises(ResourceExhausted):
         snap.sql("select repeat('x', 4_000_000_000) as huge")

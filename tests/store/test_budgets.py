@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
@@ -245,6 +247,43 @@ def test_a_dropped_table_is_erased_while_others_are_written(driver: EmbeddedDriv
         for _ in range(10):
             driver.store.housekeeping.step()
     assert left() == 0
+
+
+def test_two_threads_keep_house_and_each_step_is_taken_by_one(driver: EmbeddedDriver) -> None:
+    """The background's, and within a pass that somebody waits for."""
+    store = driver.store
+    driver.db.create_table("gone", key={"id": "int64"}, columns={"n": "int64"})
+    with driver.db.transaction() as tx:
+        tx.put("gone", (1,), n=1)
+    driver.db.consolidate()
+    driver.db.drop("gone")
+    driver.db.consolidate()
+    inside, go_on, failures = threading.Event(), threading.Event(), list[BaseException]()
+    in_use = store.event_tables.in_use
+
+    def waits(table: int) -> bool:
+        inside.set()
+        assert go_on.wait(20)
+        return in_use(table)
+
+    def step() -> None:
+        try:
+            store.housekeeping.step()
+        except BaseException as error:
+            failures.append(error)
+
+    with patch.object(store.event_tables, "in_use", waits):
+        background = threading.Thread(target=step)
+        background.start()
+        assert inside.wait(20)
+    for _ in range(6):
+        store.housekeeping.step()
+    go_on.set()
+    background.join()
+    for _ in range(6):
+        store.housekeeping.step()
+    assert not failures
+    assert not store.housekeeping._orphans()
 
 
 # -- values -------------------------------------------------------------------------------------------

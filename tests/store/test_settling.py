@@ -76,6 +76,7 @@ def test_r23_settled_events_are_the_same_events_in_the_same_order(tmp_path: Path
             append(db, first, 100)
         where = {"where": (kivi.col("s") == "s3") & (kivi.col("d") > 2)}
         spans = {"start": T0 + 100 * MINUTE, "end": T0 + 350 * MINUTE}
+        assert db.stats()["settling"] == 600  # wherever they are
         before = events(db), sums(db), sums(db, **where), sums(db, **spans)
         with db.snapshot() as snapshot:
             backwards = list(snapshot.scan("calls", reverse=True, **spans))
