@@ -36,7 +36,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from kivi.errors import DataLoss, InvalidArgument
+from kivi.errors import DataLoss, InvalidArgument, KiviError, Unavailable
 from kivi.events.object_store import ObjectMissing, ObjectStore
 from kivi.events.range_cache import RangeCache
 from kivi.runtime.files import sync_directory
@@ -80,10 +80,13 @@ class ColdTier:
         self._uploading: set[str] = set()
         self._pins: dict[ColdObject, tuple[str, frozenset[str]]] = {}
         self._cache = RangeCache(os.path.join(self._folder, "cache"), cache_bytes) if self._folder else None
-        self._cache_bytes = cache_bytes
         self.uploaded_bytes = self.fetched_bytes = self.deleted = 0
         self.has_garbage = True
         """Whether a sweep may find something: after opening, and when objects went out of use."""
+        self._unswept: set[str] = set()
+        """The URLs where a sweep did not come to its end."""
+        self._copying = 0
+        """How many wait for the sweep to end, or keep another from beginning."""
 
     def store(self, url: str) -> ObjectStore:
         with self._lock:
@@ -189,24 +192,40 @@ class ColdTier:
 
     # -- deleting -------------------------------------------------------------------------------
 
-    def sweep(self, in_use: Callable[[], set[ColdObject]]) -> int:
-        """Deletes the objects of this store that nothing names; how many. ``in_use``: what manifests and views need,
-        after a flush. Raises Unavailable."""
-        if self._folder is None or not self.has_garbage:
-            return 0
-        owner = self._owned()
-        deleted = 0
-        with self._sweeping:
-            self.has_garbage = False
-            try:
-                for url in list(owner.urls):
-                    deleted += self._swept(url, owner.generation, in_use)
-            except BaseException:
-                self.has_garbage = True
-                raise
-        return deleted
+    def sweep(
+        self,
+        in_use: Callable[[], set[ColdObject]],
+        *,
+        passing: Iterable[str] = (),
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Deletes the objects of this store that nothing names, at all its URLs but those of ``passing``.
 
-    def _swept(self, url: str, generation: str, in_use: Callable[[], set[ColdObject]]) -> int:
+        ``in_use``: what manifests and views need, after a flush. It ends early once ``stopped`` says so, or a copy
+        waits for it, and where it did not come to its end the next call does it again. Raises Unavailable and DataLoss,
+        the first there was, after the other URLs were swept.
+        """
+        if self._folder is None or not (self.has_garbage or self._unswept):
+            return
+        owner = self._owned()
+        failures = list[KiviError]()
+        with self._sweeping:
+            if self.has_garbage:
+                self.has_garbage = False
+                self._unswept.update(owner.urls)
+            for url in sorted(self._unswept.difference(passing)):
+                try:
+                    if self._swept(url, owner.generation, in_use, lambda: stopped() or self._copying > 0):
+                        self._unswept.discard(url)
+                except (Unavailable, DataLoss) as error:
+                    failures.append(error)
+        if failures:
+            raise failures[0]
+
+    def _swept(
+        self, url: str, generation: str, in_use: Callable[[], set[ColdObject]], stopped: Callable[[], bool]
+    ) -> bool:
+        """False: it was stopped before its end."""
         store = self.store(url)
         there = [key for key in store.list(generation) if key.endswith(OBJECT)]
         with self._lock:
@@ -214,16 +233,25 @@ class ColdTier:
         kept |= {one.key for one in in_use()}
         dead = [key for key in there if key not in kept]
         pinned = self.pinned(url, generation) if dead else {}
-        gone = [key for key in dead if key not in pinned]
-        store.delete(gone)
-        self.deleted += len(gone)
-        return len(gone)
+        for key in dead:
+            if stopped():
+                return False
+            if key not in pinned:
+                store.delete([key])
+                self.deleted += 1
+        return True
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
         """Within this block no sweep deletes anything: for what reads a manifest and then pins what that names."""
-        with self._sweeping:
-            yield
+        with self._lock:
+            self._copying += 1
+        try:
+            with self._sweeping:
+                yield
+        finally:
+            with self._lock:
+                self._copying -= 1
 
     def pinned(self, url: str, generation: str) -> dict[str, str]:
         """The keys of a generation that copies name, with the path of such a copy."""

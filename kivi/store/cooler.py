@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Iterator
 
-from kivi.errors import DataLoss, KiviError, NotFound, Unavailable
+from kivi.errors import DataLoss, DiskFull, KiviError, NotFound, Unavailable
 from kivi.events.cold_tier import ColdObject
 from kivi.events.store import EventStore
 from kivi.model.schema import TableSchema
@@ -49,16 +49,31 @@ class Cooler:
     def cool(self) -> int:
         """Moves whatever is old enough, and deletes what nothing needs, now. How many files moved.
 
-        Raises Unavailable, DiskFull and DataLoss, as a step does.
+        Raises Unavailable, DiskFull and DataLoss, as a step does: the first there was, after all other tables had their
+        turn. An object store that cannot be reached is asked once.
         """
         moved = 0
+        failures = list[KiviError]()
+        away = set[str]()
         with self._mutex:
             for schema, events, before_us in self._tables():
-                while not self._stop.is_set() and self._step(schema, events, before_us):
-                    moved += 1
-            if self._has_cold():
+                try:
+                    while schema.cold not in away and not self._stop.is_set():
+                        if not self._step(schema, events, before_us):
+                            break
+                        moved += 1
+                except (DiskFull, DataLoss, Unavailable) as error:
+                    failures.append(error)
+                    if isinstance(error, Unavailable):
+                        away.add(schema.cold or "")
+            if self._has_cold() and not self._stop.is_set():
                 self._settler.delete_unneeded()
-                self._store.cold.sweep(self._in_use)
+                try:
+                    self._store.cold.sweep(self._in_use, passing=away, stopped=self._stop.is_set)
+                except (DataLoss, Unavailable) as error:
+                    failures.append(error)
+        if failures:
+            raise failures[0]
         return moved
 
     def stats(self) -> dict[str, int]:
@@ -83,7 +98,7 @@ class Cooler:
                 if self._failing:
                     _log.info("the cold tier can be reached again")
                 self._failing = False
-            except (Unavailable, DataLoss) as error:  # nothing is lost: what should have moved is still here
+            except (Unavailable, DiskFull, DataLoss) as error:  # nothing is lost: what should have moved is still here
                 self.errors += 1
                 if not self._failing:
                     _log.warning("files do not move to the cold tier: %s", error)

@@ -9,6 +9,8 @@ import contextlib
 import json
 import os
 import shutil
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from kivi.events.range_cache import RangeCache
 from kivi.events.store import EventStore
 from tests.serverproc import ServerProcess
 from tests.store.test_settling import COLUMNS, MINUTE, T0, append, events, files, sums
+from tests.waiting import wait_until
 
 
 def opened(path: Path, cold: Path, **settings: Any) -> Any:
@@ -329,8 +332,6 @@ def test_a_table_whose_object_store_cannot_be_reached_is_not_created(tmp_path: P
 
 
 def test_in_the_background_old_files_move(tmp_path: Path, cold: Path) -> None:
-    import time
-
     settings = {
         "settle": True,
         "settle_idle_s": 0.1,
@@ -552,6 +553,83 @@ def test_two_spellings_of_a_url_are_one_place_and_no_live_object_is_deleted(
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert {"/".join(one["object"].split("/")[-3:]) for one in found}.isdisjoint(live)
     assert {one["pinned_for"] for one in found} == {backup["path"]}, "what the dropped table left"
+
+
+def retracted(db: Any, table: str, condition: Any) -> None:
+    """Their settled files become others, and what was cold of them is garbage."""
+    with db.transaction() as tx:
+        tx.retract(table, where=condition)
+    db.consolidate()
+    db.store.consolidator.flush()
+    db.store.settle(100)
+
+
+def test_an_object_store_that_cannot_be_reached_holds_no_other_up(tmp_path: Path, cold: Path) -> None:
+    with kivi.open(tmp_path / "data", background=False, block_rows=64, cold_timeout_s=0.2) as db:
+        for name, where in (("a", "away"), ("b", "good"), ("c", "away")):
+            url = f"file://{cold}/{where}"
+            db.create_event_table(
+                name, event_time="ts", columns={"ts": "timestamp", "k": "int64"}, local="1m", cold=url
+            )
+
+        def fill(first: int) -> None:
+            for name in "abc":
+                db.append(name, [{"ts": T0 + i * MINUTE, "k": i} for i in range(first, first + 300)])
+            db.consolidate()
+            db.store.settle(100)
+
+        fill(0)
+        assert db.store.cooler.cool() >= 3
+        before = set(objects(cold / "good"))
+        for name in "abc":
+            retracted(db, name, kivi.col("k") < 50)
+        fill(300)
+        (cold / "away").rename(cold / "aside")
+        (cold / "away").touch()  # it is there, and no directory
+        began = time.monotonic()
+        with pytest.raises(Unavailable, match="/away/"):
+            db.store.cooler.cool()
+        assert time.monotonic() - began < 5
+        now = set(objects(cold / "good"))
+        assert now - before and before - now, "moved, and swept"
+        (cold / "away").unlink()
+        (cold / "aside").rename(cold / "away")
+        assert db.store.cooler.cool() > 0
+        assert len(objects(cold)) == db.stats()["cold_files"]
+        with db.snapshot() as snapshot:
+            for name in "abc":
+                assert [row["k"] for row in snapshot.scan(name)] == list(range(50, 600))
+
+
+@pytest.mark.parametrize("what", ["backup", "close"])
+def test_nothing_waits_for_a_whole_sweep(
+    tmp_path: Path, cold: Path, db: Any, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    db.store.cooler.cool()
+    retracted(db, "calls", kivi.col("k") < 600)
+    real, asked = ObjectStore.delete, list[str]()
+    copying = threading.Thread(target=db.backup, args=(tmp_path / "backups",))
+
+    def delete(self: ObjectStore, keys: list[str]) -> None:
+        for key in keys:
+            if not asked and what == "backup":
+                copying.start()
+                wait_until(lambda: db.store.cold._copying)
+            elif not asked:
+                db.store.cooler._stop.set()
+            asked.append(key)
+            real(self, [key])
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ObjectStore, "delete", delete)
+        db.store.cooler.cool()
+    assert len(asked) == 1 and objects(cold)
+    if what == "backup":
+        copying.join()
+    else:
+        db.store.cooler._stop.clear()
+    db.store.cooler.cool()
+    assert len(objects(cold)) == db.stats()["cold_files"]
 
 
 # -- retractions ---------------------------------------------------------------------------------------
