@@ -4,16 +4,17 @@
 
     URL/GENERATION/TABLE/NUMBER-RANDOM.parquet      an object: one settled file, never written again
     URL/GENERATION/pins/RANDOM.json                 {"path": of a backup, "objects": what it names}
-    cold/OWNER                                      here: the generation, and the URLs it has written to
+    cold/OWNER                                      here: the generation, and the URLs where its folder was made
     cold/cache/                                     here: ranges that were read back (``range_cache``)
 
 Two URLs may be one place (``file:///a`` and ``file:///a/.``, a symbolic link, S3 with other options), so objects are
 told apart by their keys, whatever the URL: no key is used twice.
 
 A *generation* belongs to one directory. Copies, backups among them, do not have ``OWNER``, and one that was copied with
-it is told by its inode: a store that is opened from a copy reads the objects that its manifest names, writes under a
-generation of its own, and deletes nothing but there. So it cannot overwrite or delete an object of the store that it
-came from. (A copy of a whole volume has the same inodes: delete ``cold/OWNER`` in it before it is opened.)
+it is told by its inode, or by its path if it is a hard link: a store that is opened from a copy, or was moved, reads
+the objects that its manifest names, writes under a generation of its own, and deletes nothing but there. So it cannot
+overwrite or delete an object of the store that it came from. (A copy of a whole volume may have the same inodes and
+path: delete ``cold/OWNER`` in it before it is opened.)
 
 An object that no manifest row names, that no view needs, and that no pin names is deleted by a *sweep*, which lists
 what there is: so nothing that a crash leaves stays for ever. In this order, and why: the list first, so that whatever
@@ -180,15 +181,18 @@ class ColdTier:
             return None
 
     def _owned(self, url: str | None = None) -> _Owner:
-        """Who writes here, durably, and that it writes to ``url``."""
+        """Who writes here, durably, and that it writes to ``url``, where its folder is made once: see ``make``."""
         assert self._folder is not None, "a store in memory keeps its files"
         with self._lock:
             if self._owner is None:
                 self._owner = _read_owner(os.path.join(self._folder, _OWNER)) or _Owner(secrets.token_hex(8))
-            if url is not None and url not in self._owner.urls:
-                _write_owner(self._folder, _Owner(self._owner.generation, [*self._owner.urls, url]))
-                self._owner.urls.append(url)
-            return self._owner
+            owner = self._owner
+        if url is not None and url not in owner.urls:
+            self.store(url).make(owner.generation)
+            with self._lock:
+                _write_owner(self._folder, _Owner(owner.generation, [*owner.urls, url]))
+                owner.urls.append(url)
+        return owner
 
     # -- deleting -------------------------------------------------------------------------------
 
@@ -227,12 +231,14 @@ class ColdTier:
     ) -> bool:
         """False: it was stopped before its end."""
         store = self.store(url)
+        store.require(generation)
         there = [key for key in store.list(generation) if key.endswith(OBJECT)]
         with self._lock:
             kept = set(self._uploading)
         kept |= {one.key for one in in_use()}
         dead = [key for key in there if key not in kept]
         pinned = self.pinned(url, generation) if dead else {}
+        store.require(generation)  # else there may be pins that were not listed
         for key in dead:
             if stopped():
                 return False
@@ -301,9 +307,10 @@ def _read_owner(path: str) -> _Owner | None:
     """None: nobody, or the directory is a copy of what it was."""
     try:
         with open(path, encoding="utf-8") as file:
-            inode = os.fstat(file.fileno()).st_ino
+            here = [os.fstat(file.fileno()).st_ino, os.path.realpath(path)]
             found: dict[str, Any] = json.load(file)
-        return _Owner(str(found["generation"]), list(found["urls"])) if found["inode"] == inode else None
+        # No st_dev: on some file systems it is another after each start of the machine.
+        return _Owner(str(found["generation"]), list(found["urls"])) if found.get("file") == here else None
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:
@@ -320,8 +327,8 @@ def _write_owner(folder: str, owner: _Owner) -> None:
         sync_directory(os.path.dirname(folder))
     path = os.path.join(folder, _OWNER)
     with open(path + ".new", "w", encoding="utf-8") as file:
-        inode = os.fstat(file.fileno()).st_ino
-        json.dump({"generation": owner.generation, "inode": inode, "urls": owner.urls}, file)
+        here = os.fstat(file.fileno()).st_ino, os.path.realpath(path)
+        json.dump({"generation": owner.generation, "file": here, "urls": owner.urls}, file)
         file.flush()
         os.fsync(file.fileno())
     os.rename(path + ".new", path)

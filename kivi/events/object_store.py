@@ -5,6 +5,9 @@
     s3://bucket/prefix?region=eu-west-1                 gs://, abfs://, hdfs:// likewise; options as pyarrow has them
     file:///mnt/archive                                 a directory: a disk of its own, or a network's
 
+A directory may be there while the disk that belongs there is not. So the first folder of each key is made by ``make``
+alone, and where it is missing later, whatever is below is Unavailable: nothing is written there, and nothing is lost.
+
 Credentials and endpoints come from where the file system's own library looks for them (``AWS_ACCESS_KEY_ID``,
 ``AWS_ENDPOINT_URL``, an instance's role), or, but for secrets, from the URL.
 
@@ -102,6 +105,8 @@ class ObjectStore:
             system, base = self._system()
             path = f"{base}/{key}"
             if system.type_name == "local":
+                if self._is_away(key):
+                    raise FileNotFoundError(os.path.dirname(path))
                 _make_directories(os.path.dirname(path))
             with system.open_output_stream(path) as file:
                 file.write(data)
@@ -110,6 +115,25 @@ class ObjectStore:
                 sync_directory(os.path.dirname(path))
 
         self._call(key, write)
+
+    def make(self, folder: str) -> None:
+        """Makes the first folder of keys, durably; but for directories, object stores have none. Raises Unavailable."""
+
+        def make() -> None:
+            system, base = self._system()
+            if system.type_name == "local":
+                _make_directories(f"{base}/{folder}")
+
+        self._call(folder, make)
+
+    def require(self, folder: str) -> None:
+        """Raises Unavailable if what ``make`` made is missing."""
+
+        def look() -> None:
+            if self._is_away(folder):
+                raise FileNotFoundError(folder)
+
+        self._call(folder, look)
 
     def delete(self, keys: Iterable[str]) -> None:
         """Those that are gone already are passed over. Raises Unavailable."""
@@ -137,6 +161,11 @@ class ObjectStore:
                 self._found = system, base.rstrip("/")
             return self._found
 
+    def _is_away(self, key: str) -> bool:
+        """Whether the directory that holds all of these is missing, because another disk belongs there."""
+        system, base = self._system()
+        return system.type_name == "local" and not os.path.isdir(f"{base}/{key.partition('/')[0]}")
+
     def _opened(self, key: str) -> Any:
         system, base = self._system()
         return system.open_input_file(f"{base}/{key}")
@@ -163,6 +192,12 @@ class ObjectStore:
             try:
                 return self._within(until, call)
             except FileNotFoundError as error:
+                if self._is_away(key):
+                    folder = self.named(key.partition("/")[0])
+                    raise Unavailable(
+                        f"{folder} is missing, and was there: mount the disk or share that it is on; if its "
+                        "objects are really lost, make that directory, then restore a backup"
+                    ) from None
                 raise ObjectMissing(f"{self.named(key)} is missing, or not of its length ({error})") from None
             except (OSError, pa.ArrowException) as error:
                 if isinstance(error, OSError) and is_no_space(error):

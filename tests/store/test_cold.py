@@ -632,6 +632,47 @@ def test_nothing_waits_for_a_whole_sweep(
     assert len(objects(cold)) == db.stats()["cold_files"]
 
 
+def test_a_disk_that_is_not_mounted_takes_and_loses_nothing(tmp_path: Path, cold: Path, db: Any) -> None:
+    db.store.cooler.cool()
+    append(db, 600, 200, late=0)
+    retracted(db, "calls", kivi.col("k") < 50)
+    before, here = events(db), files(tmp_path / "data")
+    db.close()
+    shutil.rmtree(tmp_path / "data/cold/cache")
+    cold.rename(tmp_path / "disk")
+    cold.mkdir()  # where the disk belongs
+    with opened(tmp_path / "data", cold) as again:
+        assert again.stats()["cold_uploads_waiting"] > 0
+        calls = (again.store.cooler.cool, lambda: events(again), lambda: again.backup(tmp_path / "backups"))
+        for call in calls:
+            with pytest.raises(Unavailable, match=rf"^file://{cold}/\w+ is missing, .*: mount the disk or share"):
+                call()
+        assert files(tmp_path / "data") == here and not list(cold.iterdir())
+        assert again.stats()["cold_deleted"] == 0
+        cold.rmdir()
+        (tmp_path / "disk").rename(cold)
+        assert events(again) == before
+        assert again.store.cooler.cool() > 0
+        assert events(again) == before
+        assert len(objects(cold)) == again.stats()["cold_files"]
+
+
+def test_a_hard_link_of_its_owner_does_not_make_a_copy_the_store(tmp_path: Path, cold: Path, db: Any) -> None:
+    db.store.cooler.cool()
+    before, there = events(db), objects(cold)
+    db.close()
+    shutil.copytree(tmp_path / "data", tmp_path / "copy")
+    (tmp_path / "copy/cold/OWNER").unlink()
+    (tmp_path / "copy/cold/OWNER").hardlink_to(tmp_path / "data/cold/OWNER")  # as ``cp -al`` does
+    with opened(tmp_path / "copy", cold) as copy:
+        forget_everything(copy)
+    assert objects(cold) == there
+    with opened(tmp_path / "data", cold) as db:
+        assert events(db) == before
+        forget_everything(db)
+    assert not objects(cold)
+
+
 # -- retractions ---------------------------------------------------------------------------------------
 
 
