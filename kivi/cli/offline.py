@@ -24,7 +24,7 @@ from kivi.cli.append import Progress
 from kivi.cli.folders import check_new, made_whole
 from kivi.cli.recount import compare
 from kivi.cli.text import plain
-from kivi.errors import DataLoss, InvalidArgument, KiviError, NotAStore, OutOfRange, StoreInUse
+from kivi.errors import DataLoss, InvalidArgument, KiviError, NotAStore, OutOfRange, StoreInUse, Unavailable
 from kivi.model.scans import Scan
 
 if TYPE_CHECKING:
@@ -260,14 +260,15 @@ def verify(args: argparse.Namespace) -> int:
 def examine(path: str, pinned_for: str | None = None) -> dict[str, Any]:
     """The report of ``verify``. Raises DataLoss that names the file and the offset.
 
-    ``pinned_for``: a copy that is to be made there; objects that it will name are kept for it from now on.
+    ``pinned_for``: a copy that is to be made there; objects that it will name are kept for it from before they are
+    looked at, unless this raises.
     """
     root = checked(path)
     records, cut = _check_log(root)
     report: dict[str, Any] = {"store": path, "log": f"{records:,} records, chain intact"}
     if cut:
         report["torn"] = f"{cut}; opening cuts this off, nothing acknowledged is in it"
-    with copy_opened(root) as store:
+    with copy_opened(root) as store, _pinned(store, pinned_for):
         lease = store.begin()
         report["watermark"] = lease.ts
         report["times"] = f"{store.timeline.check():,} commit times, in order"
@@ -296,10 +297,20 @@ def examine(path: str, pinned_for: str | None = None) -> dict[str, Any]:
                 if schema.kind == "view":
                     report[schema.name] += ", " + rekeyed.compare(store, schema, path)
         store.release(lease)
-        if pinned_for is not None:
-            store.cold.pin(store.event_tables.objects_in_use(), pinned_for)
     report["result"] = "good"
     return report
+
+
+@contextlib.contextmanager
+def _pinned(store: Any, copy: str | None) -> Iterator[None]:
+    """The objects of a store are kept for a copy, if there is to be one, from here on; not if this block raises."""
+    pins = [] if copy is None else store.cold.pin(store.event_tables.objects_in_use(), copy)
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(Unavailable):
+            store.cold.unpin(pins)
+        raise
 
 
 @contextlib.contextmanager

@@ -139,7 +139,12 @@ def _made(
     sync_directory(repository)
     for old in of_repository(repository)[: -keep or None] if keep else []:
         old_pins = [ColdObject(*pin) for pin in _manifest(old).get("pins", ())]
-        shutil.rmtree(old, ignore_errors=True)
+        try:
+            os.rename(old, removed := os.path.join(repository, _PARTIAL + secrets.token_hex(4)))
+        except OSError:
+            continue  # it is there, whole, and so are its pins; the next backup tries again
+        sync_directory(repository)  # else a crash might bring it back, without its pins
+        shutil.rmtree(removed, ignore_errors=True)
         with contextlib.suppress(Unavailable):  # then they stay, and what they name: ``kivi orphans`` tells
             store.cold.unpin(old_pins)
     return {

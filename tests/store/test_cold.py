@@ -673,6 +673,61 @@ def test_a_hard_link_of_its_owner_does_not_make_a_copy_the_store(tmp_path: Path,
     assert not objects(cold)
 
 
+def test_what_is_restored_is_pinned_before_it_is_verified(
+    tmp_path: Path, cold: Path, db: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    db.store.cooler.cool()
+    backup = db.backup(tmp_path / "backups")["path"]
+    there, mine = objects(cold), pins(cold)
+    real = EventStore.check_files
+
+    def check_files(self: EventStore) -> int:
+        """Meanwhile the backup and the table that it is of are deleted."""
+        if len(objects(cold)) == len(there):
+            for pin in mine:
+                pin.unlink()
+            forget_everything(db)
+        return real(self)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(EventStore, "check_files", check_files)
+        run(["restore", backup, str(tmp_path / "restored")])
+    assert objects(cold) == there
+    with opened(tmp_path / "restored", cold) as restored:
+        assert len(events(restored)) == 600
+    now = pins(cold)
+    there[0].write_bytes(b"x")
+    assert main(["restore", backup, str(tmp_path / "another")]) != 0
+    assert pins(cold) == now, "what is not made pins nothing"
+
+
+def test_a_backup_that_could_not_be_removed_keeps_its_pins(
+    tmp_path: Path, cold: Path, db: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    db.store.cooler.cool()
+    old = db.backup(tmp_path / "backups")["path"]
+    append(db, 600, 10)
+    real_rename, real_rmtree = os.rename, shutil.rmtree
+
+    def rename(source: Any, target: Any) -> None:
+        if str(source) == old:
+            raise PermissionError(13, "injected")
+        real_rename(source, target)
+
+    def rmtree(path: Any, ignore_errors: bool = False) -> None:
+        if str(path) != old:
+            real_rmtree(path, ignore_errors=ignore_errors)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "rename", rename)
+        patched.setattr(shutil, "rmtree", rmtree)
+        db.backup(tmp_path / "backups", keep=1)
+    assert len(pins(cold)) == 2 and examine(old)["result"] == "good"
+    append(db, 610, 10)
+    db.backup(tmp_path / "backups", keep=1)
+    assert len(pins(cold)) == 1 and not Path(old).exists()
+
+
 # -- retractions ---------------------------------------------------------------------------------------
 
 
