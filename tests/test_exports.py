@@ -114,7 +114,7 @@ def test_a_scan_is_called_as_contracted() -> None:
     assert str(inspect.signature(kivi.api.interface.Snapshot.to_arrow)).startswith("(self, table: 'str', prefix: ")
     assert list(inspect.signature(kivi.api.interface.Transaction.scan).parameters) == [
         "self", "table", "prefix", "start", "end", "where", "columns", "limit", "reverse",
-        "order_by", "offset",
+        "order_by", "offset", "any_order",
     ]  # fmt: skip
     assert list(inspect.signature(kivi.api.interface.Database.create_table).parameters) == [
         "self", "name", "key", "columns", "history"
