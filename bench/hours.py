@@ -31,7 +31,7 @@ from typing import Any, Final
 import kivi
 from bench.context import Context
 from bench.data import ENDPOINTS, SLOTS, Totals
-from bench.paced import BATCH, Course, Phase, Ran, Running
+from bench.paced import BATCH, Course, Phase, Ran, course
 from bench.server import Server, disk_bytes
 from bench.sheet import Figures, Ratio, Sheet, percentile
 from bench.verify import WrongTotals, same
@@ -96,13 +96,13 @@ def take(context: Context, sheet: Sheet) -> None:
 def _hour(context: Context, sheet: Sheet, case: str, phases: list[Phase], *, asked: bool = False) -> None:
     with context.server() as server, server.connect() as db:
         _create(db)
-        running = Running(Course(server.endpoint, EVENTS, _SLOT_US, phases))
-        try:
-            with _looked_at(server) as samples, _questions(server, asked) as took:
-                reads = _reads(db, running.running)
-                ran = running.ran()
-        finally:
-            running.kill()
+        with (
+            course(Course(server.endpoint, EVENTS, _SLOT_US, phases)) as appending,
+            _looked_at(server) as samples,
+            _questions(server, asked) as took,
+        ):
+            reads = _reads(db, appending.running)
+            ran = appending.streamed()
         db.consolidate()
         _check(db, ran, case)
     seconds = _by_second(ran, reads)
@@ -115,7 +115,7 @@ def _hour(context: Context, sheet: Sheet, case: str, phases: list[Phase], *, ask
         record("kivi", f"{case}: {what}, p99, first third", statistics.median(p99s[:third]), "ms")
         record("kivi", f"{case}: {what}, p99, last third", statistics.median(p99s[-third:]), "ms")
     record("kivi", f"{case}: reads, p99", percentile([t for _, t in reads], 99) * 1e3, "ms", reads=len(reads))
-    for name, most in (("unsettled", "events"), ("files", "files"), ("rss_gib", "GiB"), ("disk_gib", "GiB")):
+    for name, most in (("unsettled", "events"), ("depth", "files"), ("rss_gib", "GiB"), ("disk_gib", "GiB")):
         record("kivi", f"{case}: {name}, at most", max(sample[name] for sample in samples), most)
     if len(phases) > 1:
         _phases(sheet, case, ran, reads, phases)
@@ -171,7 +171,7 @@ def _reads(db: Any, running: Callable[[], bool]) -> list[Timed]:
 
 @contextmanager
 def _looked_at(server: Server) -> Iterator[list[dict[str, float]]]:
-    """Once a second: what is unsettled, how many settled files there are, memory and disk."""
+    """Once a second: what is unsettled, how many files have one moment at most, memory and disk."""
     samples: list[dict[str, float]] = []
     over = threading.Event()
 
@@ -183,7 +183,7 @@ def _looked_at(server: Server) -> Iterator[list[dict[str, float]]]:
                     {
                         "at_s": time.monotonic(),
                         "unsettled": stats["settling"],
-                        "files": stats["settled_files"],
+                        "depth": stats["settled_depth"],
                         "rss_gib": server.rss_bytes / 2**30,
                         "disk_gib": disk_bytes(server.data) / 2**30,
                     }

@@ -10,11 +10,11 @@ average (exponential).
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import threading
 import time
 from collections import Counter
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -22,18 +22,17 @@ import numpy as np
 import pyarrow as pa
 
 import kivi
+from bench.appending import READY, Appending, begun
 from bench.data import make
-from bench.machine import ROOT
 from bench.together import in_threads
 
-__all__ = ["Course", "Phase", "Ran", "Running"]
+__all__ = ["Course", "Phase", "Ran", "course"]
 
 BATCH: Final = 50_000
 _THREADS: Final = 8
 _POOL_EVENTS: Final = 2_000_000
 _LATE_S: Final = 60.0
 _LATEST_S: Final = 480.0
-_READY: Final = "ready"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,38 +63,9 @@ class Ran:
     slots: dict[str, tuple[int, int]]
 
 
-class Running:
-    """The process of a course, from when it is made until ``ran`` is called."""
-
-    def __init__(self, course: Course) -> None:
-        command = [sys.executable, "-m", "bench.paced", json.dumps(asdict(course))]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-        assert self._process.stdout is not None and self._process.stdin is not None
-        if self._process.stdout.readline().strip() != _READY:
-            self._process.kill()
-            raise RuntimeError("the appending process did not come up")
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-        self._said = ""
-        self._reading = threading.Thread(target=self._read, name="bench-paced", daemon=True)
-        self._reading.start()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        self._said = self._process.stdout.read()
-
-    def running(self) -> bool:
-        return self._reading.is_alive()
-
-    def kill(self) -> None:
-        self._process.kill()
-
-    def ran(self) -> Ran:
-        """Waits for its end. Raises RuntimeError if it failed."""
-        self._reading.join()
-        if self._process.wait():
-            raise RuntimeError(f"the appending process ended with exit code {self._process.returncode}")
-        return Ran(**json.loads(self._said))
+def course(told: Course) -> AbstractContextManager[Appending[Ran]]:
+    """The process of a course, which has begun when this is entered."""
+    return begun("bench.paced", told, Ran)
 
 
 class _Schedule:
@@ -169,7 +139,7 @@ class _Appending:
 def _main(course: Course) -> None:
     with kivi.connect(course.endpoint, timeout=120.0) as db:
         appending = _Appending(db, course)
-        print(_READY, flush=True)
+        print(READY, flush=True)
         sys.stdin.readline()
         began_s = appending.run()
     slots = {str(slot): (count, appending.sums[slot]) for slot, count in appending.counts.items()}
