@@ -25,7 +25,7 @@ from kivi.events.object_store import ObjectMissing, ObjectStore
 from kivi.events.range_cache import RangeCache
 from kivi.events.store import EventStore
 from tests.serverproc import ServerProcess
-from tests.store.test_settling import COLUMNS, MINUTE, T0, append, events, files, sums
+from tests.store.test_settling import COLUMNS, MINUTE, T0, append, events, files, settle_in_parts, sums
 
 
 def opened(path: Path, cold: Path, **settings: Any) -> Any:
@@ -46,11 +46,9 @@ def cold(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def db(tmp_path: Path, cold: Path) -> Iterator[Any]:
-    """600 events in settled files of about 100, of which those of the first 400 minutes or so are cold."""
+    """600 events in settled files of about 100, none of them cold yet; those of the first 500 minutes may be."""
     with opened(tmp_path / "data", cold) as db:
-        for first in range(0, 600, 100):
-            append(db, first, 100)
-            db.store.settle(100)
+        settle_in_parts(db)
         yield db
 
 
@@ -371,9 +369,7 @@ def test_of_two_stores_with_one_directory_of_objects_neither_touches_the_others(
 
 def test_a_directory_that_was_copied_by_hand_writes_under_a_generation_of_its_own(tmp_path: Path, cold: Path) -> None:
     with opened(tmp_path / "data", cold) as db:
-        for first in range(0, 600, 100):
-            append(db, first, 100)
-            db.store.settle(100)
+        settle_in_parts(db)
         db.store.cooler.cool()
         before = events(db)
     shutil.copytree(tmp_path / "data", tmp_path / "copy")

@@ -20,7 +20,7 @@ from kivi.errors import Unavailable
 from kivi.events.object_store import ObjectStore
 from kivi.events.store import EventStore
 from tests.store.test_cold import forget_everything, objects, opened, pins, run
-from tests.store.test_settling import MINUTE, T0, append, events, files
+from tests.store.test_settling import MINUTE, T0, append, events, files, settle_in_parts
 from tests.waiting import wait_until
 
 
@@ -33,9 +33,7 @@ def cold(tmp_path: Path) -> Path:
 def db(tmp_path: Path, cold: Path) -> Iterator[Any]:
     """600 events in settled files of about 100, none of them cold yet."""
     with opened(tmp_path / "data", cold) as db:
-        for first in range(0, 600, 100):
-            append(db, first, 100)
-            db.store.settle(100)
+        settle_in_parts(db)
         yield db
 
 

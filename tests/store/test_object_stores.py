@@ -17,7 +17,7 @@ from kivi.events.object_store import ObjectMissing, ObjectStore
 from kivi.runtime import deadlines
 from tests.s3server import CREDENTIALS, Faulty, Reply, faulty
 from tests.serverproc import ServerProcess
-from tests.store.test_settling import COLUMNS, MINUTE, T0, append, events, files, sums
+from tests.store.test_settling import COLUMNS, MINUTE, T0, append, events, files, settle_in_parts, sums
 from tests.waiting import wait_until
 
 LATE = {"start": T0 + 500 * MINUTE}
@@ -48,9 +48,7 @@ def opened(path: Path, s3: Faulty, **settings: Any) -> Any:
 @pytest.fixture
 def db(tmp_path: Path, s3: Faulty) -> Iterator[Any]:
     with opened(tmp_path / "data", s3) as db:
-        for first in range(0, 600, 100):
-            append(db, first, 100)
-            db.store.settle(100)
+        settle_in_parts(db)
         yield db
 
 
