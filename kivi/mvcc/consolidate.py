@@ -33,6 +33,9 @@ meanwhile is combined between its steps. The last 12 slots of an endpoint, besid
 aggregates, whose folds take long, a stream of such batches is half as fast again (2.0 M events a second, 1.35 without):
 the next fold finds fewer runs. (8 and 4 s each, alternately, three times.)
 
+Housekeeping takes its steps between two rounds, and between the steps of a pass where that lasts long: what it writes
+goes by the recorded position, as if it came before the pass.
+
 What a pass leaves behind for open snapshots goes later, a bounded step at a time: ``mvcc.sweep``.
 
 Where base cannot be written, for want of disk space most of all, nothing is dropped from pending: the same is tried
