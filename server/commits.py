@@ -35,12 +35,12 @@ MayWrite = Callable[[Iterable[str]], bool]
 
 class Commits(NamedTuple):
     """Transactions of deltas and puts that are entered together: the write set, token and number of each, as they were
-    read by the catalog of this ``version``. ``source`` is the CommitEach that they came in."""
+    read by the tables as of ``derived_at``. ``source`` is the CommitEach that they came in."""
 
     write_sets: Sequence[WriteSet]
     tokens: Sequence[str]
     numbers: Sequence[int]
-    version: int
+    derived_at: int
     received: float
     source: Asked
 
@@ -105,9 +105,9 @@ class _Known(NamedTuple):
 
 
 class _Read(NamedTuple):
-    """A catalog's version, its plans, and what operations are by these, by the bytes of their Writes."""
+    """When the tables were as its plans say, these, and what operations are by these, by the bytes of their Writes."""
 
-    version: int
+    derived_at: int
     plans: Mapping[str, WritePlan] | None
     remembered: dict[bytes, _Known]
 
@@ -116,7 +116,7 @@ class CommitReader:
     """Bound to one store. Used by many threads, which may each look at the catalog anew.
 
     What is committed together is read by one catalog, which another thread may replace meanwhile, even by an older one:
-    so it is taken once, and the commits carry its version.
+    so it is taken once, and the commits say which.
     """
 
     def __init__(self, store: Store) -> None:
@@ -125,7 +125,7 @@ class CommitReader:
 
     def _current(self) -> _Read:
         by = self._read_by
-        if by.version != self._store.catalog_version or by.plans is None:
+        if by.derived_at != self._store.changed_at or by.plans is None:
             by = self._read_by = _Read(*self._store.write_plans(), {})
         return by
 
@@ -146,7 +146,7 @@ class CommitReader:
                 return None
             found.append(known.write_set)
         write_sets = [found[place] for place in places]
-        return Commits(write_sets, [*each.tokens], [*each.ids], by.version, asked.received, asked)
+        return Commits(write_sets, [*each.tokens], [*each.ids], by.derived_at, asked.received, asked)
 
     def _read(self, by: _Read, writes: bytes) -> _Known | None:
         """What an encoded Writes does; None if that is more than deltas and puts, or it has too many operations."""

@@ -430,7 +430,7 @@ class Session(Requests):
         answer, write_sets = _Answer(self, commits), commits.write_sets
         self.sessions.commit_started(len(write_sets))
         write = functools.partial(
-            self.store.write, commits.version, write_sets, commits.tokens, commits.numbers, answer
+            self.store.write, commits.derived_at, write_sets, commits.tokens, commits.numbers, answer
         )
         stale = self._or_unknown([answer.all_left], write) or ()
         self.sessions.commit_ended(len(stale))

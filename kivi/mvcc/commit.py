@@ -5,7 +5,7 @@
     caller's thread   1  encode and derive; nothing is locked                     store.transaction.prepare
                       2  wait for room in pending (writers slow down, memory does not grow); a retry does not wait
     entry lock        3  token known?  -> its first CTS       fenced? -> aborted      in flight? -> wait with it
-    (no I/O inside)   4  catalog as derived with?               -> else back to 1
+    (no I/O inside)   4  tables and floors as derived with?     -> else back to 1
                       5  lease still held, start_ts >= facts.floor   -> SnapshotTooOld
                       6  verdict against facts                  -> Conflict; then ``on_entry``
                       7  log.append: the record gets its CTS in chain order
@@ -38,7 +38,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from itertools import repeat
-from typing import Any, Final
+from typing import Final
 
 from kivi.errors import (
     CommitUnknown,
@@ -55,7 +55,7 @@ from kivi.log import CommitLog, Entry, Kind
 from kivi.mvcc.groups import Outcome, Part, Single, Tell
 from kivi.mvcc.leases import Leases
 from kivi.mvcc.pending import Pending
-from kivi.mvcc.record import Abort, Commit
+from kivi.mvcc.record import Abort, Commit, Other, Stage, kind_of
 from kivi.mvcc.shortage import BASE, Shortage
 from kivi.mvcc.timeline import Timeline
 from kivi.mvcc.tokens import FENCED, Remembered, Tokens
@@ -120,7 +120,8 @@ class Committer:
     _: KW_ONLY
     pending_soft_bytes: int
     pending_hard_bytes: int
-    catalog_version: Callable[[], int]
+    is_behind: Callable[[Part], bool]
+    """Whether what a part was derived by has changed since."""
     is_aggregate: Callable[[int], bool]
     timeline: Timeline
     shortage: Shortage
@@ -139,6 +140,8 @@ class Committer:
         self.times = Histogram()  # from when a commit was asked for until it was acknowledged; of those that committed
         self.on_pressure: Callable[[], int] = lambda: 0
         """Makes consolidation hurry; gives how much it has done so far, in any unit that grows."""
+        self.enter_other: Callable[[Other, int, int], None] = lambda other, sequence, time_us: None
+        """Called under the entry lock with what a record that is no commit holds, its sequence number and its time."""
 
     @property
     def facts_floor(self) -> int:
@@ -318,7 +321,7 @@ class Committer:
     def _enter(self, part: Part, turn: _Turn) -> None:
         """Steps 4 to 8."""
         try:
-            if part.catalog_version != self.catalog_version():
+            if self.is_behind(part):
                 raise StaleCatalog
             if isinstance(part, Single) and not part.blind:
                 self._check_start(part)
@@ -472,7 +475,7 @@ class Committer:
         part = self._held.pop(cts)
         settled = threading.Event()
 
-        def durable(error: BaseException | None) -> None:
+        def durable(error: BaseException | None, sequence: int) -> None:
             if error is None:
                 with self.entry_lock:
                     self._in_flight.pop(cts, None)
@@ -490,38 +493,31 @@ class Committer:
                 self.watermark.finish(cts, lambda: call_all([partial(tell, aborted) for tell in told]))
             settled.set()
 
-        self.log_other(Kind.ABORT, Abort(commits=(cts,)).encode(), durable)
+        self.log_other(Abort(commits=(cts,)), durable)
         settled.wait()
 
     # -- records that are not commits ---------------------------------------------------------------
 
-    def log_other(
-        self,
-        kind: Kind,
-        body: list[Any],
-        done: Callable[[BaseException | None], None],
-        on_enter: Callable[[int], None] | None = None,
-    ) -> int:
-        """Enters a stage, abort or floor record; ``done`` runs once it is durable. Returns its sequence number."""
+    def log_other(self, other: Other, done: Callable[[BaseException | None, int], None]) -> None:
+        """Enters a record that is no commit. ``done(error, sequence number)`` runs once it is durable, or unknown."""
 
         def durable(error: BaseException | None) -> None:
             with self.entry_lock:  # the log may be faster than this
                 sequence = ticket.first
-            done(error)
+            done(error, sequence)
             if error is None:
                 self.watermark.finish(sequence)
 
         try:
+            body = other.encode()
             with self.entry_lock:
-                ticket = self.log.append([Entry(kind, body)], durable)
+                ticket = self.log.append([Entry(kind_of(other), body)], durable)
                 self.watermark.enter(ticket.first)
-                if on_enter:
-                    on_enter(ticket.first)
+                self.enter_other(other, ticket.first, ticket.time_us)
         except DiskFull:
-            if kind is Kind.STAGE:
+            if isinstance(other, Stage):
                 self.shortage.refused()
             raise
-        return ticket.first
 
     def find_token(self, token: str, done: Tell) -> tuple[Remembered | None, bool]:
         """(what is remembered of it, whether ``done`` now waits for an attempt or a fence in flight)."""

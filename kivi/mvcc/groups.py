@@ -75,6 +75,7 @@ class Answer(Protocol):
 class Part(ABC):
     """Members of one shape: so many commits, each of which takes a CTS.
 
+    ``derived_at``: it was derived by all that had changed up to this CTS (``Catalog.changed_at``).
     ``tokens`` are their request tokens, each with a digest of what came under it and a tag for whoever is told. Once
     the part has entered, its members have the CTS from ``first`` on. ``waiters`` came with a token meanwhile ("": with
     the batch token). ``on_check`` and ``on_enter`` are called under the entry lock.
@@ -82,14 +83,14 @@ class Part(ABC):
 
     def __init__(
         self,
-        catalog_version: int,
+        derived_at: int,
         members: int,
         tokens: Sequence[str],
         digests: Sequence[bytes],
         tags: Sequence[Any],
         answer: Answer,
     ) -> None:
-        self.catalog_version = catalog_version
+        self.derived_at = derived_at
         self.members = members
         self.tokens = tokens
         self.digests = digests
@@ -110,6 +111,10 @@ class Part(ABC):
     @abstractmethod
     def written(self, first: int) -> Iterator[tuple[int, Footprint]]:
         """(CTS, what it writes) that others are judged against: of members that write the same cells, the last."""
+
+    @abstractmethod
+    def tables(self) -> set[int]:
+        """Of which it writes rows, or appends or retracts events."""
 
     @abstractmethod
     def entries(self) -> Sequence[Entry]:
@@ -185,13 +190,13 @@ class Single(Part):
         *,
         events: Sequence[tuple[int, pa.RecordBatch]],
         runs: list[tuple[int, DeltaRun]],
-        catalog_version: int,
+        derived_at: int,
         schema_guards: list[Guard],
         describe: Callable[[Collision], tuple[str, tuple[Any, ...], str | None]],
         aggregate_newest: Callable[[int, bytes], int | None],
     ) -> None:
         tokens, digests = ([commit.request[0]], [commit.request[1]]) if commit.request else ([], [])
-        super().__init__(catalog_version, 1, tokens, digests, (None,), told(lambda outcome: None))
+        super().__init__(derived_at, 1, tokens, digests, (None,), told(lambda outcome: None))
         self.commit = commit
         self.body = body
         self.events = events
@@ -220,6 +225,10 @@ class Single(Part):
 
     def written(self, first: int) -> Iterator[tuple[int, Footprint]]:
         yield first, self.footprint
+
+    def tables(self) -> set[int]:
+        commit = self.commit
+        return {row[0] for row in commit.rows} | {bulk.table for bulk in (*commit.appends, *commit.retractions)}
 
     def entries(self) -> Sequence[Entry]:
         return [Entry(Kind.COMMIT, self.body)]
@@ -266,13 +275,13 @@ class Writes(Part):
 
     def __init__(
         self,
-        catalog_version: int,
+        derived_at: int,
         write_sets: Sequence[WriteSet],
         tokens: Sequence[str],
         tags: Sequence[Any],
         answer: Answer,
     ) -> None:
-        super().__init__(catalog_version, len(write_sets), tokens, [each.digest for each in write_sets], tags, answer)
+        super().__init__(derived_at, len(write_sets), tokens, [each.digest for each in write_sets], tags, answer)
         self.write_sets = write_sets
 
     def without(self, gone: set[int]) -> Part | None:
@@ -280,7 +289,7 @@ class Writes(Part):
         if not kept:
             return None
         tokens, tags = [self.tokens[i] for i in kept], [self.tags[i] for i in kept]
-        return Writes(self.catalog_version, [self.write_sets[i] for i in kept], tokens, tags, self.answer)
+        return Writes(self.derived_at, [self.write_sets[i] for i in kept], tokens, tags, self.answer)
 
     def written(self, first: int) -> Iterator[tuple[int, Footprint]]:
         # The last place of those that are one object: most are, where many count.
@@ -288,6 +297,9 @@ class Writes(Part):
         of_cells = {each.cells: (i, each) for each, i in sorted(last.items(), key=lambda item: item[1])}
         for i, each in sorted(of_cells.values(), key=lambda item: item[0]):
             yield first + i, each.footprint
+
+    def tables(self) -> set[int]:
+        return {row[0] for each in {*self.write_sets} for row in each.rows}
 
     def entries(self) -> Sequence[Entry]:
         bodies = [each.body(token) for each, token in zip(self.write_sets, self.tokens, strict=True)]
@@ -311,7 +323,7 @@ class Events(Part):
 
     def __init__(
         self,
-        catalog_version: int,
+        derived_at: int,
         record: EventsRecord,
         batch: pa.RecordBatch,
         runs: Sequence[tuple[int, DeltaRun]],
@@ -320,7 +332,7 @@ class Events(Part):
         guards: Sequence[Guard],
     ) -> None:
         token, digest = record.request
-        super().__init__(catalog_version, members, (token,), (digest,), (None,), answer)
+        super().__init__(derived_at, members, (token,), (digest,), (None,), answer)
         self.record = record
         self.body = record.encode()
         self.batch = batch
@@ -329,6 +341,9 @@ class Events(Part):
 
     def written(self, first: int) -> Iterator[tuple[int, Footprint]]:
         yield first + self.members - 1, Footprint(0, (), self.guards)
+
+    def tables(self) -> set[int]:
+        return {self.record.table}
 
     def entries(self) -> Sequence[Entry]:
         return [Entry(Kind.COMMIT, self.body, self.members)]

@@ -31,6 +31,7 @@
 
     STAGE body   u8 version, u8 kind (0 events, 1 delta run), u32 table, u64 rows, owner text, u64 length, bytes
     ABORT body   u8 version, u32 commits, u64..., u32 stages, u64..., u32 request tokens, text...
+    FLOOR body   u8 version (1), u32 table, i64 event time in microseconds: see kivi.store.retention
 
 Rows are sorted by table and key. Deltas are stored as they were derived, so that replay never derives again.
 Decoding is lazy where it matters: Arrow bytes stay memoryviews until somebody needs the rows.
@@ -43,12 +44,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
 from kivi.delta.ops import Barrier, RowOp
 from kivi.errors import DataLoss
+from kivi.log import Kind
 from kivi.mvcc.verdict import Guard
 
 __all__ = [
@@ -57,16 +59,20 @@ __all__ = [
     "Bulk",
     "Commit",
     "EventsRecord",
+    "NewFloor",
+    "Other",
     "Stage",
     "StageKind",
     "decode_abort",
     "decode_commit",
     "decode_events",
+    "decode_floor",
     "decode_stage",
     "deltas_body",
     "deltas_head",
     "deltas_section",
     "is_events",
+    "kind_of",
 ]
 
 BLIND: Final = 2**64 - 1
@@ -87,6 +93,8 @@ _INT_CELL: Final = struct.Struct("<HBq")
 _SIGN: Final = 1 << 63
 _BULK: Final = struct.Struct("<IQQ")
 _INT64: Final = range(-(2**63), 2**63)
+_FLOOR: Final = struct.Struct("<BIq")
+_FLOOR_VERSION: Final = 1
 
 
 @dataclass(slots=True)
@@ -373,6 +381,11 @@ class Stage:
     owner: str
     data: Sequence[Any]
 
+    @property
+    def nbytes(self) -> int:
+        """Of its data."""
+        return sum(memoryview(part).nbytes for part in self.data)
+
     def encode(self) -> list[Any]:
         owner = self.owner.encode()
         size = sum(memoryview(part).nbytes for part in self.data)
@@ -417,3 +430,30 @@ def decode_abort(body: Buffer) -> Abort:
     )
     tokens = tuple(reader.sized().decode() for _ in range(reader.unpack(_U32)[0]))
     return Abort(commits, tokens, stages)
+
+
+@dataclass(frozen=True, slots=True)
+class NewFloor:
+    """From its record on, what lies before ``time_us`` in a table with retention is forgotten."""
+
+    table: int
+    time_us: int
+
+    def encode(self) -> list[Any]:
+        return [_FLOOR.pack(_FLOOR_VERSION, self.table, self.time_us)]
+
+
+def decode_floor(body: Buffer) -> NewFloor:
+    version, table, time_us = _FLOOR.unpack(body)
+    if version != _FLOOR_VERSION:
+        raise DataLoss(f"a floor record has version {version}; this program knows {_FLOOR_VERSION}")
+    return NewFloor(table, time_us)
+
+
+Other: TypeAlias = Stage | Abort | NewFloor
+"""What a record that is no commit holds."""
+
+
+def kind_of(other: Other) -> Kind:
+    """The kind of its record."""
+    return Kind.STAGE if isinstance(other, Stage) else Kind.ABORT if isinstance(other, Abort) else Kind.FLOOR

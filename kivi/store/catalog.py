@@ -9,7 +9,9 @@
 
 A commit that names a table implies a guard on its definition cell, so it conflicts with a concurrent drop or overwrite.
 Creating an aggregate or a view touches only its own row: writers of the source are not disturbed; those that enter
-the log after it must have derived with it (``version`` is compared under the entry lock).
+the log after it must have derived with it. So each table has the CTS of its newest *change*: of its definition, of its
+retention floor, or of anything that is derived from it; and a commit that was derived before that is derived again
+(``Catalog.is_behind``, under the entry lock). Which commits these are says the log alone.
 
 An alteration puts the new definition into a cell of its own, ``altered``, which then stands for ``definition``: so
 transactions that have named the table before go on, and their commits are prepared again if they enter after it.
@@ -189,10 +191,30 @@ class Catalog:
     def __init__(self) -> None:
         self.entered = View()
         self.visible = View()
+        self.changed_at = 0
+        """The CTS of the newest change of any table. What is derived notes it first, and looks at ``entered`` then."""
+        self._changes: dict[int, int] = {}
         self._mutex = threading.Lock()  # of ``visible``, which commits and housekeeping replace
 
     def enter(self, rows: list[tuple[int, RowOp]], cts: int) -> None:
-        self.entered = replace(self.entered.with_rows(rows, cts), replaced={})
+        before = self.entered
+        self.entered = replace(before.with_rows(rows, cts), replaced={})
+        for table, _ in rows:
+            self.touch(table, cts, before)
+
+    def touch(self, table: int, cts: int, view: View | None = None) -> None:
+        """The table changed at ``cts``, as ``view`` or the entered one has it: so did all that it is derived from."""
+        of: int | None = table
+        while of is not None:
+            self._changes[of] = max(cts, self._changes.get(of, 0))
+            schema = self.entered.by_id.get(of) or (view.by_id.get(of) if view is not None else None)
+            of = schema.source_id if schema is not None and schema.kind in ("aggregate", "view") else None
+        self.changed_at = max(self.changed_at, cts)
+
+    def is_behind(self, derived_at: int, tables: Iterable[int]) -> bool:
+        """Whether one of the tables has gone, or changed after ``derived_at``."""
+        known, changes = self.entered.by_id, self._changes
+        return any(table not in known or changes.get(table, 0) > derived_at for table in tables if table not in SYSTEM)
 
     def apply(self, rows: list[tuple[int, RowOp]], cts: int) -> None:
         with self._mutex:

@@ -33,7 +33,7 @@ from kivi.errors import (
 )
 from kivi.log import CommitLog
 from kivi.model.schema import TableSchema
-from kivi.mvcc.commit import Aborted, Committer, StaleCatalog
+from kivi.mvcc.commit import Aborted, Committer
 from kivi.mvcc.groups import Answer, Events, Outcome, Part, Single, Tell, Writes, WriteSet, told
 from kivi.mvcc.leases import Lease, Leases
 from kivi.mvcc.record import Bulk
@@ -200,13 +200,13 @@ class Commits:
                     self.staging.drop(stages)
 
     def write_plans(self) -> tuple[int, dict[str, WritePlan] | None]:
-        """The catalog's version, and by which deltas and puts of its row tables are read for ``write``, but for those
+        """``Catalog.changed_at``, and by which deltas and puts of its row tables are read for ``write``, but for those
         with views, whose writes read rows; None for now: a change of the catalog is on its way."""
-        view = self.catalog.entered
+        derived_at, view = self.catalog.changed_at, self.catalog.entered
         if view.version != self.catalog.visible.version:
-            return view.version, None
+            return derived_at, None
         rows = [schema for schema in view.by_id.values() if schema.kind == "row" and schema.id not in view.views]
-        return view.version, {schema.name: WritePlan(schema, self.settings.max_value_bytes) for schema in rows}
+        return derived_at, {schema.name: WritePlan(schema, self.settings.max_value_bytes) for schema in rows}
 
     def write_set(self, rows: list[tuple[WritePlan, bytes, RowOp]]) -> WriteSet | None:
         """The deltas and puts of a transaction, for ``write``; None if a row occurs twice."""
@@ -224,7 +224,7 @@ class Commits:
 
     def write(
         self,
-        catalog_version: int,
+        derived_at: int,
         write_sets: Sequence[WriteSet],
         tokens: Sequence[str],
         tags: Sequence[Any],
@@ -232,12 +232,12 @@ class Commits:
     ) -> Sequence[Any]:
         """Commits transactions of deltas and puts that have read nothing, together, each under a token of its own.
 
-        ``catalog_version`` is that of the catalog by which they were made. If there is another by now, or they would
+        ``derived_at`` came with the plans by which they were made. If their tables have changed since, or they would
         have to wait for room, none enters: the tags are returned of those that were not answered by what is known of
         their tokens. ``answer`` is called here or by the log's thread: it must be quick.
         """
         self.check_open()
-        part = Writes(catalog_version, write_sets, tokens, tags, _Timed(answer, self.committer.times))
+        part = Writes(derived_at, write_sets, tokens, tags, _Timed(answer, self.committer.times))
         return [tag for back in self.committer.submit([part], may_wait=False) for tag in back.tags]
 
     def append_each(
@@ -268,8 +268,10 @@ class Commits:
 
             while True:
                 with self.computing:
-                    view = self.catalog.entered
-                    part = prepare_events(schema, batch, token, drop_late, view, self.floor, self.retention, answer)
+                    derived_at, view = self.catalog.changed_at, self.catalog.entered
+                    part = prepare_events(
+                        schema, batch, token, drop_late, view, derived_at, self.floor, self.retention, answer
+                    )
                 part.on_enter = functools.partial(enter, part)
                 if not self.committer.submit([part], may_wait=may_wait):
                     return True
@@ -293,8 +295,8 @@ class Commits:
     def _prepare(
         self, txn: Txn, token: str | None, batch: tuple[str, int] | None, snapshot: Callable[[], Lease]
     ) -> Single:
-        view = self.catalog.entered
-        floors = txn.floors = {table: self.floor(txn.schemas[table]) for table in txn.floors}
+        derived_at, view = self.catalog.changed_at, self.catalog.entered
+        txn.floors = {table: self.floor(txn.schemas[table]) for table in txn.floors}
 
         def newest(table: int, key: bytes) -> int | None:
             schema = view.by_id.get(table)
@@ -311,6 +313,7 @@ class Commits:
         prepared = prepare(
             txn,
             view,
+            derived_at,
             new,
             request=token,
             batch=batch,
@@ -343,10 +346,6 @@ class Commits:
                         table=schema.name, start_ts=txn.start_ts, commit_ts=None if flying else now.created_ts
                     )
                 raise NotFound(f"table {schema.name!r} was dropped", table=schema.name)
-            if any(self.retention.newest(table) != floor_us for table, floor_us in floors.items()):
-                raise StaleCatalog  # the floor moved: what is late is to be found again
-            if any(self.retention.newest(table) != floor_us for table, floor_us in row_floors.items()):
-                raise StaleCatalog  # likewise of an aggregate
             self.retention.check(earliest)
             for bulk in (*commit.appends, *commit.runs):
                 if bulk.stage:
@@ -358,7 +357,7 @@ class Commits:
             if catalog_rows:
                 self.catalog.enter(catalog_rows, cts)
 
-        prepared.on_check = check if named or earliest or gone or floors or row_floors or refused else None
+        prepared.on_check = check if named or earliest or gone or refused else None
         prepared.on_enter = enter if named or catalog_rows or txn.late else None
         if catalog_rows:
             prepared.on_apply = lambda cts: self.catalog.apply(catalog_rows, cts)

@@ -12,6 +12,7 @@ A message that is refused is refused whole: its caller finds out which event it 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +22,6 @@ from kivi.arrow.dictionaries import coded
 from kivi.arrow.ipc import encode_ipc
 from kivi.errors import NotFound
 from kivi.model.schema import TableSchema
-from kivi.mvcc.commit import StaleCatalog
 from kivi.mvcc.groups import Answer, Events
 from kivi.mvcc.record import Bulk, Commit, EventsRecord
 from kivi.store.catalog import View, late_row, schema_guard
@@ -38,6 +38,7 @@ def prepare_events(
     token: str,
     drop_late: bool,
     view: View,
+    derived_at: int,
     floor: Callable[[TableSchema], int | None],
     retention: Retention,
     answer: Answer,
@@ -70,16 +71,9 @@ def prepare_events(
     encoded = sent if kept is whole else encode_ipc(trimmed(kept, schema))
     of_runs = [(table, run.to_buffers()) for table, run in runs]
     record = EventsRecord(schema.id, (token, digest), derived, [encoded], places, of_runs)
-    part = Events(view.version, record, kept, runs, members, answer, [schema_guard(schema.id)])
+    part = Events(derived_at, record, kept, runs, members, answer, [schema_guard(schema.id)])
     earliest = earliest_times([(schema, [kept])])
 
-    def check() -> None:
-        if drop_late and retention.newest(schema.id) != floor_us:
-            raise StaleCatalog  # it moved: what is late is to be found again
-        if any(retention.newest(table) != known for table, known in row_floors.items()):
-            raise StaleCatalog
-        retention.check(earliest)
-
-    if drop_late or earliest or row_floors:
-        part.on_check = check
+    if earliest:
+        part.on_check = partial(retention.check, earliest)
     return part

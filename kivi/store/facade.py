@@ -170,8 +170,9 @@ class Store(Wiring):
         return self.catalog.visible
 
     @property
-    def catalog_version(self) -> int:
-        return self.catalog.entered.version
+    def changed_at(self) -> int:
+        """The CTS of the newest change of a table or of a retention floor."""
+        return self.catalog.changed_at
 
     def create(self, schema: TableSchema, *, progress: Progress | None = None) -> TableSchema:
         """Creates a table; an aggregate or a view of a table that is in use is complete and readable then.

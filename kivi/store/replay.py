@@ -30,10 +30,22 @@ from kivi.log import Kind, Record
 from kivi.mvcc.applied import Applied, PendingEvents, Retracted
 from kivi.mvcc.consolidate import POSITION
 from kivi.mvcc.groups import events_applied
-from kivi.mvcc.record import Bulk, decode_abort, decode_commit, decode_events, decode_stage, is_events
+from kivi.mvcc.record import (
+    Abort,
+    Bulk,
+    NewFloor,
+    Other,
+    Stage,
+    decode_abort,
+    decode_commit,
+    decode_events,
+    decode_floor,
+    decode_stage,
+    is_events,
+)
 from kivi.store.catalog import COUNTERS, TABLES, changes
 from kivi.store.host import Contents
-from kivi.store.staging import STAGE_INDEX, LiveStage, sequences_of, staged_data
+from kivi.store.staging import STAGE_INDEX, sequences_of, staged_data
 
 __all__ = ["load_base", "replay"]
 
@@ -78,12 +90,9 @@ def _replay_one(store: Contents, record: Record, position: int) -> None:
         case Kind.COMMIT:
             _replay_commit(store, record)
         case Kind.STAGE:
-            stage = decode_stage(record.body)
-            store.stages.add(
-                LiveStage(
-                    record.sequence, stage.kind, stage.table, stage.rows, len(record.body), stage.owner, record.time_us
-                )
-            )
+            enter_other(store, decode_stage(record.body), record.sequence, record.time_us)
+        case Kind.FLOOR:
+            enter_other(store, decode_floor(record.body), record.sequence, record.time_us)
         case Kind.ABORT:
             abort = decode_abort(record.body)
             for cts in abort.commits:
@@ -96,11 +105,20 @@ def _replay_one(store: Contents, record: Record, position: int) -> None:
                     store.tokens.forget(aborted.request[0])
                 if aborted.batch:
                     store.tokens.forget_batch(*aborted.batch)
-            for token in abort.tokens:
+            enter_other(store, abort, record.sequence, record.time_us)
+
+
+def enter_other(store: Contents, other: Other, sequence: int, time_us: int) -> None:
+    """What a record that is no commit does, as it enters the log or is replayed: all but to commits that it aborts."""
+    match other:
+        case Stage():
+            store.stages.add(sequence, other, time_us)
+        case NewFloor():
+            store.retention.enter(other.table, sequence, other.time_us)
+        case Abort():
+            for token in other.tokens:
                 store.tokens.forget(token)
-            store.stages.drop(abort.stages)
-        case Kind.FLOOR:
-            store.retention.replay(record.sequence, record.body)
+            store.stages.drop(other.stages)
 
 
 def _replay_commit(store: Contents, record: Record) -> None:

@@ -31,10 +31,8 @@ is open.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -42,13 +40,13 @@ import pyarrow.compute as pc
 from kivi.arrow.columns import padded
 from kivi.encoding.event_names import EventNames
 from kivi.engine import Engine, WriteBatch
-from kivi.errors import DataLoss, InvalidArgument
+from kivi.errors import InvalidArgument
 from kivi.events.views import EventView, later_of
-from kivi.log import Kind
 from kivi.model.schema import TableSchema
 from kivi.mvcc.applied import PendingEvents
 from kivi.mvcc.commit import Committer
 from kivi.mvcc.pending import Pending
+from kivi.mvcc.record import NewFloor
 from kivi.mvcc.row_floors import Floor, RowFloors
 from kivi.store.event_tables import EventTables
 
@@ -56,9 +54,6 @@ __all__ = ["Retention", "earliest_times", "first_positions", "is_late", "remembe
 
 Earliest = tuple[TableSchema, int, list[pa.RecordBatch]]
 """A table, the least event time that a commit brings for it, and the batches that it brings."""
-
-_BODY: Final = struct.Struct("<BIq")
-_VERSION: Final = 1
 
 
 class Retention:
@@ -71,9 +66,10 @@ class Retention:
         row_floors: RowFloors,
         committer: Committer,
         schema_of: Callable[[int], TableSchema | None],
+        changed: Callable[[int, int], None],
     ) -> None:
         self._engine, self._event_tables, self._committer = engine, event_tables, committer
-        self._row_floors, self._schema_of = row_floors, schema_of
+        self._row_floors, self._schema_of, self._changed = row_floors, schema_of, changed
         self._unsaved: list[tuple[int, int, int]] = []
         self._entered: dict[int, int | None] = {}
 
@@ -83,12 +79,7 @@ class Retention:
         """A floor record entered the log, or was replayed."""
         self._unsaved = [*self._unsaved, (cts, table, time_us)]
         self._entered[table] = max(time_us, self._entered.get(table) or time_us)
-
-    def replay(self, cts: int, body: bytes | memoryview) -> None:
-        version, table, time_us = _BODY.unpack(body)
-        if version != _VERSION:
-            raise DataLoss(f"a floor record has version {version}; this program knows {_VERSION}")
-        self.enter(table, cts, time_us)
+        self._changed(table, cts)
 
     def unsaved_at(self, table: int, upto: int) -> int | None:
         """The floor that a snapshot at ``upto`` sees, of those that are not saved to base yet.
@@ -186,14 +177,10 @@ class Retention:
 
     def set_floor(self, schema: TableSchema, time_us: int) -> int:
         """Logs a floor. Returns its CTS; it is durable and in force when this returns."""
-        settled: Future[BaseException | None] = Future()
-        cts = self._committer.log_other(
-            Kind.FLOOR,
-            [_BODY.pack(_VERSION, schema.id, time_us)],
-            settled.set_result,
-            lambda sequence: self.enter(schema.id, sequence, time_us),
-        )
-        if (failure := settled.result()) is not None:
+        settled: Future[tuple[BaseException | None, int]] = Future()
+        self._committer.log_other(NewFloor(schema.id, time_us), lambda *told: settled.set_result(told))
+        failure, cts = settled.result()
+        if failure is not None:
             raise failure
         return cts
 

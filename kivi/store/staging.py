@@ -28,7 +28,7 @@ from kivi.arrow.dictionaries import coded
 from kivi.arrow.ipc import encode_ipc, own_batches
 from kivi.encoding.keyspaces import meta_key
 from kivi.errors import InvalidArgument, NotFound, ResourceExhausted
-from kivi.log import CommitLog, Kind
+from kivi.log import CommitLog
 from kivi.model.schema import TableSchema
 from kivi.mvcc.commit import Committer
 from kivi.mvcc.record import Abort, Bulk, Stage, StageKind, decode_stage
@@ -89,7 +89,11 @@ class Stages:
                 f"{self._max_bytes}: commit or discard stages first"
             )
 
-    def add(self, stage: LiveStage) -> None:
+    def add(self, sequence: int, stage: Stage, time_us: int) -> None:
+        """The stage was logged at ``sequence``."""
+        self._add(LiveStage(sequence, stage.kind, stage.table, stage.rows, stage.nbytes, stage.owner, time_us))
+
+    def _add(self, stage: LiveStage) -> None:
         self._stages[stage.sequence] = stage
         self._count(stage, 1)
 
@@ -174,7 +178,7 @@ class Stages:
         if saved["store"] != self._store_id.hex():
             return
         for sequence, kind, table, rows, nbytes, owner, time_us in saved["stages"]:
-            self.add(LiveStage(sequence, StageKind(kind), table, rows, nbytes, owner, time_us))
+            self._add(LiveStage(sequence, StageKind(kind), table, rows, nbytes, owner, time_us))
 
 
 def sequences_of(bulks: Iterable[Bulk]) -> list[int]:
@@ -207,7 +211,6 @@ class Staging:
     log: CommitLog
     committer: Committer
     settings: Settings
-    clock: Callable[[], float]
     check_open: Callable[[], None]
 
     def stage(self, schema: TableSchema, batch: pa.RecordBatch, *, owner: str, done: Done) -> None:
@@ -219,20 +222,14 @@ class Staging:
 
     def log_stage(self, kind: StageKind, table: int, rows: int, owner: str, data: Sequence[Any], done: Done) -> None:
         self.check_open()
-        body = Stage(kind, table, rows, owner, data).encode()
-        nbytes = sum(memoryview(part).nbytes for part in body)
-        entered: list[int] = []
+        stage = Stage(kind, table, rows, owner, data)
 
-        def enter(sequence: int) -> None:
-            entered.append(sequence)
-            self.index.add(LiveStage(sequence, kind, table, rows, nbytes, owner, int(self.clock() * 1_000_000)))
-
-        def durable(error: BaseException | None) -> None:
-            done(error, None if error else self.index.id_of(entered[0]))
+        def durable(error: BaseException | None, sequence: int) -> None:
+            done(error, None if error else self.index.id_of(sequence))
 
         with self.committer.entry_lock:
-            self.index.check_quota(nbytes)
-        self.committer.log_other(Kind.STAGE, body, durable, enter)
+            self.index.check_quota(stage.nbytes)
+        self.committer.log_other(stage, durable)
 
     def stage_wait(self, schema: TableSchema, batch: pa.RecordBatch, *, owner: str) -> bytes:
         """The blocking form of ``stage``."""
@@ -281,7 +278,7 @@ class Staging:
             live = [s for s in sequences if self.index.is_live(s)]
             self.index.drop(live)
         if live:
-            self.committer.log_other(Kind.ABORT, Abort(stages=tuple(live)).encode(), lambda error: None)
+            self.committer.log_other(Abort(stages=tuple(live)), lambda error, sequence: None)
 
 
 def waited(call: Callable[[Done], None]) -> bytes:

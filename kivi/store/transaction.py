@@ -443,6 +443,7 @@ def _row_count(batches: Iterable[pa.RecordBatch]) -> int:
 def prepare(
     txn: Txn,
     view: View,
+    derived_at: int,
     new: Generations,
     *,
     request: str | None,
@@ -452,7 +453,7 @@ def prepare(
     name_of: Callable[[int], TableSchema | None],
     in_views: Derived,
 ) -> Single:
-    """Derive, validate and encode. ``view`` is the catalog as entered; its version is compared again at entry.
+    """Derive, validate and encode. ``view`` is the catalog as entered, of ``derived_at`` or later.
 
     ``new``: the generations that the tables it overwrites will have. ``row_floors``: of aggregates with retention.
     """
@@ -534,7 +535,7 @@ def prepare(
         body,
         events=events,
         runs=runs,
-        catalog_version=view.version,
+        derived_at=derived_at,
         schema_guards=[] if changes(commit.rows) and not txn.overwritten else guards,
         describe=describe,
         aggregate_newest=newest,

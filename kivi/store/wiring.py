@@ -8,12 +8,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from kivi.errors import KiviError, Unavailable
 from kivi.events.cold_tier import ColdTier
 from kivi.mvcc.commit import Committer
 from kivi.mvcc.consolidate import Consolidator
 from kivi.mvcc.forgetting import Forgetting
+from kivi.mvcc.groups import Part
 from kivi.mvcc.leases import Leases
 from kivi.mvcc.pending import Pending
 from kivi.mvcc.row_floors import RowFloors
@@ -25,7 +27,7 @@ from kivi.mvcc.turns import Turns
 from kivi.mvcc.verdict import Facts
 from kivi.mvcc.watermark import Watermark
 from kivi.runtime.settings import COMPUTING, Settings
-from kivi.store.catalog import Catalog
+from kivi.store.catalog import TABLES, Catalog
 from kivi.store.change_reads import ChangeReads
 from kivi.store.commits import Commits
 from kivi.store.copies import Copies
@@ -34,6 +36,7 @@ from kivi.store.opening import Parts
 from kivi.store.plans import GetPlan
 from kivi.store.questions import Questions
 from kivi.store.reads import Reads
+from kivi.store.replay import enter_other
 from kivi.store.retention import Retention
 from kivi.store.retraction import Retractions
 from kivi.store.snapshots import Snapshots
@@ -88,14 +91,16 @@ class Wiring:
             self.tokens,
             pending_soft_bytes=settings.pending_soft_bytes,
             pending_hard_bytes=settings.pending_hard_bytes,
-            catalog_version=lambda: self.catalog.entered.version,
+            is_behind=self._is_behind,
             is_aggregate=lambda table: (s := self.catalog.schema_of(table)) is not None and s.kind == "aggregate",
             timeline=self.timeline,
             shortage=self.shortage,
             clock=clock,
         )
         self.row_floors = RowFloors(engine)
-        self.retention = Retention(engine, self.event_tables, self.row_floors, self.committer, self.catalog.schema_of)
+        self.retention = Retention(
+            engine, self.event_tables, self.row_floors, self.committer, self.catalog.schema_of, self.catalog.touch
+        )
         self.computing = Turns(COMPUTING)
 
     def _wire(self, position: int) -> None:
@@ -131,13 +136,14 @@ class Wiring:
         )
         self.forgetting = Forgetting(self.engine, self.leases, self.row_floors, self.consolidator.sweeper)
         self.committer.on_pressure = self.consolidator.hurry
+        self.committer.enter_other = partial(enter_other, self)
 
         opened = self.check_open
         snapshots = self.snapshots = Snapshots(self.leases, self.moved, self.timeline, self.committer, opened)
         self.begin, self.begin_together = snapshots.begin, snapshots.begin_together
         self.renew, self.release = snapshots.renew, snapshots.release
 
-        staging = self.staging = Staging(self.stages, self.log, self.committer, self.settings, self.clock, opened)
+        staging = self.staging = Staging(self.stages, self.log, self.committer, self.settings, opened)
         self.stage, self.stage_wait, self.log_stage = staging.stage, staging.stage_wait, staging.log_stage
         self.load_stages, self.discard_stages = staging.load, staging.discard
         self.staged_bytes = staging.held_by
@@ -170,6 +176,12 @@ class Wiring:
         self.outcome, self.committed_at = commits.outcome, commits.committed_at
         self.batch_scopes = self.tokens.scopes
         self.copies = Copies(self.engine, changes)
+
+    def _is_behind(self, part: Part) -> bool:
+        if part.derived_at >= self.catalog.changed_at:
+            return False
+        tables = part.tables()
+        return TABLES.id in tables or self.catalog.is_behind(part.derived_at, tables)
 
     @property
     def is_open(self) -> bool:

@@ -80,7 +80,7 @@ class Heard:
 
 def submitted(db: Database, ones: list[One], version: int | None = None) -> tuple[Heard, Any]:
     heard = Heard()
-    version = db.store.catalog_version if version is None else version
+    version = db.store.changed_at if version is None else version
     return heard, db.store.write(version, [one.does for one in ones], [one.token for one in ones], ones, heard)
 
 
@@ -178,30 +178,41 @@ def test_a_commit_that_meets_any_of_a_group_is_told_of_the_last_of_those(db):
     assert db.store.committer.facts._last == group[6].cts
 
 
-@pytest.mark.parametrize("change", ["drop", "create"])
-def test_a_catalog_that_has_changed_since_gives_all_back(db, change):
-    version = db.store.catalog_version
+@pytest.mark.parametrize("change", ["drop", "alter", "view"])
+def test_a_table_that_has_changed_since_gives_all_back(db, change):
+    version = db.store.changed_at
     group = [blind(db, 1, "a", n=1)]
     if change == "drop":
         db.drop("t")
-    else:
-        db.create_table("u", key={"id": "int64"}, columns={"n": kivi.sum("int64")})
+    elif change == "alter":
+        db.alter_table("t", add_columns={"m": "int64"})
+    else:  # every write of the table has to follow it
+        db.create_view("t_by_v", source="t", key=["v", "id"], columns=[])
     refused(db, group, version)
+
+
+def test_another_table_that_has_changed_since_is_nothing_to_it(db):
+    version = db.store.changed_at
+    group = [blind(db, 1, "a", n=1)]
+    db.create_table("u", key={"id": "int64"}, columns={"n": kivi.sum("int64")})
+    db.drop("u")
+    heard, stale = submitted(db, group, version)
+    assert not stale and heard.of(group) == [db.watermark()]
 
 
 def test_of_a_stale_group_those_with_known_tokens_are_answered_and_all_others_given_back(db):
     """Nobody is told twice, and a token that comes twice is given back twice: that it did not enter would be untrue
     once its first has come again."""
-    version = db.store.catalog_version
+    version = db.store.changed_at
     known = blind(db, 1, "known", n=1)
     (stamp,) = committed(db, [known])
     again, first, repeat = One(known.does, "known"), blind(db, 1, "new", n=1), blind(db, 1, "new", n=1)
-    db.create_table("u", key={"id": "int64"}, columns={"n": kivi.sum("int64")})
+    db.alter_table("t", add_columns={"m": "int64"})
     heard, stale = submitted(db, [again, first, repeat], version)
     assert [*stale] == [first, repeat] and heard.of([again]) == [stamp] and len(heard.outcomes) == 1
     stamps = committed(db, [first, repeat])
     assert stamps[0] == stamps[1] > stamp
-    assert row(db) == {"id": 1, "n": 2, "hi": None, "v": None}
+    assert row(db) == {"id": 1, "n": 2, "hi": None, "v": None, "m": None}
 
 
 def test_without_room_all_are_given_back_at_once_and_nothing_has_entered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +226,7 @@ def test_without_room_all_are_given_back_at_once_and_nothing_has_entered(monkeyp
         again, other = One(group[0].does, "token 0"), blind(db, 0, "another", n=1)
         with monkeypatch.context() as patch:
             patch.setattr(Pending, "wait_for_room", lambda *_: pytest.fail("it waits for room"))
-            refused(db, [again, other], db.store.catalog_version)
+            refused(db, [again, other], db.store.changed_at)
         assert db.store.log.last == stamps[-1]
         db.consolidate()
         assert committed(db, [again, other]) == [stamps[0], stamps[-1] + 1]
@@ -225,7 +236,7 @@ def test_without_room_all_are_given_back_at_once_and_nothing_has_entered(monkeyp
 def test_a_drop_conflicts_with_what_entered_since_it_began(db):
     """The schema cell: in flight together, one of them does not commit."""
     late = blind(db, 1, "late", n=1)
-    version = db.store.catalog_version
+    version = db.store.changed_at
     db.drop("t")
     refused(db, [late], version)
     db.create_table("t", key={"id": "int64"}, columns={"n": kivi.sum("int64")})
@@ -271,7 +282,7 @@ def test_the_parts_of_a_group_are_judged_as_if_one_had_come_after_the_other(db):
     def writes(ones: list[One]) -> tuple[Heard, Part]:
         heard = Heard()
         tokens = [one.token for one in ones]
-        return heard, Writes(store.catalog_version, [one.does for one in ones], tokens, ones, heard)
+        return heard, Writes(store.changed_at, [one.does for one in ones], tokens, ones, heard)
 
     before, after = [blind(db, 1, "before", puts=True, v="b")], [blind(db, key, f"after {key}", n=1) for key in (1, 2)]
     (heard, one), (heard_later, other) = writes(before), writes(after)

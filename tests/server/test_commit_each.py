@@ -263,7 +263,7 @@ def test_commits_are_entered_by_the_catalog_that_they_were_read_by(tmp_path: Pat
 
         reader._current = late  # type: ignore[method-assign]
         commits = reader.each(Asked(request, 0.0), peer.session._may_write)
-        assert commits is not None and commits.version == old[0]
+        assert commits is not None and commits.derived_at == old[0]
         assert len(peer.session._write(commits)) == 1 and hits(store) is None
         reader._current = current  # type: ignore[method-assign]
         await peer.ask(request)

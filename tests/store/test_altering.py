@@ -458,8 +458,8 @@ def test_a_commit_in_flight_that_knows_the_older_definition(driver: EmbeddedDriv
     cts, outcomes = hold(driver.store, tx)
     done = threading.Thread(target=driver.db.alter_aggregate, args=("agg", {"s": kivi.sum("x")}))
     done.start()
-    version = driver.store.catalog_version
-    wait_until(lambda: driver.store.catalog_version != version or driver.store.catalog.entered.version > 2)
+    version = driver.store.changed_at
+    wait_until(lambda: driver.store.changed_at != version or driver.store.catalog.entered.version > 2)
     driver.store.committer.finish_held(cts)
     done.join(10)
     assert not done.is_alive() and outcomes[0].commit_ts == cts
