@@ -32,10 +32,12 @@ from kivi.encoding.keys import encode_text
 __all__ = [
     "Space",
     "batch_key",
+    "cts_of_fact",
     "event_data_key",
     "event_file_key",
     "event_header_key",
     "event_meta_key",
+    "fact_key",
     "meta_key",
     "row_key",
     "space_prefix",
@@ -86,6 +88,8 @@ class Space(IntEnum):
     """Request tokens as older versions kept them, many at a time: which there are."""
     TOKEN_DATA = 12
     """The tokens themselves."""
+    FACT = 13
+    """What commits wrote lately, for the verdicts of those that began before them; in a cluster."""
 
 
 _ROW: Final = bytes([Space.ROW])
@@ -173,6 +177,16 @@ def batch_key(scope: str, sequence: int) -> bytes:
 def time_key(time_us: int) -> bytes:
     """A backward scan that ends before ``time_key(t + 1)`` meets the row that knows moment t first."""
     return bytes([Space.TIME]) + _U64.pack(time_us)
+
+
+def fact_key(cts: int) -> bytes:
+    """What the commit at this CTS wrote."""
+    return bytes([Space.FACT]) + _U64.pack(cts)
+
+
+def cts_of_fact(data: bytes) -> int:
+    """``fact_key`` undone."""
+    return int(_U64.unpack_from(data, 1)[0])
 
 
 def split_time_key(data: bytes) -> int:

@@ -25,7 +25,14 @@ from typing import Any, Final
 from kivi.encoding.base_rows import RowLayout, Version
 from kivi.encoding.commit_times import decode_moments
 from kivi.encoding.keys import decode_key
-from kivi.encoding.keyspaces import Space, split_row_key, split_token_block_key, split_tombstone_key, split_version_key
+from kivi.encoding.keyspaces import (
+    Space,
+    cts_of_fact,
+    split_row_key,
+    split_token_block_key,
+    split_tombstone_key,
+    split_version_key,
+)
 from kivi.encoding.token_blocks import decode_block
 from kivi.errors import KiviError
 from kivi.model.schema import Column, TableSchema
@@ -192,6 +199,8 @@ def _entry(key: bytes, data: bytes, schema_of: SchemaOf, stamp: Stamp) -> str:
         case Space.BATCH:
             scope, sequence = key[1:-8].removesuffix(b"\x00\x00"), int.from_bytes(key[-8:], "big")
             return f"batch      {scope.decode()} {sequence} -> @{stamp(int.from_bytes(data, 'little'))}"
+        case Space.FACT:
+            return f"fact       @{stamp(cts_of_fact(key))}  {len(data)} bytes"
         case Space.TIME:
             times, stamps = decode_moments(key, data)
             first, last = (f"{moment(int(times[i]))} @{stamp(int(stamps[i]))}" for i in (0, -1))

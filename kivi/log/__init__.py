@@ -145,6 +145,9 @@ class CommitLog(ABC):
     sync_times: Histogram
     """How long each sync took."""
 
+    is_judged_again = False
+    """Whether records behind a position are judged again, where others are replayed: nothing may be known of these."""
+
     on_room: Callable[[KiviError | None], None]
     """Called, by a thread of the log, with why there is no room for more, and with None when there is (again)."""
 

@@ -40,6 +40,7 @@ from functools import partial
 from itertools import repeat
 from typing import Final
 
+from kivi.engine import WriteBatch
 from kivi.errors import (
     CommitUnknown,
     Conflict,
@@ -59,7 +60,7 @@ from kivi.mvcc.record import Abort, Commit, Other, Stage, kind_of
 from kivi.mvcc.shortage import BASE, Shortage
 from kivi.mvcc.timeline import Timeline
 from kivi.mvcc.tokens import FENCED, Remembered, Tokens
-from kivi.mvcc.verdict import Collision, Facts
+from kivi.mvcc.verdict import Collision, Facts, Footprint
 from kivi.mvcc.watermark import Watermark, call_all
 from kivi.runtime.histogram import Histogram
 
@@ -173,20 +174,24 @@ class Committer:
         try:
             parts = self._admit(parts, turn, may_wait)
             with self.entry_lock:
-                alone = sum([part.members for part in parts]) == 1
-                for part in parts:
-                    if (new := self._new_of(part, turn)) is not None:
-                        new.alone = alone
-                        self._enter(new, turn)
-                back = {token for part in turn.given_back for token in part.tokens}
-                for part, i in turn.repeats:
-                    if part.tokens[i] in back and (later := part.without({*range(len(part.tokens))} - {i})):
-                        turn.given_back.append(later)  # the first comes again, and it is a repeat of that
-                    else:
-                        self._answer_known(part, i, turn)
+                self._enter_all(parts, turn)
         finally:
             call_all(turn.answers)
         return turn.given_back
+
+    def _enter_all(self, parts: Sequence[Part], turn: _Turn) -> None:
+        """Steps 3 to 8 of each part. Holds the entry lock."""
+        alone = sum([part.members for part in parts]) == 1
+        for part in parts:
+            if (new := self._new_of(part, turn)) is not None:
+                new.alone = alone
+                self._enter(new, turn)
+        back = {token for part in turn.given_back for token in part.tokens}
+        for part, i in turn.repeats:
+            if part.tokens[i] in back and (later := part.without({*range(len(part.tokens))} - {i})):
+                turn.given_back.append(later)  # the first comes again, and it is a repeat of that
+            else:
+                self._answer_known(part, i, turn)
 
     def _admit(self, parts: Sequence[Part], turn: _Turn, may_wait: bool) -> Sequence[Part]:
         """Waits for room in pending; those whose tokens are known need none, since they were applied before."""
@@ -357,7 +362,10 @@ class Committer:
         if part.on_enter:
             part.on_enter(first)
         for cts, footprint in part.written(first):
-            self.facts.note(footprint, cts, ticket.time_us)
+            self._note(footprint, cts, ticket.time_us)
+
+    def _note(self, footprint: Footprint, cts: int, time_us: int) -> None:
+        self.facts.note(footprint, cts, time_us)
 
     def _check_start(self, part: Single) -> None:
         """Step 5. Raises SnapshotTooOld."""
@@ -495,6 +503,12 @@ class Committer:
 
         self.log_other(Abort(commits=(cts,)), durable)
         settled.wait()
+
+    def rows(self, batch: WriteBatch, upto: int) -> None:
+        """Adds what has to be in base with the position ``upto``: nothing, where the log is replayed as it was.
+
+        Holds the entry lock.
+        """
 
     # -- records that are not commits ---------------------------------------------------------------
 

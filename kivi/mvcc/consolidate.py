@@ -126,6 +126,7 @@ class Consolidator:
     sealer_of: Callable[[int], Sealer | None]
     stages: StageIndex
     before_position: Callable[[int], None]
+    with_position: Callable[[WriteBatch, int], None]
     entry_lock: Any
     clock: Callable[[], float]
     position: int
@@ -357,11 +358,12 @@ class Consolidator:
         batch = WriteBatch()
         for key, value in self.tokens.rows(upto):  # without the position they say what the log says
             batch.put(key, value)
-            if len(batch) == _TOKENS_AT_ONCE:
+            if len(batch) == _TOKENS_AT_ONCE and not self.log.is_judged_again:
                 self._write(batch)
                 batch = WriteBatch()
         with self.entry_lock:
             rows = [*self.tokens.batch_rows(upto), *self.stages.rows(upto)]
+            self.with_position(batch, upto)
         rows += self.timeline.take(upto)
         for key, value in rows:
             batch.put(key, value)

@@ -98,6 +98,8 @@ class Part(ABC):
         self.answer = answer
         self.alone = False
         """Whether it is a group of one."""
+        self.derive_again: Callable[[], object] | None = None
+        """Commits it anew, if it comes back from a log that orders (``kivi.mvcc.replicated``) as stale; it may wait."""
         self.on_check: Callable[[], None] | None = None
         self.on_enter: Callable[[int], None] | None = None
         self.first = 0
@@ -228,7 +230,8 @@ class Single(Part):
 
     def tables(self) -> set[int]:
         commit = self.commit
-        return {row[0] for row in commit.rows} | {bulk.table for bulk in (*commit.appends, *commit.retractions)}
+        bulks = (*commit.appends, *commit.retractions)
+        return {each[0] for each in (*commit.rows, *commit.guards)} | {bulk.table for bulk in bulks}
 
     def entries(self) -> Sequence[Entry]:
         return [Entry(Kind.COMMIT, self.body)]
@@ -330,11 +333,12 @@ class Events(Part):
         members: int,
         answer: Answer,
         guards: Sequence[Guard],
+        body: list[Any] | None = None,
     ) -> None:
         token, digest = record.request
         super().__init__(derived_at, members, (token,), (digest,), (None,), answer)
         self.record = record
-        self.body = record.encode()
+        self.body = record.encode() if body is None else body
         self.batch = batch
         self.runs = runs
         self.guards = guards

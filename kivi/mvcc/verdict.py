@@ -29,7 +29,7 @@ from typing import Final, NamedTuple
 
 from kivi.delta.ops import Barrier, RowOp
 
-__all__ = ["EXISTENCE", "Collision", "Facts", "Footprint", "Guard"]
+__all__ = ["EXISTENCE", "Collision", "Facts", "Footprint", "Generations", "Guard"]
 
 EXISTENCE: Final = -1
 """The column of a guard on the row's existence."""
@@ -47,6 +47,14 @@ class Footprint(NamedTuple):
     start_ts: int
     rows: Iterable[tuple[int, bytes, RowOp]]
     guards: Iterable[Guard]
+
+
+class Generations(NamedTuple):
+    """Facts up to ``floor`` are gone, those up to ``old_upto`` go next; which was decided at a time of the log."""
+
+    floor: int
+    old_upto: int
+    rotated_us: int
 
 
 class Collision(NamedTuple):
@@ -87,20 +95,32 @@ class Facts:
     """Not thread safe: lives under the committer's entry lock."""
 
     def __init__(self, floor: int, *, window_us: int, entries: int) -> None:
-        self.floor = floor
         self._window_us = window_us
         self._entries = entries
         self._young: dict[_Row, _RowFacts] = {}
         self._old: dict[_Row, _RowFacts] = {}
-        self._old_upto = floor
+        self.generations = Generations(floor, floor, 0)
         self._last = floor
-        self._rotated_us = 0
         self._aggregates: set[int] = set()
         self._aggregate_guards: dict[_Row, int] = {}
 
     def is_aggregate(self, table: int) -> None:
         """Rows of ``table`` take nothing but deltas derived from appends: guards on them are also kept apart."""
         self._aggregates.add(table)
+
+    @property
+    def floor(self) -> int:
+        return self.generations.floor
+
+    def restore(self, generations: Generations, noted: Iterable[tuple[int, Footprint]]) -> None:
+        """Takes back what was noted above the floor of ``generations``: (CTS, what), ascending."""
+        self.generations, self._last = generations, generations.floor
+        for cts, footprint in noted:
+            if cts > generations.old_upto and self._last <= generations.old_upto:
+                self._old, self._young = self._young, {}
+            self._note(footprint, cts)
+        if self._last <= generations.old_upto:
+            self._old, self._young = self._young, {}
 
     def __len__(self) -> int:
         return len(self._young) + len(self._old)
@@ -137,8 +157,11 @@ class Facts:
 
     def note(self, footprint: Footprint, cts: int, time_us: int) -> None:
         """A transaction entered the log at ``cts``; of several that write the same cells, the last is enough."""
-        if len(self._young) >= self._entries // 2 or time_us - self._rotated_us > self._window_us:
+        if len(self._young) >= self._entries // 2 or time_us - self.generations.rotated_us > self._window_us:
             self._rotate(time_us)
+        self._note(footprint, cts)
+
+    def _note(self, footprint: Footprint, cts: int) -> None:
         self._last = cts
         for table, key, op in footprint.rows:
             facts = self._own((table, key))
@@ -160,10 +183,8 @@ class Facts:
                 facts.guards[column] = cts
 
     def _rotate(self, time_us: int) -> None:
-        self.floor = self._old_upto
+        self.generations = Generations(self.generations.old_upto, self._last, time_us)
         self._old, self._young = self._young, {}
-        self._old_upto = self._last
-        self._rotated_us = time_us
         self._aggregate_guards = {row: cts for row, cts in self._aggregate_guards.items() if cts > self.floor}
 
     def _find(self, row: _Row) -> _RowFacts | None:

@@ -17,7 +17,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 __all__ = ["Watermark", "call_all"]
 
@@ -44,6 +45,7 @@ class Watermark:
         self._entered: deque[tuple[int, int]] = deque()  # the last of those that were entered together, and how many
         self._in_flight = 0
         self._finished: set[int] = set()
+        self._gathering = False
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
 
     @property
@@ -75,18 +77,37 @@ class Watermark:
             self._finished.add(sequence)
             if then is not None:
                 self._waiting.append((sequence, then))
-            before = self._value
-            while self._entered and self._entered[0][0] in self._finished:
-                self._value, count = self._entered.popleft()
-                self._in_flight -= count
-                self._finished.discard(self._value)
-            if self._value != before:
-                self._moved.notify_all()
-                if self._waiting:
-                    passed = [item for item in self._waiting if item[0] <= self._value]
-                    self._waiting = deque(item for item in self._waiting if item[0] > self._value)
-                    ready = [callback for _, callback in sorted(passed, key=lambda item: item[0])]
+            if not self._gathering:
+                ready = self._advance()
         call_all(ready)
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """W moves in one step past all that finishes meanwhile, as this is left."""
+        with self._lock:
+            self._gathering = True
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._gathering = False
+                ready = self._advance()
+            call_all(ready)
+
+    def _advance(self) -> list[Callable[[], None]]:
+        """Moves W over what is finished. What is to be called then, outside the lock."""
+        before = self._value
+        while self._entered and self._entered[0][0] in self._finished:
+            self._value, count = self._entered.popleft()
+            self._in_flight -= count
+            self._finished.discard(self._value)
+        if self._value == before:
+            return []
+        self._moved.notify_all()
+        passed = [item for item in self._waiting if item[0] <= self._value]
+        if passed:
+            self._waiting = deque(item for item in self._waiting if item[0] > self._value)
+        return [callback for _, callback in sorted(passed, key=lambda item: item[0])]
 
     def when(self, sequence: int, then: Callable[[], None]) -> None:
         """Runs ``then`` once W has passed ``sequence``: now, if it has (R17)."""

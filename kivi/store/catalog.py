@@ -29,7 +29,7 @@ dropped table.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -38,6 +38,7 @@ from kivi.encoding.keys import decode_key, encode_key
 from kivi.errors import NotFound, SnapshotTooOld
 from kivi.model.schema import Alteration, Column, TableSchema
 from kivi.model.types import ColumnType
+from kivi.mvcc.record import Commit
 from kivi.mvcc.verdict import Guard
 from kivi.states.registry import check_known
 
@@ -51,8 +52,10 @@ __all__ = [
     "TABLES",
     "Catalog",
     "View",
+    "changes",
     "dated",
     "definition_row",
+    "schema_guards",
 ]
 
 _INT: Final = ColumnType("int64")
@@ -108,6 +111,19 @@ def retraction_row(table_id: int, events: int) -> tuple[int, bytes, RowOp]:
 def schema_guard(table_id: int) -> Guard:
     """The guard that every commit naming the table implies."""
     return Guard(TABLES.id, table_key(table_id), _DEFINITION)
+
+
+def schema_guards(commit: Commit, schema_of: Callable[[int], TableSchema | None]) -> list[Guard]:
+    """The guards that a commit implies: of the tables of events and rows that it names, but for those it defines."""
+    tables = {each[0] for each in (*commit.rows, *commit.guards)}
+    tables |= {bulk.table for bulk in (*commit.appends, *commit.retractions)}
+    tables -= {table for table, _ in changes(commit.rows)}
+    named = sorted(tables - SYSTEM.keys())
+    return [
+        schema_guard(table)
+        for table in named
+        if (schema := schema_of(table)) is not None and schema.kind not in ("aggregate", "view")
+    ]
 
 
 def definition_row(schema: TableSchema) -> tuple[int, bytes, RowOp]:
@@ -193,7 +209,10 @@ class Catalog:
         self.visible = View()
         self.changed_at = 0
         """The CTS of the newest change of any table. What is derived notes it first, and looks at ``entered`` then."""
-        self._changes: dict[int, int] = {}
+        self.changes: dict[int, int] = {}
+        """The CTS of each table's newest."""
+        self.on_touch: Callable[[int, int], None] = lambda table, cts: None
+        """Called with each table that changed, and when."""
         self._mutex = threading.Lock()  # of ``visible``, which commits and housekeeping replace
 
     def enter(self, rows: list[tuple[int, RowOp]], cts: int) -> None:
@@ -206,14 +225,20 @@ class Catalog:
         """The table changed at ``cts``, as ``view`` or the entered one has it: so did all that it is derived from."""
         of: int | None = table
         while of is not None:
-            self._changes[of] = max(cts, self._changes.get(of, 0))
+            self.changes[of] = max(cts, self.changes.get(of, 0))
+            self.on_touch(of, cts)
             schema = self.entered.by_id.get(of) or (view.by_id.get(of) if view is not None else None)
             of = schema.source_id if schema is not None and schema.kind in ("aggregate", "view") else None
         self.changed_at = max(self.changed_at, cts)
 
+    def restore(self, changes: Mapping[int, int]) -> None:
+        """When each table changed, if that is known better than from its definition."""
+        self.changes = dict(changes)
+        self.changed_at = max(changes.values(), default=0)
+
     def is_behind(self, derived_at: int, tables: Iterable[int]) -> bool:
         """Whether one of the tables has gone, or changed after ``derived_at``."""
-        known, changes = self.entered.by_id, self._changes
+        known, changes = self.entered.by_id, self.changes
         return any(table not in known or changes.get(table, 0) > derived_at for table in tables if table not in SYSTEM)
 
     def apply(self, rows: list[tuple[int, RowOp]], cts: int) -> None:

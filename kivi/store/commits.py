@@ -137,6 +137,14 @@ class Commits:
                     refused.append(functools.partial(self._settled, commit, began, Outcome(commit.txn.start_ts)))
             except KiviError as error:
                 refused.append(functools.partial(self._settled, commit, began, Outcome(None, error)))
+        try:
+            return self._enter(waiting, began, may_wait)
+        finally:
+            call_all(refused)
+
+    def _enter(self, waiting: list[Commit], began: float, may_wait: bool) -> Sequence[Commit]:
+        """Prepares and submits commits whose transactions are closed, again where something changed meanwhile."""
+        refused: list[Callable[[], None]] = []
         while waiting:
             parts: dict[Part, Commit] = {}
             again = time.monotonic() - began < _DERIVING_S
@@ -151,6 +159,7 @@ class Commits:
                         answer = told(functools.partial(self._settled, commit, began))
                         part.answer = answer
                         part.derives_again = again and part.lease is not commit.txn.lease
+                        part.derive_again = functools.partial(self._enter, [commit], began, True)
                         parts[part] = commit
                     except KiviError as error:
                         refused.append(functools.partial(self._settled, commit, began, Outcome(None, error)))
@@ -263,23 +272,34 @@ class Commits:
             if not batch.num_rows:
                 raise InvalidArgument("there are no events to append")
 
-            def enter(part: Events, cts: int) -> None:
-                self.late_dropped += part.members - part.batch.num_rows
-
-            while True:
-                with self.computing:
-                    derived_at, view = self.catalog.changed_at, self.catalog.entered
-                    part = prepare_events(
-                        schema, batch, token, drop_late, view, derived_at, self.floor, self.retention, answer
-                    )
-                part.on_enter = functools.partial(enter, part)
-                if not self.committer.submit([part], may_wait=may_wait):
-                    return True
-                if not may_wait and self.committer.is_full:
-                    return False
+            return self._append_each(schema, batch, token, drop_late, may_wait, answer)
         except KiviError as error:
             done(Outcome(None, error))
             return True
+
+    def _append_each(
+        self, schema: TableSchema, batch: pa.RecordBatch, token: str, drop_late: bool, may_wait: bool, answer: Answer
+    ) -> bool:
+        def enter(part: Events, cts: int) -> None:
+            self.late_dropped += part.members - part.batch.num_rows
+
+        def again() -> None:
+            try:
+                self._append_each(schema, batch, token, drop_late, True, answer)
+            except KiviError as error:
+                answer.apart(None, Outcome(None, error))
+
+        while True:
+            with self.computing:
+                derived_at, view = self.catalog.changed_at, self.catalog.entered
+                part = prepare_events(
+                    schema, batch, token, drop_late, view, derived_at, self.floor, self.retention, answer
+                )
+            part.on_enter, part.derive_again = functools.partial(enter, part), again
+            if not self.committer.submit([part], may_wait=may_wait):
+                return True
+            if not may_wait and self.committer.is_full:
+                return False
 
     def floor(self, schema: TableSchema) -> int | None:
         """The retention floor that the next commit meets."""

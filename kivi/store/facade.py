@@ -18,6 +18,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -31,11 +32,13 @@ from kivi.model.scans import Scan
 from kivi.model.schema import OperatorCall, TableSchema
 from kivi.mvcc.groups import Outcome, Writes, WriteSet
 from kivi.mvcc.leases import Lease
+from kivi.mvcc.replicated import ReplicatedCommitter
 from kivi.query.answers import Answer
 from kivi.runtime.forks import register_fork_handler
 from kivi.runtime.histogram import Histogram
 from kivi.runtime.settings import Settings
 from kivi.store import backups, checkpoint, statistics
+from kivi.store.arrivals import decoded
 from kivi.store.backfill import Backfill, Progress
 from kivi.store.commits import Commit
 from kivi.store.cooler import Cooler
@@ -82,6 +85,10 @@ class Store(Wiring):
         position = load_base(self)
         replay(self, position)
         self._wire(position)
+        if isinstance(self.committer, ReplicatedCommitter):
+            self.committer.decode = partial(decoded, self)
+            self.catalog.restore(self.committer.load(self.engine, self.catalog.changes))
+            self.catalog.on_touch = self.committer.note_change
         self._tables = Tables(self.catalog, self.commits, self.transaction, self.check_open)
         self.drop = self._tables.drop
         self.backfill = Backfill(self, self._tables, ViewFilling(self, self._tables))
@@ -96,7 +103,7 @@ class Store(Wiring):
                 self.settler.start()
             if parts.path is not None:
                 self.cooler.start()
-        self._resumed = self.backfill.resume()
+        self._resumed = None if parts.log.is_judged_again else self.backfill.resume()
 
     @staticmethod
     def open(

@@ -12,8 +12,6 @@ commit: conflict facts begin at the last record.
 
 from __future__ import annotations
 
-from typing import Any
-
 import pyarrow as pa
 
 from kivi.arrow.columns import padded
@@ -32,7 +30,6 @@ from kivi.mvcc.consolidate import POSITION
 from kivi.mvcc.groups import events_applied
 from kivi.mvcc.record import (
     Abort,
-    Bulk,
     NewFloor,
     Other,
     Stage,
@@ -45,7 +42,7 @@ from kivi.mvcc.record import (
 )
 from kivi.store.catalog import COUNTERS, TABLES, changes
 from kivi.store.host import Contents
-from kivi.store.staging import STAGE_INDEX, sequences_of, staged_data
+from kivi.store.staging import STAGE_INDEX, data_of, sequences_of
 
 __all__ = ["load_base", "replay"]
 
@@ -135,12 +132,12 @@ def _replay_commit(store: Contents, record: Record) -> None:
     for bulk in commit.appends:
         source = known(bulk.table)
         if source is not None and source.kind == "event":  # rows that were staged are among the commit's rows
-            appended += [(bulk.table, padded(batch, source)) for batch in own_batches(_data_of(store, bulk))]
+            appended += [(bulk.table, padded(batch, source)) for batch in own_batches(data_of(store.log, bulk))]
     runs: list[tuple[int, DeltaRun]] = []
     for bulk in commit.runs:
         schema = known(bulk.table)
         if schema is not None:
-            runs.append((bulk.table, stamped(DeltaRun.from_buffer(schema, cts, _data_of(store, bulk)), cts)))
+            runs.append((bulk.table, stamped(DeltaRun.from_buffer(schema, cts, data_of(store.log, bulk)), cts)))
     retracted = [
         (bulk.table, Retracted(cts, EventNames.decode(bulk.parts[0])))
         for bulk in commit.retractions
@@ -155,10 +152,6 @@ def _replay_commit(store: Contents, record: Record) -> None:
         store.tokens.remember(commit.request[0], cts, commit.request[1])
     if commit.batch:
         store.tokens.remember_batch(*commit.batch, cts)
-
-
-def _data_of(store: Contents, bulk: Bulk) -> Any:
-    return staged_data(store.log, bulk.stage) if bulk.stage else bulk.parts[0]
 
 
 def _replay_events(store: Contents, record: Record) -> None:

@@ -35,7 +35,7 @@ from kivi.mvcc.record import Abort, Bulk, Stage, StageKind, decode_stage
 from kivi.runtime.settings import Settings
 from kivi.store.checks import check_events
 
-__all__ = ["STAGE_INDEX", "LiveStage", "Staged", "Stages", "Staging", "sequences_of", "staged_data"]
+__all__ = ["STAGE_INDEX", "LiveStage", "Staged", "Stages", "Staging", "data_of", "sequences_of", "staged_data"]
 
 Done = Callable[[BaseException | None, bytes | None], None]
 """Is called with None and the stage's id, or with what went wrong."""
@@ -189,6 +189,11 @@ def sequences_of(bulks: Iterable[Bulk]) -> list[int]:
 def staged_data(log: CommitLog, sequence: int) -> Any:
     """What a stage brings, from its record in the log. Raises NotFound if the log was truncated behind it."""
     return decode_stage(log.read(sequence).body).data[0]
+
+
+def data_of(log: CommitLog, bulk: Bulk) -> Any:
+    """The bytes of a bulk, from its stage if it names one. Raises NotFound likewise."""
+    return staged_data(log, bulk.stage) if bulk.stage else bulk.parts[0]
 
 
 # -- what callers call ---------------------------------------------------------------------------------

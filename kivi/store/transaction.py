@@ -40,7 +40,7 @@ from kivi.mvcc.record import BLIND, Bulk, Commit
 from kivi.mvcc.verdict import EXISTENCE, Collision, Guard
 from kivi.runtime.checksum import crc32
 from kivi.runtime.settings import Settings
-from kivi.store.catalog import RETRACTIONS, TABLES, View, changes, late_row, retraction_row, schema_guard
+from kivi.store.catalog import RETRACTIONS, TABLES, View, late_row, retraction_row, schema_guards
 from kivi.store.checks import check_events, too_long
 from kivi.store.late_deltas import few_in_time, runs_in_time
 from kivi.store.overwrite import Generations
@@ -510,11 +510,7 @@ def prepare(
         retractions = [(txn.schemas[table].origin, which) for table, which in txn.retractions]
         commit.request = (request, payload_digest(*_as_sent(txn, new, sent), retractions=retractions))
     body = commit.encode()
-    guards = [
-        schema_guard(table)
-        for table, schema in txn.schemas.items()
-        if schema.kind not in ("aggregate", "view") and table not in txn.overwritten
-    ]
+    guards = schema_guards(commit, lambda table: view.by_id.get(table) or txn.schemas.get(table))
 
     def describe(collision: Collision) -> tuple[str, tuple[Any, ...], str | None]:
         if collision.table == TABLES.id:
@@ -536,7 +532,7 @@ def prepare(
         events=events,
         runs=runs,
         derived_at=derived_at,
-        schema_guards=[] if changes(commit.rows) and not txn.overwritten else guards,
+        schema_guards=guards,
         describe=describe,
         aggregate_newest=newest,
     )

@@ -12,12 +12,14 @@ from functools import partial
 
 from kivi.errors import KiviError, Unavailable
 from kivi.events.cold_tier import ColdTier
+from kivi.log.replicated import ReplicatedLog
 from kivi.mvcc.commit import Committer
 from kivi.mvcc.consolidate import Consolidator
 from kivi.mvcc.forgetting import Forgetting
 from kivi.mvcc.groups import Part
 from kivi.mvcc.leases import Leases
 from kivi.mvcc.pending import Pending
+from kivi.mvcc.replicated import ReplicatedCommitter
 from kivi.mvcc.row_floors import RowFloors
 from kivi.mvcc.shortage import LOG, Shortage
 from kivi.mvcc.snapshot import Reader
@@ -82,7 +84,7 @@ class Wiring:
         )
         self.shortage = Shortage(clock)
         log.on_room = self._room_in_the_log
-        self.committer = Committer(
+        self.committer = (ReplicatedCommitter if isinstance(log, ReplicatedLog) else Committer)(
             log,
             self.pending,
             self.moved,
@@ -118,6 +120,7 @@ class Wiring:
             sealer_of=self.event_tables.of,
             stages=self.stages,
             before_position=self.retention.save,
+            with_position=self.committer.rows,
             entry_lock=self.committer.entry_lock,
             clock=self.clock,
             position=position,

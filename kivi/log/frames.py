@@ -1,0 +1,137 @@
+"""Frames: what a gateway publishes to a log that many nodes read, each one message of it.
+
+A frame is one group of entries. All integers are little-endian::
+
+    at   size                                              at   size
+     0    4   crc32 of all that follows                    40    8   n: the gateway's count of frames, from 1
+     4    4   "kfr1"                                       48    8   derived at: see kivi.store.catalog
+     8   16   generation of the log                        56    8   sequence that the gateway had applied
+    24    8   node of the gateway                          64   16   its running hash there
+    32    8   boot: of the node's starts, a later          80    4   how many entries
+              one has a larger number                      84        entries
+
+    entry: u8 kind, u24 how many numbers, u64 length, the body, padded to 8
+
+**The id** of a frame is (node, boot, n): a frame that is published twice has one id, and is applied once. A node keeps
+for each other one the newest boot that it has seen, of that the largest n, and which n below it are missing; so a frame
+that comes after its successor is neither lost nor taken twice. A newer boot ends the older ones: what comes of those
+later is void, since nobody waits for it and nobody would count its numbers.
+
+**The running hash** is over all messages of the log up to a sequence. A node that has applied what another one has not
+been told (a log that lost what it had acknowledged, a copy with other bytes) finds out by its next frame.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from kivi.errors import DataLoss
+from kivi.log import Entry, Kind
+from kivi.runtime.checksum import crc32
+
+__all__ = ["NO_HASH", "Frame", "FrameId", "FrameIds", "decode_frame", "running_hash"]
+
+_MAGIC: Final = b"kfr1"
+_HEAD: Final = struct.Struct("<4s16sQQQQQ16sI")
+_CHECKSUM: Final = struct.Struct("<I")
+_ENTRY: Final = struct.Struct("<II4xQ")  # kind and numbers, padding, length
+_KINDS: Final = {kind.value: kind for kind in Kind}
+NO_HASH: Final = bytes(16)
+"""The running hash of a log without messages."""
+
+
+class FrameId(NamedTuple):
+    node: int
+    boot: int
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Entries that were published together. ``applied``, ``hash``: how far the gateway was, and its running hash."""
+
+    generation: bytes
+    id: FrameId
+    derived_at: int
+    applied: int
+    hash: bytes
+    entries: Sequence[Entry] = field(default=())
+
+    def encode(self) -> bytes:
+        """The message."""
+        parts: list[Any] = [
+            _HEAD.pack(_MAGIC, self.generation, *self.id, self.derived_at, self.applied, self.hash, len(self.entries))
+        ]
+        for kind, body, numbers in self.entries:
+            size = sum(memoryview(part).nbytes for part in body)
+            parts += [_ENTRY.pack(kind, numbers, size), *body, bytes(-size % 8)]
+        data = b"".join(parts)
+        return _CHECKSUM.pack(crc32(data)) + data
+
+
+def decode_frame(data: bytes | memoryview) -> Frame:
+    """The inverse of ``Frame.encode``. Raises DataLoss for a message that is not as it was published."""
+    view = memoryview(data)
+    at = _CHECKSUM.size + _HEAD.size
+    if len(view) < at or _CHECKSUM.unpack(view[: _CHECKSUM.size])[0] != crc32(view[_CHECKSUM.size :]):
+        raise DataLoss("the checksum of a frame is wrong")
+    magic, generation, node, boot, n, derived_at, applied, hash_, count = _HEAD.unpack(view[_CHECKSUM.size : at])
+    if magic != _MAGIC:
+        raise DataLoss(f"a message begins with {magic!r}, and is no frame that this program knows")
+    entries = []
+    for _ in range(count):
+        kind, numbers, size = _ENTRY.unpack(view[at : at + _ENTRY.size])
+        at += _ENTRY.size
+        entries.append(Entry(_KINDS[kind], (view[at : at + size],), numbers))
+        at += size + -size % 8
+    return Frame(generation, FrameId(node, boot, n), derived_at, applied, hash_, entries)
+
+
+def running_hash(before: bytes, data: bytes | memoryview) -> bytes:
+    """Of a log one message longer."""
+    return hashlib.blake2b(data, key=before, digest_size=16).digest()
+
+
+@dataclass(slots=True)
+class _Seen:
+    boot: int = -1
+    high: int = 0
+    missing: set[int] = field(default_factory=set)
+
+
+class FrameIds:
+    """Which frames were seen. It is a function of the log's prefix."""
+
+    def __init__(self, saved: bytes | None = None) -> None:
+        self._of: dict[int, _Seen] = {}
+        for node, (boot, high, missing) in json.loads(saved or b"{}").items():
+            self._of[int(node)] = _Seen(boot, high, set(missing))
+
+    def see(self, id_: FrameId) -> bool:
+        """Notes that the frame has come. Whether it counts: it is the first of its id, and its boot is not over."""
+        seen = self._of.setdefault(id_.node, _Seen())
+        if id_.boot != seen.boot:
+            if id_.boot < seen.boot:
+                return False
+            seen.boot, seen.high, seen.missing = id_.boot, 0, set()
+        if id_.n > seen.high:
+            seen.missing.update(range(seen.high + 1, id_.n))
+            seen.high = id_.n
+            return True
+        if id_.n in seen.missing:
+            seen.missing.discard(id_.n)
+            return True
+        return False
+
+    def boot_of(self, node: int) -> int:
+        """The newest boot of the node; -1 if it has never been seen."""
+        return self._of[node].boot if node in self._of else -1
+
+    def encode(self) -> bytes:
+        """For ``saved``."""
+        return json.dumps({node: (s.boot, s.high, sorted(s.missing)) for node, s in self._of.items()}).encode()

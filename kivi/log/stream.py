@@ -1,0 +1,59 @@
+"""What a replicated log needs of the engine that keeps it: one stream of messages, numbered from 1 without a gap.
+
+The engine may answer from any of its copies, and these may be behind, have holes and have wrong bytes; a message that
+is published may be there, not be there, or be there twice, whoever says what. What is true of a stream is only this:
+messages that were acknowledged are in every later answer of a sound copy, in one order. All else is checked by
+``kivi.log.replicated``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+__all__ = ["Acknowledged", "Message", "Stream"]
+
+Acknowledged = Callable[[BaseException | None], None]
+"""Is called once, with None when a message is durable, or with what leaves that unknown."""
+
+
+class Message(NamedTuple):
+    """``time_us``: when the engine took it, microseconds since 1970 by the engine's clocks, which may go back."""
+
+    sequence: int
+    time_us: int
+    data: bytes
+
+
+class Stream(ABC):
+    """One stream. Thread safe."""
+
+    max_message_bytes: int
+    """The limit of a message."""
+
+    on_news: Callable[[], None]
+    """Called, by any thread, when there may be messages that were not read."""
+
+    @abstractmethod
+    def publish(self, name: str, data: bytes, done: Acknowledged) -> None:
+        """Appends a message; with a name that was used a moment ago the engine may leave it out. Does not wait."""
+
+    @abstractmethod
+    def fetch(self, first: int, count: int, *, carefully: bool = False) -> Sequence[Message]:
+        """Messages from ``first`` on, ascending, at most ``count``: as some copy has them, so perhaps with holes.
+
+        ``carefully``: as another copy has them, or the leader's. Raises Unavailable if none can be asked.
+        """
+
+    @abstractmethod
+    def bounds(self) -> tuple[int, int]:
+        """The first and the last sequence that the leader has; (n + 1, n) if it has none. Raises Unavailable."""
+
+    @abstractmethod
+    def purge(self, below: int) -> None:
+        """Deletes messages below this sequence. Raises Unavailable."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends it: every ``done`` is called."""

@@ -1,0 +1,286 @@
+"""Committing through a log that orders: the same steps (``kivi.mvcc.commit``), in another order.
+
+::
+
+    caller's thread   1  encode and derive; wait for room in pending
+                      -  a lease that was cut, events below a floor and the like are refused at once
+                      -  propose: the group is a frame, published until it comes back
+    log's thread,     3  token known?  -> its first CTS
+    each node, in     4  tables and floors as derived with?   -> refused as stale; its gateway derives it again
+    log order         5  start_ts >= facts.floor
+                      6  verdict against facts
+                      7  the next numbers are its CTS
+                      8  facts.note, tokens.remember
+                     10  applied to pending
+    once a frame     11  W moves past all of it
+                     12  the gateway's callers are told
+
+Steps 3 to 8 read nothing but what the log's prefix decides, so every node decides alike: tokens, what changed when,
+facts, stages, the newest operation on a guarded aggregate row; and times are the log's. What steps 4 to 6 compare with
+is kept in base with the position (``rows``), so a node that starts anew, or from another one's copy, goes on with it.
+
+Of a frame that this process published the parts themselves are applied, of any other one what its entries decode to.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Final, NamedTuple
+
+from kivi.delta.ops import RowOp
+from kivi.encoding.keys import prefix_end
+from kivi.encoding.keyspaces import Space, cts_of_fact, fact_key, meta_key, space_prefix
+from kivi.engine import Engine, WriteBatch
+from kivi.errors import CommitUnknown, InvalidArgument, KiviError
+from kivi.log import Entry
+from kivi.log.replicated import Arrived, ReplicatedLog
+from kivi.mvcc.commit import Aborted, Committer, StaleCatalog, _Turn
+from kivi.mvcc.groups import Outcome, Part, Single
+from kivi.mvcc.record import Abort, Commit, Other, decode_commit, kind_of
+from kivi.mvcc.tokens import FENCED
+from kivi.mvcc.verdict import Footprint, Generations
+from kivi.mvcc.watermark import call_all
+
+__all__ = ["PLACE", "Proposed", "ReplicatedCommitter"]
+
+PLACE: Final = meta_key("place")
+"""The place in the log that belongs to the recorded position: see ``kivi.log.replicated``."""
+_FACTS: Final = meta_key("facts")
+_CHANGES: Final = meta_key("changes")
+_NO_GUARDS: Final = (
+    "a cluster does not judge guards on rows of aggregates: read the row with read='fresh', or guard a row of a table"
+)
+
+
+class Proposed(NamedTuple):
+    """An entry that is no commit, on its way; ``done(error, number)`` is told what became of it."""
+
+    other: Other
+    done: Callable[[BaseException | None, int], None]
+
+    def entry(self) -> Entry:
+        return Entry(kind_of(self.other), self.other.encode())
+
+
+class _Noted(NamedTuple):
+    """What a commit wrote, for facts, and the generations of facts with it."""
+
+    cts: int
+    footprint: Footprint
+    generations: Generations
+
+
+class ReplicatedCommitter(Committer):
+    """Thread safe. ``decode`` makes parts of a foreign frame's entries, ``later`` runs what must not hold
+    the log up."""
+
+    log: ReplicatedLog
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.decode: Callable[[Arrived], Sequence[Part | Proposed]] = lambda arrived: ()
+        self.later: Callable[[Callable[[], object]], None] = lambda run: threading.Thread(
+            target=run, daemon=True
+        ).start()
+        self._proposed: dict[int, Sequence[Part | Proposed]] = {}
+        self._noted: deque[_Noted] = deque()
+        self._changed: deque[tuple[int, int]] = deque()
+        self._changes: dict[int, int] = {}
+        self._generations = self.facts.generations
+        self.log.on_arrival = self._arrived
+        self.log.on_failure = self._failed
+
+    def now_us(self) -> int:
+        return self.log.last_time_us
+
+    # -- what a gateway does ----------------------------------------------------------------------
+
+    def submit(self, parts: Sequence[Part], *, may_wait: bool = True) -> Sequence[Part]:
+        turn = _Turn()
+        try:
+            parts = self._admit(parts, turn, may_wait)
+            with self.entry_lock:
+                ready = [part for part in parts if self._may_be_proposed(part, turn)]
+            if ready:
+                entries = [entry for part in ready for entry in part.entries()]
+                try:
+                    self._propose(ready, entries, min(part.derived_at for part in ready))
+                except KiviError as error:
+                    for part in ready:
+                        self._refuse(part, error, turn)
+        finally:
+            call_all(turn.answers)
+        return turn.given_back
+
+    def _propose(self, items: Sequence[Part | Proposed], entries: Sequence[Entry], derived_at: int) -> None:
+        def on_id(n: int) -> None:
+            self._proposed[n] = items
+
+        self.log.propose(entries, derived_at, on_id)
+
+    def _may_be_proposed(self, part: Part, turn: _Turn) -> bool:
+        """What only its gateway can say against it; the rest is judged when it comes back."""
+        try:
+            if self.is_behind(part):
+                raise StaleCatalog
+            if isinstance(part, Single):
+                if part.lease is not None and not part.blind:
+                    self.leases.check(part.lease)
+                if any(self.is_aggregate(guard.table) for guard in part.commit.guards):
+                    raise InvalidArgument(_NO_GUARDS)
+                if part.on_entry is not None:
+                    raise InvalidArgument("a cluster does not retract events yet: nothing was applied")
+                part.lease = None
+            if part.on_check is not None:
+                part.on_check()
+        except StaleCatalog:
+            self.counters.rederived += 1
+            turn.given_back.append(part)
+            return False
+        except KiviError as error:
+            self._refuse(part, error, turn)
+            return False
+        return True
+
+    def log_other(self, other: Other, done: Callable[[BaseException | None, int], None]) -> None:
+        proposed = Proposed(other, done)
+        self._propose([proposed], [proposed.entry()], 0)
+
+    def fence(self, token: str) -> bool:
+        """Makes sure that ``token`` never commits; False if it has an outcome by the time the fence arrives."""
+        arrived = threading.Event()
+        failure: list[BaseException] = []
+
+        def told(error: BaseException | None, number: int) -> None:
+            failure.extend([error] if error is not None else [])
+            arrived.set()
+
+        self.log_other(Abort(tokens=(token,)), told)
+        arrived.wait()
+        if failure:
+            raise CommitUnknown(f"the log failed while fencing {token!r}", token=token)
+        with self.entry_lock:
+            found = self.tokens.find(token)
+        return found is not None and found.cts == FENCED
+
+    # -- what every node does ---------------------------------------------------------------------
+
+    def _arrived(self, arrived: Arrived) -> None:
+        """Judges the entries of a frame, and applies those that commit. W moves in one step."""
+        n = arrived.frame.id.n
+        items = self._proposed.pop(n, None) if arrived.mine else None
+        if items is None:
+            items = self.decode(arrived)
+        turn = _Turn()
+        with self.watermark.gathered():
+            with self.entry_lock:
+                parts: list[Part] = []
+                for place, item in enumerate(items):
+                    if isinstance(item, Part):
+                        parts.append(item)
+                        continue
+                    self._enter_all(parts, turn)
+                    parts = []
+                    self.log.at_entry = place
+                    self._enter_proposed(item)
+                self._enter_all(parts, turn)
+            for done in self.log.take_done():
+                done(None)
+        call_all(turn.answers)
+        if arrived.mine:
+            for part in turn.given_back:
+                self._derive_again(part)
+
+    def _enter_proposed(self, item: Proposed) -> None:
+        other, done = item
+        if isinstance(other, Abort) and other.tokens:
+            unknown = tuple(token for token in other.tokens if self.tokens.find(token) is None)
+            other = Abort(other.commits, unknown, other.stages)
+
+        def durable(error: BaseException | None) -> None:
+            self.watermark.finish(ticket.first)
+            done(error, ticket.first)
+
+        ticket = self.log.append([item.entry()], durable)
+        self.watermark.enter(ticket.first)
+        self.enter_other(other, ticket.first, ticket.time_us)
+
+    def _derive_again(self, part: Part) -> None:
+        if part.derive_again is not None:
+            self.later(part.derive_again)
+            return
+        changed = Aborted("a table of the commit changed before it was judged: nothing was applied; try again")
+        call_all([partial(part.answer.apart, tag, Outcome(None, changed)) for tag in part.tags])
+
+    def _failed(self, error: KiviError) -> None:
+        """Whoever waits for what was proposed is told that its outcome is unknown."""
+        with self.entry_lock:
+            proposed, self._proposed = self._proposed, {}
+        for items in proposed.values():
+            for item in items:
+                if isinstance(item, Part):
+                    item.unknown = CommitUnknown(
+                        f"the log failed before this commit came back ({error.message}): ask outcome() elsewhere"
+                    )
+                    self.counters.unknown += item.members
+                    call_all([item.settle])
+                else:
+                    call_all([partial(item.done, error, 0)])
+
+    # -- what verdicts depend on, kept with the position --------------------------------------------
+
+    def note_change(self, table: int, cts: int) -> None:
+        """A table changed, as ``Catalog.touch`` says."""
+        self._changed.append((table, cts))
+
+    def _note(self, footprint: Footprint, cts: int, time_us: int) -> None:
+        super()._note(footprint, cts, time_us)
+        self._noted.append(_Noted(cts, footprint, self.facts.generations))
+
+    def rows(self, batch: WriteBatch, upto: int) -> None:
+        """Adds what verdicts behind ``upto`` depend on, and the place. Holds the entry lock."""
+        while self._changed and self._changed[0][1] <= upto:
+            table, cts = self._changed.popleft()
+            self._changes[table] = max(cts, self._changes.get(table, 0))
+        floor = self._generations.floor
+        while self._noted and self._noted[0].cts <= upto:
+            cts, footprint, self._generations = self._noted.popleft()
+            batch.put(fact_key(cts), _as_bytes(footprint))
+        if self._generations.floor > floor:
+            batch.delete_range(fact_key(0), fact_key(self._generations.floor + 1))
+        batch.put(_FACTS, json.dumps(self._generations).encode())
+        batch.put(_CHANGES, json.dumps(self._changes).encode())
+        batch.put(PLACE, self.log.save(upto))
+
+    def load(self, engine: Engine, changes: Mapping[int, int]) -> dict[int, int]:
+        """Takes back what ``rows`` wrote, but for the place. Returns the CTS of each table's newest change.
+
+        ``changes``: these as the definitions say, for a store that has no place in the log yet.
+        """
+        if (saved := engine.get(_FACTS)) is None:
+            self._changes = dict(changes)
+            return self._changes.copy()
+        self._generations = Generations(*json.loads(saved))
+        self.facts.restore(self._generations, _stored(engine))
+        self._changes = {int(table): cts for table, cts in json.loads(engine.get(_CHANGES) or b"{}").items()}
+        return self._changes.copy()
+
+
+def _as_bytes(footprint: Footprint) -> bytes:
+    """Cells without their values: a verdict looks at which they are."""
+    rows = [
+        (table, key, RowOp(op.barrier, dict.fromkeys(op.puts), dict.fromkeys(op.deltas)))
+        for table, key, op in footprint.rows
+    ]
+    return b"".join(Commit(0, rows, [*footprint.guards]).encode())
+
+
+def _stored(engine: Engine) -> Iterator[tuple[int, Footprint]]:
+    prefix = space_prefix(Space.FACT)
+    for key, value in engine.scan(prefix, prefix_end(prefix)):
+        commit = decode_commit(value)
+        yield cts_of_fact(key), Footprint(0, commit.rows, commit.guards)

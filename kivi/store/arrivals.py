@@ -1,0 +1,122 @@
+"""What another node's gateway published, as parts of a group: the inverse of preparing (``kivi.store.commits``).
+
+A frame that this process published is judged as the parts that it was made of. Of any other, the entries are decoded to
+the same parts, except that nobody is told what becomes of them. Runs of aggregates and events of tables that are not
+there (any more) need no schema: such an entry is stale, and nothing of it is applied.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pyarrow as pa
+
+from kivi.arrow.columns import padded
+from kivi.arrow.dictionaries import together
+from kivi.arrow.ipc import own_batches
+from kivi.delta.runs import DeltaRun
+from kivi.encoding.event_names import EventNames
+from kivi.log import Entry, Kind
+from kivi.log.replicated import Arrived
+from kivi.model.schema import TableSchema
+from kivi.mvcc.groups import Events, Outcome, Part, Single, told
+from kivi.mvcc.record import decode_abort, decode_commit, decode_events, decode_floor, decode_stage, is_events
+from kivi.mvcc.replicated import Proposed
+from kivi.mvcc.verdict import Collision
+from kivi.store.catalog import Catalog, changes, schema_guard, schema_guards
+from kivi.store.host import Contents
+from kivi.store.staging import data_of, sequences_of
+
+__all__ = ["decoded"]
+
+
+def decoded(store: Contents, arrived: Arrived) -> list[Part | Proposed]:
+    """The entries of a frame, in order. Raises DataLoss."""
+    return [_decoded(store, entry, arrived.frame.derived_at) for entry in arrived.frame.entries]
+
+
+def _decoded(store: Contents, entry: Entry, derived_at: int) -> Part | Proposed:
+    body = entry.body[0]
+    match entry.kind:
+        case Kind.COMMIT if is_events(body):
+            return _events(store.catalog, body, entry.numbers, derived_at)
+        case Kind.COMMIT:
+            return _single(store, body, derived_at)
+        case Kind.STAGE:
+            return Proposed(decode_stage(body), _nobody)
+        case Kind.ABORT:
+            return Proposed(decode_abort(body), _nobody)
+        case Kind.FLOOR:
+            return Proposed(decode_floor(body), _nobody)
+
+
+def _nobody(error: BaseException | None, number: int) -> None:
+    pass
+
+
+def _told_nobody(outcome: Outcome) -> None:
+    pass
+
+
+def _single(store: Contents, body: bytes | memoryview, derived_at: int) -> Single:
+    commit = decode_commit(body)
+    catalog_rows = changes(commit.rows)
+    new = store.catalog.entered.with_rows(catalog_rows, 0).by_id if catalog_rows else {}
+
+    def known(table: int) -> TableSchema | None:  # what it defines it may write, too
+        return new.get(table) or store.catalog.schema_of(table)
+
+    part = Single(
+        commit,
+        [body],
+        events=[
+            (bulk.table, padded(batch, source))
+            for bulk in commit.appends
+            if (source := known(bulk.table)) is not None and source.kind == "event"
+            for batch in own_batches(data_of(store.log, bulk))
+        ],
+        runs=[
+            (bulk.table, DeltaRun.from_buffer(schema, 0, data_of(store.log, bulk)))
+            for bulk in commit.runs
+            if (schema := known(bulk.table)) is not None
+        ],
+        derived_at=derived_at,
+        schema_guards=schema_guards(commit, known),
+        describe=_undescribed,
+        aggregate_newest=lambda table, key: None,
+    )
+    part.retracted = [(bulk.table, EventNames.decode(bulk.parts[0])) for bulk in commit.retractions]
+    bulks = (*commit.appends, *commit.runs)
+
+    def check() -> None:
+        for bulk in bulks:
+            if bulk.stage:
+                store.stages.check_live(bulk.stage, store.catalog.entered.by_id[bulk.table].origin)
+
+    def enter(cts: int) -> None:
+        store.stages.commit(sequences_of(bulks), cts)
+        if catalog_rows:
+            store.catalog.enter(catalog_rows, cts)
+
+    part.on_check, part.on_enter = check, enter
+    if catalog_rows:
+        part.on_apply = partial(store.catalog.apply, catalog_rows)
+    return part
+
+
+def _undescribed(collision: Collision) -> tuple[str, tuple[object, ...], str | None]:
+    return "", (), None
+
+
+def _events(catalog: Catalog, body: bytes | memoryview, members: int, derived_at: int) -> Events:
+    record, known = decode_events(body), catalog.schema_of
+    source = known(record.table)
+    batches = [] if source is None else [padded(batch, source) for batch in own_batches(record.events[0])]
+    runs = [
+        (table, DeltaRun.from_buffer(schema, 0, data[0]))
+        for table, data in record.runs
+        if (schema := known(table)) is not None
+    ]
+    batch = together(batches) if batches else pa.RecordBatch.from_pylist([])
+    guards = [schema_guard(record.table)]
+    return Events(derived_at, record, batch, runs, members, told(_told_nobody), guards, [body])

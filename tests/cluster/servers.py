@@ -1,0 +1,177 @@
+"""Servers of a stream, in memory and in virtual time, that do to their clients what real ones have been seen to do.
+
+There is one true log, which is what the quorum has acknowledged. Each server has a copy of it, perhaps behind, and
+perhaps with holes or with wrong bytes that it does not know of. A publish takes its time, and is lost, comes twice, has
+no acknowledgement, or dies with a leader. Everything is decided by the simulation's random numbers, in its one
+thread, so a seed gives the same log again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kivi.errors import Unavailable
+from kivi.log.stream import Acknowledged, Message, Stream
+
+if TYPE_CHECKING:
+    from tests.cluster.simulation import Simulation
+
+__all__ = ["Client", "Faults", "Servers"]
+
+COPIES = 3
+
+
+@dataclass
+class Faults:
+    """How often, of all messages or calls, and how long, in microseconds."""
+
+    lost: float = 0.02
+    doubled: float = 0.02
+    unacknowledged: float = 0.03
+    late: float = 0.05
+    behind: float = 0.1
+    hole: float = 0.005
+    flipped: float = 0.005
+    away: float = 0.01
+    clock_back: float = 0.02
+    delay_us: int = 2_000
+    late_us: int = 400_000
+
+
+@dataclass
+class Servers:
+    """``log`` is what was acknowledged or will be; ``first`` is the sequence of its first message."""
+
+    simulation: Simulation
+    faults: Faults
+    log: list[Message] = field(default_factory=list)
+    first: int = 1
+    tail: list[tuple[str, bytes, Acknowledged]] = field(default_factory=list)
+    names: dict[str, int] = field(default_factory=dict)
+    spoilt: list[dict[int, bytes | None]] = field(default_factory=lambda: [{} for _ in range(COPIES)])
+    clients: list[Client] = field(default_factory=list)
+    clock_us: int = 0
+
+    @property
+    def last(self) -> int:
+        return self.first + len(self.log) - 1
+
+    def arrive(self, name: str, data: bytes, done: Acknowledged) -> None:
+        """A message is with the leader, and is not acknowledged yet."""
+        self.tail.append((name, data, done))
+        self.simulation.after(self.simulation.rng.randint(1, self.faults.delay_us), self._agree)
+
+    def _agree(self) -> None:
+        """The quorum has the messages of the leader."""
+        sim, faults = self.simulation, self.faults
+        tail, self.tail = self.tail, []
+        for name, data, done in tail:
+            known = self.names.get(name)
+            if known is None or sim.rng.random() < faults.doubled:  # else it is within the window, and left out
+                back = sim.rng.random() < faults.clock_back
+                self.clock_us = sim.now_us - (sim.rng.randint(0, 3_000_000) if back else 0)
+                sequence = self.last + 1
+                self.log.append(Message(sequence, self.clock_us, data))
+                self.names[name] = sequence
+                self._spoil(sequence, data)
+            if sim.rng.random() < faults.unacknowledged:
+                sim.after(faults.late_us, lambda done=done: done(Unavailable("no acknowledgement came")))
+            else:
+                sim.after(sim.rng.randint(1, faults.delay_us), lambda done=done: done(None))
+        for client in self.clients:
+            sim.after(sim.rng.randint(1, faults.delay_us), client.tell)
+
+    def _spoil(self, sequence: int, data: bytes) -> None:
+        """Some copies have a hole, or a wrong bit; one copy is sound."""
+        sim = self.simulation
+        sound = sim.rng.randrange(COPIES)
+        for copy, spoilt in enumerate(self.spoilt):
+            if copy == sound:
+                continue
+            if sim.rng.random() < self.faults.hole:
+                spoilt[sequence] = None
+            elif sim.rng.random() < self.faults.flipped:
+                wrong = bytearray(data)
+                wrong[sim.rng.randrange(len(wrong))] ^= 1 << sim.rng.randrange(8)
+                spoilt[sequence] = bytes(wrong)
+
+    def change_leader(self) -> None:
+        """What only the old leader had is gone; nobody has seen it."""
+        tail, self.tail = self.tail, []
+        for _, _, done in tail:
+            self.simulation.after(self.faults.late_us, lambda done=done: done(Unavailable("the leader has changed")))
+
+    def lose(self, messages: int) -> None:
+        """Acknowledged messages are gone: three disks that lied, say."""
+        del self.log[max(0, len(self.log) - messages) :]
+        self.names = {name: sequence for name, sequence in self.names.items() if sequence <= self.last}
+
+    def read(self, copy: int, first: int, count: int, upto: int) -> list[Message]:
+        """What a copy has of the log up to ``upto``."""
+        found = []
+        for message in self.log[max(0, first - self.first) : max(0, first - self.first) + count]:
+            if message.sequence > upto:
+                break
+            data = self.spoilt[copy].get(message.sequence, message.data)
+            if data is not None:
+                found.append(message._replace(data=data))
+        return found
+
+    def purge(self, below: int) -> None:
+        gone = min(below, self.last + 1) - self.first
+        if gone > 0:
+            del self.log[:gone]
+            self.first += gone
+
+
+class Client(Stream):
+    """One process's connection. ``cut``: nothing comes through, in either direction."""
+
+    def __init__(self, servers: Servers) -> None:
+        self.servers = servers
+        self.max_message_bytes = 1 << 20
+        self.on_news: Callable[[], None] = lambda: None
+        self.cut = False
+        self.closed = False
+        servers.clients.append(self)
+
+    def tell(self) -> None:
+        if not self.cut and not self.closed:
+            self.on_news()
+
+    def publish(self, name: str, data: bytes, done: Acknowledged) -> None:
+        sim, faults = self.servers.simulation, self.servers.faults
+
+        def told(error: BaseException | None) -> None:
+            if not self.closed:
+                done(error)
+
+        if self.cut or sim.rng.random() < faults.lost:
+            sim.after(faults.late_us, lambda: told(Unavailable("no server answered")))
+            return
+        late = sim.rng.random() < faults.late
+        delay = sim.rng.randint(1, faults.late_us if late else faults.delay_us)
+        sim.after(delay, lambda: self.servers.arrive(name, data, told))
+
+    def fetch(self, first: int, count: int, *, carefully: bool = False) -> Sequence[Message]:
+        servers, rng = self.servers, self.servers.simulation.rng
+        self._ask()
+        behind = 0 if carefully or rng.random() > servers.faults.behind else rng.randint(1, 5)
+        return servers.read(rng.randrange(COPIES), first, count, servers.last - behind)
+
+    def bounds(self) -> tuple[int, int]:
+        self._ask()
+        return self.servers.first, self.servers.last
+
+    def _ask(self) -> None:
+        if self.cut or self.servers.simulation.rng.random() < self.servers.faults.away:
+            raise Unavailable("no server answers")
+
+    def purge(self, below: int) -> None:
+        self.servers.purge(below)
+
+    def close(self) -> None:
+        self.closed = True
+        self.servers.clients.remove(self)

@@ -1,0 +1,514 @@
+"""A cluster in one thread: real stores over simulated servers, in virtual time, under a seeded scheduler.
+
+Every node is the real pipeline: store, committer, verdict, pending, consolidation, and the replicated log over
+``tests.cluster.servers``. Its engine is in memory, and a crash takes any of what it had not flushed. Each step of the
+simulation is one thing that happens to one of them: a client begins, writes, commits, or sends a commit again by
+another node; a node reads what is new, folds, stops, goes on, dies, comes back, or begins with the copy of another.
+
+**Oracle.** What clients did and what they saw is judged by the replay of the commits (``tests.oracle``): every read at
+every S on every node, every verdict, every token. At the end all that was cut is mended, and then all nodes must be at one
+place, with one hash, and answer alike.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import itertools
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import kivi
+from kivi.embedded.database import Database, Snapshot, Transaction
+from kivi.encoding.keyspaces import meta_key
+from kivi.engine import WriteBatch
+from kivi.engine.memory import MemoryEngine
+from kivi.errors import Conflict, RowExists, SnapshotTooOld, Unavailable
+from kivi.log.memory import MemoryLog
+from kivi.log.replicated import ReplicatedLog
+from kivi.mvcc.groups import Outcome
+from kivi.mvcc.replicated import PLACE
+from kivi.runtime.settings import Settings
+from kivi.store.facade import Store
+from tests.cluster.servers import Client, Faults, Servers
+from tests.measures import plain
+from tests.mvcc.world import EVENT, MEASURES, TABLES
+from tests.oracle import Attempt, Op, Oracle, Read
+from tests.proof.groups import Together
+from tests.proof.workloads import micros
+
+__all__ = ["Node", "Simulation"]
+
+GENERATION = b"a generation    "
+_BOOT = meta_key("boot")
+START_US = 1_800_000_000_000_000
+KINDS = ("put", "delta", "delta", "delta", "insert", "delete", "guard", "append", "append", "get")
+SETTINGS = Settings.of(
+    {
+        "background": False, "consolidate_rows": 2, "block_rows": 4, "settle": False, "conflict_entries": 40,
+        "conflict_window_s": 20.0, "lease_ttl_s": 3_600.0, "lease_ttl_max_s": 3_600.0,
+    }
+)  # fmt: skip
+
+
+@dataclass
+class Open:
+    """A transaction of a client, and the snapshots that it holds."""
+
+    node: Node
+    store: Store | None
+    tx: Transaction
+    ops: list[Op] = field(default_factory=list)
+
+
+class Node:
+    """One node; ``store`` is None while it is down. ``id`` is new if its disk is."""
+
+    def __init__(self, simulation: Simulation, id_: int, engine: MemoryEngine) -> None:
+        self.simulation, self.id, self.engine = simulation, id_, engine
+        self.stopped = False
+        self.snapshots: list[Snapshot] = []
+        self.store: Store | None = None
+
+    def start(self) -> None:
+        sim = self.simulation
+        boot = int.from_bytes(self.engine.get(_BOOT) or b"", "little") + 1
+        batch = WriteBatch()
+        batch.put(_BOOT, boot.to_bytes(8, "little"))
+        self.engine.write(batch)
+        self.engine.flush()
+        self.client = Client(sim.servers)
+        self.log = ReplicatedLog(
+            self.client, generation=GENERATION, node=self.id, boot=boot, saved=self.engine.get(PLACE),
+            genesis=sim.genesis,
+        )  # fmt: skip
+        self.store = Store.open(None, settings=SETTINGS, engine=self.engine, log=self.log, clock=sim.clock)
+        self.store.committer.later = lambda run: sim.after(1_000, run)  # type: ignore[attr-defined]
+        self.db = Database(self.store)
+        self.snapshots = []
+
+    def kill(self) -> None:
+        """What was not flushed is gone, or some of it."""
+        sim = self.simulation
+        assert self.store is not None
+        self.client.close()
+        self.store._closed = True
+        self.engine.crash(keep=sim.rng.randint(0, 30))
+        self.store = None
+        self.snapshots = []
+
+    @property
+    def serves(self) -> bool:
+        return self.store is not None and not self.stopped and self.log.failed is None
+
+    def pump(self) -> None:
+        try:
+            self.log.pump(self.simulation.rng.randint(1, 8))
+        except Unavailable:
+            self.simulation.counted["nobody answers"] += 1
+
+    def scan(self, reader: Any, table: str) -> list[dict[str, Any]]:
+        rows = list(reader.scan(table))
+        return [{**row, "ts": micros(row["ts"])} for row in rows] if table == "e" else plain(rows)
+
+
+class Simulation:
+    """``run(steps)``, then ``finish()``, which checks."""
+
+    def __init__(self, seed: int, *, nodes: int = 3, faults: Faults | None = None) -> None:
+        self.rng = random.Random(seed)
+        self.now_us = START_US
+        self._events: list[tuple[int, int, Callable[[], object]]] = []
+        self._order = itertools.count()
+        self._history = hashlib.blake2b(digest_size=16)
+        self.counted: Counter[str] = Counter()
+        self.oracle = Oracle(TABLES)
+        self.servers = Servers(self, faults or Faults())
+        self.attempts = itertools.count(1)
+        self.open: list[Open] = []
+        self.sent: list[tuple[str, list[Op]]] = []
+        self._ids = itertools.count(1)
+        engine = self._genesis()
+        self.nodes: list[Node] = []
+        for i in range(nodes):
+            engine.checkpoint(f"genesis {i}")
+            self.nodes.append(self._started(engine.checkpoints[f"genesis {i}"]))
+
+    def _genesis(self) -> MemoryEngine:
+        """A store with the tables: what a cluster adopts."""
+        engine, log = MemoryEngine(), MemoryLog()
+        store = Store.open(None, settings=SETTINGS, engine=engine, log=log, clock=self.clock)
+        db = Database(store)
+        columns: dict[str, Any] = {"n": kivi.sum("int64"), "hi": kivi.max("int64"), "v": "int64"}
+        for name, how in (("t", {}), ("h", {"history": "1h"})):
+            db.create_table(name, key={"id": "int64"}, columns=columns, **how)
+        db.create_event_table("e", event_time="ts", columns=EVENT)
+        db.create_aggregate("agg", source="e", group_by=["a"], measures=MEASURES)
+        db.consolidate()
+        self.genesis = db.watermark()
+        store.close()
+        engine.reopen()
+        return engine
+
+    def _started(self, engine: MemoryEngine) -> Node:
+        node = Node(self, next(self._ids), engine)
+        node.start()
+        return node
+
+    # -- time -------------------------------------------------------------------------------------
+
+    def clock(self) -> float:
+        return self.now_us / 1_000_000
+
+    def after(self, delay_us: int, run: Callable[[], object]) -> None:
+        heapq.heappush(self._events, (self.now_us + delay_us, next(self._order), run))
+
+    def _happen(self) -> None:
+        """What is due."""
+        while self._events and self._events[0][0] <= self.now_us:
+            heapq.heappop(self._events)[2]()
+
+    def note(self, what: str) -> None:
+        self.counted[what.split(" ", 1)[0]] += 1
+        self._history.update(f"{self.now_us} {what}\n".encode())
+
+    @property
+    def history(self) -> str:
+        """Equal for equal histories."""
+        return self._history.hexdigest()
+
+    # -- steps ------------------------------------------------------------------------------------
+
+    STEPS = (
+        ("pump", 30), ("begin", 8), ("work", 14), ("commit", 10), ("write", 4), ("append_each", 4), ("again", 3),
+        ("retry", 4), ("snapshot", 4), ("look", 5), ("fold", 5), ("stop", 0.5), ("kill", 0.4), ("cut", 0.4),
+        ("leader", 0.5), ("purge", 0.5), ("renew", 0.15),
+    )  # fmt: skip
+
+    def run(self, steps: int) -> None:
+        names, weights = zip(*self.STEPS, strict=True)
+        for name in self.rng.choices(names, weights, k=steps):
+            self.now_us += self.rng.randint(1, 20_000)
+            self._happen()
+            self.note(name)
+            getattr(self, f"do_{name}")()
+
+    def _serving(self) -> Node | None:
+        found = [node for node in self.nodes if node.serves]
+        return self.rng.choice(found) if found else None
+
+    def do_pump(self) -> None:
+        for node in self.nodes:
+            if node.serves and self.rng.random() < 0.7:
+                node.pump()
+
+    def do_retry(self) -> None:
+        if (node := self._serving()) is not None:
+            node.log.retry(all_of_them=self.rng.random() < 0.3)
+
+    def do_begin(self) -> None:
+        if len(self.open) < 8 and (node := self._serving()) is not None:
+            self.open.append(Open(node, node.store, node.db.transaction()))
+
+    def _opened(self) -> Open | None:
+        self.open = [one for one in self.open if one.node.serves and one.store is one.node.store]
+        return self.rng.choice(self.open) if self.open else None
+
+    def do_work(self) -> None:
+        if (one := self._opened()) is None:
+            return
+        rng, tx, kind = self.rng, one.tx, self.rng.choice(KINDS)
+        table, key = rng.choice("tth"), (rng.randint(0, 3),)
+        values = {name: rng.randint(-5, 5) for name in rng.sample(("n", "hi", "v"), rng.randint(1, 3))}
+        match kind:
+            case "put":
+                tx.put(table, key, **values)
+                one.ops.append(Op("put", table, key, values))
+            case "delta":
+                deltas = {"n": rng.randint(-5, 5), "hi": rng.randint(-5, 5)}
+                tx.delta(table, key, **deltas)
+                one.ops.append(Op("delta", table, key, deltas))
+            case "insert":
+                try:
+                    tx.insert(table, key, **values)
+                    one.ops.append(Op("insert", table, key, values))
+                except RowExists:
+                    pass
+            case "delete":
+                tx.delete(table, key)
+                one.ops.append(Op("delete", table, key))
+            case "guard":
+                column = rng.choice((None, "n", "v"))
+                tx.guard(table, key, column)
+                one.ops.append(Op("guard", table, key, {} if column is None else {column: None}))
+            case "append":
+                events = [self._event() for _ in range(rng.randint(1, 4))]
+                tx.append("e", events)
+                one.ops.append(Op("append", "e", events=events))
+            case "get":
+                own = tuple(op for op in one.ops if op.kind != "guard")
+                for name in (table, "agg"):
+                    found = tx.get(name, key)
+                    self.oracle.read(Read(tx.start_ts, name, key, found, own, f"node {one.node.id}"))
+
+    def _event(self) -> dict[str, Any]:
+        rng = self.rng
+        return {"a": rng.randint(0, 2), "ts": rng.randint(0, 3), "x": rng.randint(-5, 5), "s": rng.choice("abcdefg")}
+
+    def do_commit(self) -> None:
+        if (one := self._opened()) is None or not one.ops:
+            return
+        self.open.remove(one)
+        token = f"token {next(self.attempts)}"
+        self.sent.append((token, one.ops))
+        txn = one.tx._txn
+        if txn is None or one.node.store is None:
+            return
+        self._send(one.node, token, one.ops, txn.start_ts if not txn.blind else None, txn)
+
+    def _send(self, node: Node, token: str, ops: list[Op], start_ts: int | None, txn: Any) -> None:
+        attempt = Attempt(start_ts, ops, "unknown", None, token, f"node {node.id}")
+        self.oracle.attempt(attempt)
+        assert node.store is not None
+        node.store.commit(txn, token=token, done=lambda outcome: self._told(attempt, outcome))
+
+    def _told(self, attempt: Attempt, outcome: Outcome) -> None:
+        self.note(f"told {attempt.token} {outcome.commit_ts} {type(outcome.error).__name__}")
+        if outcome.commit_ts is not None:
+            attempt.outcome, attempt.commit_ts, attempt.repeat = "committed", outcome.commit_ts, outcome.repeated
+        elif isinstance(outcome.error, kivi.CommitUnknown):
+            pass
+        else:
+            attempt.outcome = "aborted"
+            if isinstance(outcome.error, Conflict):
+                attempt.refused = outcome.error
+
+    def do_again(self) -> None:
+        """A client sends a commit again, by any node: it had no answer, or does not trust it."""
+        node = self._serving()
+        if node is None or not self.sent:
+            return
+        token, ops = self.rng.choice(self.sent[-12:])
+        tx = node.db.transaction()
+        try:
+            for op in ops:
+                match op.kind:
+                    case "put":
+                        tx.put(op.table, op.key, **op.values)
+                    case "delta":
+                        tx.delta(op.table, op.key, **op.values)
+                    case "insert":
+                        tx.insert(op.table, op.key, **op.values)
+                    case "delete":
+                        tx.delete(op.table, op.key)
+                    case "guard":
+                        tx.guard(op.table, op.key, next(iter(op.values), None))
+                    case "append":
+                        tx.append("e", op.events)
+        except RowExists:
+            tx.rollback()
+            return
+        txn = tx._txn
+        assert txn is not None
+        self._send(node, token, ops, None if txn.blind else txn.start_ts, txn)
+
+    def do_write(self) -> None:
+        """A group of blind deltas and puts, entering in columns."""
+        if (node := self._serving()) is None or node.store is None:
+            return
+        members = []
+        for _ in range(self.rng.randint(1, 5)):
+            table, key = self.rng.choice("tth"), (self.rng.randint(0, 3),)
+            kind = self.rng.choice(("put", "delta", "delta"))
+            values = {"v": self.rng.randint(-5, 5)} if kind == "put" else {"n": self.rng.randint(-5, 5)}
+            members.append(_Member([Op(kind, table, key, values)], f"token {next(self.attempts)}", self))
+        if len(members) > 1 and self.rng.random() < 0.3:  # one comes twice in one group
+            members.append(_Member(members[0].ops, members[0].token, self))
+        group = Together(node.store, members)
+        for member in members:
+            member.attempt = Attempt(None, member.ops, "unknown", None, member.token, f"node {node.id}")
+            self.oracle.attempt(member.attempt)
+        group.enter()
+        self.after(0, lambda: self._hear(group, members))
+
+    def _hear(self, group: Together, members: list[_Member]) -> None:
+        for place, answer in [*group.answers.items()]:
+            if not members[place].told:
+                members[place].told = True
+                self._told(members[place].attempt, Outcome(answer.commit_ts, answer.error))
+        for place in group.left:
+            members[place].attempt.outcome = "aborted"
+        if not all(member.told for member in members) and self._open_ended:
+            self.after(20_000, lambda: self._hear(group, members))
+
+    _open_ended = True
+
+    def do_append_each(self) -> None:
+        if (node := self._serving()) is None or node.store is None:
+            return
+        import pyarrow as pa
+
+        from kivi.arrow.columns import arrow_schema
+
+        events = [self._event() for _ in range(self.rng.randint(1, 5))]
+        schema = node.store.table("e")
+        names = arrow_schema(schema)
+        batch = pa.RecordBatch.from_pylist(events, names)
+        token = f"token {next(self.attempts)}"
+        attempts = [
+            Attempt(None, [Op("append", "e", events=[event])], "unknown", None, f"{token} {i}", f"node {node.id}")
+            for i, event in enumerate(events)
+        ]
+        for attempt in attempts:
+            self.oracle.attempt(attempt)
+
+        def told(outcome: Outcome) -> None:
+            for i, attempt in enumerate(attempts):
+                first = outcome.commit_ts
+                self._told(attempt, Outcome(None if first is None else first + i, outcome.error, outcome.repeated))
+
+        node.store.append_each(schema, batch, token=token, done=told)
+
+    def do_snapshot(self) -> None:
+        if (node := self._serving()) is not None and len(node.snapshots) < 3:
+            node.snapshots.append(node.db.snapshot())
+
+    def do_look(self) -> None:
+        """Reads whole tables at a snapshot, an old one or a new one."""
+        if (node := self._serving()) is None:
+            return
+        if node.snapshots and self.rng.random() < 0.7:
+            snap = self.rng.choice(node.snapshots)
+            if self.rng.random() < 0.4:
+                node.snapshots.remove(snap)
+                self._look(node, snap)
+                snap.close()
+                return
+            self._look(node, snap)
+            return
+        with node.db.snapshot() as snap:
+            self._look(node, snap)
+
+    def _look(self, node: Node, snap: Snapshot) -> None:
+        for table in TABLES:
+            try:
+                found = node.scan(snap, table)
+            except SnapshotTooOld:
+                self.counted["too old"] += 1
+                continue
+            self.oracle.read(Read(snap.ts, table, None, found, (), f"node {node.id}"))
+
+    def do_fold(self) -> None:
+        if (node := self._serving()) is not None and node.store is not None:
+            node.store.consolidate()
+            if self.rng.random() < 0.5:
+                node.store.consolidator.flush()
+
+    # -- faults -----------------------------------------------------------------------------------
+
+    def do_stop(self) -> None:
+        """A process stands still, and goes on as if nothing had been."""
+        if len([node for node in self.nodes if node.serves]) > 1 and (node := self._serving()) is not None:
+            node.stopped = True
+            self.after(self.rng.randint(100_000, 5_000_000), lambda: setattr(node, "stopped", False))
+
+    def do_kill(self) -> None:
+        if len([node for node in self.nodes if node.serves]) > 1 and (node := self._serving()) is not None:
+            node.kill()
+            self.after(self.rng.randint(10_000, 3_000_000), lambda: self._back(node))
+
+    def _back(self, node: Node) -> None:
+        if node in self.nodes and node.store is None:
+            node.start()
+
+    def do_cut(self) -> None:
+        if (node := self._serving()) is not None:
+            client = node.client
+            client.cut = True
+            self.after(self.rng.randint(10_000, 2_000_000), lambda: setattr(client, "cut", False))
+
+    def do_leader(self) -> None:
+        self.servers.change_leader()
+
+    def do_purge(self) -> None:
+        """The log forgets what no node needs."""
+        if all(node.store is not None for node in self.nodes):
+            self.servers.purge(min(node.log.needed for node in self.nodes))
+
+    def do_renew(self) -> None:
+        """A node loses its disk: a new one begins with the copy of another one."""
+        whole = [node for node in self.nodes if node.serves]
+        if len(whole) < 2:
+            return
+        lost, source = self.rng.sample(whole, 2)
+        assert source.store is not None
+        source.store.consolidate()
+        source.store.consolidator.flush()
+        name = f"copy {self.now_us}"
+        source.engine.checkpoint(name)
+        lost.kill()
+        self.nodes.remove(lost)
+        engine = source.engine.checkpoints.pop(name)
+        batch = WriteBatch()
+        batch.delete(_BOOT)
+        engine.write(batch)
+        self.nodes.append(self._started(engine))
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Mends everything, waits until all is told, and judges."""
+        self.servers.faults = Faults(0, 0, 0, 0, 0, 0, 0, 0, 0)
+        for node in self.nodes:
+            node.client.cut = node.stopped = False
+            if node.store is None:
+                node.start()
+        for _ in range(2_000):
+            self.now_us += 50_000
+            self._happen()
+            for node in self.nodes:
+                node.log.retry(all_of_them=True)
+                node.pump()
+            places = {(node.log.place.sequence, node.log.proposed) for node in self.nodes}
+            self._open_ended = len(places) > 1 or places != {(self.servers.last, 0)}
+            if not self._open_ended and not self._events:
+                break
+        for node in self.nodes:
+            assert node.log.failed is None, node.log.failed
+        assert len({node.log.place for node in self.nodes}) == 1, "C1: the nodes are not at one place"
+        assert not any(node.log.proposed for node in self.nodes), "what was proposed has not come back"
+        times = Counter(attempt.token for attempt in self.oracle.attempts)
+        for attempt in self.oracle.attempts:
+            if attempt.outcome == "unknown" and times[attempt.token] > 1:
+                attempt.start_ts = None  # which of those with one token it was that committed, nobody can say
+        self.oracle.resolve(self._outcome)
+        self.oracle.confirm(self._outcome)
+        for node in self.nodes:
+            for snap in node.snapshots:
+                self._look(node, snap)
+            with node.db.snapshot() as snap:
+                assert snap.ts == self.nodes[0].log.place.number
+                self._look(node, snap)
+        report = self.oracle.check()
+        self.counted["commits"], self.counted["reads"] = report.commits, report.reads
+
+    def _outcome(self, token: str) -> int | None:
+        """As every node knows it."""
+        token, _, place = token.partition(" ")[2].partition(" ")
+        found = set()
+        for node in self.nodes:
+            assert node.store is not None
+            known = node.store.tokens.find(f"token {token}")
+            found.add(None if known is None else known.cts + int(place or 0))
+        assert len(found) == 1, f"C3: the nodes disagree on token {token}: {found}"
+        return found.pop()
+
+
+class _Member:
+    def __init__(self, ops: list[Op], token: str, simulation: Simulation) -> None:
+        self.ops, self.token = ops, token
+        self.told = False
+        self.attempt: Attempt
