@@ -99,7 +99,7 @@ def running_hash(before: bytes, data: bytes | memoryview) -> bytes:
 
 @dataclass(slots=True)
 class _Seen:
-    boot: int = -1
+    boot: int
     high: int = 0
     missing: set[int] = field(default_factory=set)
 
@@ -112,21 +112,24 @@ class FrameIds:
         for node, (boot, high, missing) in json.loads(saved or b"{}").items():
             self._of[int(node)] = _Seen(boot, high, set(missing))
 
-    def see(self, id_: FrameId) -> bool:
-        """Notes that the frame has come. Whether it counts: it is the first of its id, and its boot is not over."""
-        seen = self._of.setdefault(id_.node, _Seen())
-        if id_.boot != seen.boot:
-            if id_.boot < seen.boot:
-                return False
-            seen.boot, seen.high, seen.missing = id_.boot, 0, set()
+    def is_new(self, id_: FrameId) -> bool:
+        """Whether a frame counts: it is the first of its id, and its boot is not over."""
+        seen = self._of.get(id_.node)
+        if seen is None or id_.boot != seen.boot:
+            return seen is None or id_.boot > seen.boot
+        return id_.n > seen.high or id_.n in seen.missing
+
+    def see(self, id_: FrameId) -> None:
+        """Notes that the frame has come."""
+        if not self.is_new(id_):
+            return
+        seen = self._of.get(id_.node)
+        if seen is None or id_.boot > seen.boot:
+            seen = self._of[id_.node] = _Seen(id_.boot)
         if id_.n > seen.high:
             seen.missing.update(range(seen.high + 1, id_.n))
             seen.high = id_.n
-            return True
-        if id_.n in seen.missing:
-            seen.missing.discard(id_.n)
-            return True
-        return False
+        seen.missing.discard(id_.n)
 
     def boot_of(self, node: int) -> int:
         """The newest boot of the node; -1 if it has never been seen."""

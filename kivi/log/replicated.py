@@ -88,6 +88,7 @@ class ReplicatedLog(CommitLog):
         )
         self.seen = FrameIds(content["frames"].encode() if content else None)
         self._saved = self.place
+        self._flushed = self.place.sequence
         self._saved_seen = FrameIds(self.seen.encode())
         self._since: deque[tuple[Place, FrameId]] = deque()  # behind the saved place
         self._hashes: deque[tuple[int, bytes]] = deque([(self.place.sequence, self.place.hash)], maxlen=4096)
@@ -211,7 +212,7 @@ class ReplicatedLog(CommitLog):
         found: list[Message] = []
         for asked in range(_ASK_AGAIN + 1):
             expected = first + len(found)
-            messages = self._stream.fetch(expected, count - len(found), carefully=asked > 0)
+            messages = self._stream.fetch(expected, count - len(found), asked)
             for message in messages:
                 if message.sequence != expected or not self._is_whole(message):
                     break
@@ -241,14 +242,14 @@ class ReplicatedLog(CommitLog):
         before = self.place
         time_us = max(before.time_us, message.time_us)
         hash_ = running_hash(before.hash, message.data)
-        counts = self.seen.see(frame.id)
         self._arriving = Arrived(frame, message.sequence, time_us, self._is_mine(frame.id))
         self._number, self._entry = before.number, -1
         try:
-            if counts:
-                self.on_arrival(self._arriving)
+            if self.seen.is_new(frame.id):
+                self.on_arrival(self._arriving)  # which may ask for what cannot be read now: then it comes again
         finally:
             self._arriving = None
+        self.seen.see(frame.id)
         self.place = Place(message.sequence, self._number, time_us, hash_)
         self._since.append((self.place, frame.id))
         self._hashes.append((message.sequence, hash_))
@@ -341,9 +342,9 @@ class ReplicatedLog(CommitLog):
 
     @property
     def needed(self) -> int:
-        """The least sequence that this node may have to read again."""
+        """The least sequence that this node may have to read again, after a crash too."""
         stages = [sequence for sequence, _ in self._stages.values()]
-        return min([self._saved.sequence + 1, *stages])
+        return min([self._flushed + 1, *stages])
 
     def read(self, sequence: int) -> Record:
         where = self._stages.get(sequence)
@@ -358,7 +359,8 @@ class ReplicatedLog(CommitLog):
         return iter(())
 
     def truncate(self, below: int) -> None:
-        """Stages below are not needed. What leaves the log is decided in the log."""
+        """What was saved last is on disk, and stages below are not needed. What leaves the log is not decided here."""
+        self._flushed = self._saved.sequence
         for number in [number for number in self._stages if number < below]:
             del self._stages[number]
 

@@ -40,10 +40,11 @@ class Stream(ABC):
         """Appends a message; with a name that was used a moment ago the engine may leave it out. Does not wait."""
 
     @abstractmethod
-    def fetch(self, first: int, count: int, *, carefully: bool = False) -> Sequence[Message]:
+    def fetch(self, first: int, count: int, attempt: int = 0) -> Sequence[Message]:
         """Messages from ``first`` on, ascending, at most ``count``: as some copy has them, so perhaps with holes.
 
-        ``carefully``: as another copy has them, or the leader's. Raises Unavailable if none can be asked.
+        ``attempt``: how often they were asked for in vain; each one asks another copy. Raises Unavailable if none can
+        be asked.
         """
 
     @abstractmethod

@@ -73,9 +73,11 @@ from kivi.runtime.histogram import Histogram
 from kivi.runtime.scheduling import use_batch_scheduling
 from kivi.runtime.settings import Settings
 
-__all__ = ["POSITION", "Consolidator", "Sealer"]
+__all__ = ["AHEAD", "POSITION", "Consolidator", "Sealer"]
 
 POSITION: Final = meta_key("position")
+AHEAD: Final = meta_key("ahead")
+"""What base may have: of a log whose records behind the position are judged again, when the store is opened."""
 """META row: base includes every commit at or below this CTS (u64 little endian)."""
 
 _RUNS_MEANWHILE: Final = 16
@@ -153,7 +155,8 @@ class Consolidator:
             write=self._write, kept=self.sweeper.kept, meanwhile=lambda: self._meanwhile(),
         )  # fmt: skip
         self._seen = self.position
-        self._replayed = self.log.last
+        self._ahead = max(self.log.last, int.from_bytes(self.engine.get(AHEAD) or b"", "little"))
+        self._replayed = self._ahead
         self._begun: dict[int, int] = {}  # table -> up to where a fold of it was begun
         self._whole_upto = 0  # F of the newest whole pass
         self._applied_bytes = 0
@@ -259,6 +262,7 @@ class Consolidator:
         upto, keep = self.leases.boundaries()
         if upto > self.position:
             self._whole_upto = upto
+            self._goes_ahead(upto)
             with self.entry_lock:
                 self.tokens.cut()
             for schema in self._unfolded():
@@ -275,6 +279,14 @@ class Consolidator:
         self._folded_at = time.monotonic()
         self._took(time.perf_counter() - started)
         return upto
+
+    def _goes_ahead(self, upto: int) -> None:
+        """Base may have what lies above the position, from here on."""
+        if self.log.is_judged_again and upto > self._ahead:
+            batch = WriteBatch()
+            batch.put(AHEAD, upto.to_bytes(8, "little"))
+            self._write(batch)
+            self._ahead = upto
 
     def _unfolded(self) -> Iterator[TableSchema]:
         """The tables of which something is pending. What is left of one that was dropped goes."""
@@ -302,6 +314,7 @@ class Consolidator:
             upto, keep = self.leases.boundaries()
             if upto == self._seen:
                 return
+            self._goes_ahead(upto)
             for schema in self._unfolded():
                 if schema.kind == "event":
                     self._seal(schema, upto, full=True)

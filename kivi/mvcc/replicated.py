@@ -17,40 +17,36 @@
 
 Steps 3 to 8 read nothing but what the log's prefix decides, so every node decides alike: tokens, what changed when,
 facts, stages, the newest operation on a guarded aggregate row; and times are the log's. What steps 4 to 6 compare with
-is kept in base with the position (``rows``), so a node that starts anew, or from another one's copy, goes on with it.
+is kept in base with the position (``kivi.mvcc.prefix``), so a node that starts anew, or from the copy of another, goes
+on with it. Base may be ahead of the position then: nothing is read or derived until W has come to where base may be.
 
 Of a frame that this process published the parts themselves are applied, of any other one what its entries decode to.
 """
 
 from __future__ import annotations
 
-import json
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from kivi.delta.ops import RowOp
-from kivi.encoding.keys import prefix_end
-from kivi.encoding.keyspaces import Space, cts_of_fact, fact_key, meta_key, space_prefix
-from kivi.engine import Engine, WriteBatch
+from kivi.encoding.keyspaces import meta_key
+from kivi.engine import WriteBatch
 from kivi.errors import CommitUnknown, InvalidArgument, KiviError
 from kivi.log import Entry
 from kivi.log.replicated import Arrived, ReplicatedLog
 from kivi.mvcc.commit import Aborted, Committer, StaleCatalog, _Turn
 from kivi.mvcc.groups import Outcome, Part, Single
-from kivi.mvcc.record import Abort, Commit, Other, decode_commit, kind_of
+from kivi.mvcc.prefix import Prefix
+from kivi.mvcc.record import Abort, Other, kind_of
 from kivi.mvcc.tokens import FENCED
-from kivi.mvcc.verdict import Footprint, Generations
+from kivi.mvcc.verdict import Footprint
 from kivi.mvcc.watermark import call_all
 
 __all__ = ["PLACE", "Proposed", "ReplicatedCommitter"]
 
 PLACE: Final = meta_key("place")
 """The place in the log that belongs to the recorded position: see ``kivi.log.replicated``."""
-_FACTS: Final = meta_key("facts")
-_CHANGES: Final = meta_key("changes")
 _NO_GUARDS: Final = (
     "a cluster does not judge guards on rows of aggregates: read the row with read='fresh', or guard a row of a table"
 )
@@ -66,19 +62,12 @@ class Proposed(NamedTuple):
         return Entry(kind_of(self.other), self.other.encode())
 
 
-class _Noted(NamedTuple):
-    """What a commit wrote, for facts, and the generations of facts with it."""
-
-    cts: int
-    footprint: Footprint
-    generations: Generations
-
-
 class ReplicatedCommitter(Committer):
     """Thread safe. ``decode`` makes parts of a foreign frame's entries, ``later`` runs what must not hold
     the log up."""
 
     log: ReplicatedLog
+    prefix: Prefix
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -87,10 +76,6 @@ class ReplicatedCommitter(Committer):
             target=run, daemon=True
         ).start()
         self._proposed: dict[int, Sequence[Part | Proposed]] = {}
-        self._noted: deque[_Noted] = deque()
-        self._changed: deque[tuple[int, int]] = deque()
-        self._changes: dict[int, int] = {}
-        self._generations = self.facts.generations
         self.log.on_arrival = self._arrived
         self.log.on_failure = self._failed
 
@@ -231,56 +216,12 @@ class ReplicatedCommitter(Committer):
                 else:
                     call_all([partial(item.done, error, 0)])
 
-    # -- what verdicts depend on, kept with the position --------------------------------------------
-
-    def note_change(self, table: int, cts: int) -> None:
-        """A table changed, as ``Catalog.touch`` says."""
-        self._changed.append((table, cts))
+    # -- what is kept with the position --------------------------------------------------------------
 
     def _note(self, footprint: Footprint, cts: int, time_us: int) -> None:
         super()._note(footprint, cts, time_us)
-        self._noted.append(_Noted(cts, footprint, self.facts.generations))
+        self.prefix.written(cts, footprint, self.facts.generations)
 
     def rows(self, batch: WriteBatch, upto: int) -> None:
-        """Adds what verdicts behind ``upto`` depend on, and the place. Holds the entry lock."""
-        while self._changed and self._changed[0][1] <= upto:
-            table, cts = self._changed.popleft()
-            self._changes[table] = max(cts, self._changes.get(table, 0))
-        floor = self._generations.floor
-        while self._noted and self._noted[0].cts <= upto:
-            cts, footprint, self._generations = self._noted.popleft()
-            batch.put(fact_key(cts), _as_bytes(footprint))
-        if self._generations.floor > floor:
-            batch.delete_range(fact_key(0), fact_key(self._generations.floor + 1))
-        batch.put(_FACTS, json.dumps(self._generations).encode())
-        batch.put(_CHANGES, json.dumps(self._changes).encode())
+        self.prefix.save(batch, upto)
         batch.put(PLACE, self.log.save(upto))
-
-    def load(self, engine: Engine, changes: Mapping[int, int]) -> dict[int, int]:
-        """Takes back what ``rows`` wrote, but for the place. Returns the CTS of each table's newest change.
-
-        ``changes``: these as the definitions say, for a store that has no place in the log yet.
-        """
-        if (saved := engine.get(_FACTS)) is None:
-            self._changes = dict(changes)
-            return self._changes.copy()
-        self._generations = Generations(*json.loads(saved))
-        self.facts.restore(self._generations, _stored(engine))
-        self._changes = {int(table): cts for table, cts in json.loads(engine.get(_CHANGES) or b"{}").items()}
-        return self._changes.copy()
-
-
-def _as_bytes(footprint: Footprint) -> bytes:
-    """Cells without their values: a verdict looks at which they are."""
-    rows = [
-        (table, key, RowOp(op.barrier, dict.fromkeys(op.puts), dict.fromkeys(op.deltas)))
-        for table, key, op in footprint.rows
-    ]
-    return b"".join(Commit(0, rows, [*footprint.guards]).encode())
-
-
-def _stored(engine: Engine) -> Iterator[tuple[int, Footprint]]:
-    prefix = space_prefix(Space.FACT)
-    for key, value in engine.scan(prefix, prefix_end(prefix)):
-        commit = decode_commit(value)
-        yield cts_of_fact(key), Footprint(0, commit.rows, commit.guards)

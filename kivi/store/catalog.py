@@ -212,12 +212,14 @@ class Catalog:
         self.changes: dict[int, int] = {}
         """The CTS of each table's newest."""
         self.on_touch: Callable[[int, int], None] = lambda table, cts: None
-        """Called with each table that changed, and when."""
+        self.on_define: Callable[[list[tuple[int, RowOp]], int], None] = lambda rows, cts: None
+        """Called with each table that changed, and with what commits do to definitions, and when."""
         self._mutex = threading.Lock()  # of ``visible``, which commits and housekeeping replace
 
     def enter(self, rows: list[tuple[int, RowOp]], cts: int) -> None:
         before = self.entered
         self.entered = replace(before.with_rows(rows, cts), replaced={})
+        self.on_define(rows, cts)
         for table, _ in rows:
             self.touch(table, cts, before)
 

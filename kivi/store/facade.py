@@ -23,7 +23,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from kivi.engine import Engine
+from kivi.engine import Engine, WriteBatch
 from kivi.errors import InvalidArgument, Unavailable
 from kivi.log import CommitLog
 from kivi.model.declarations import with_columns
@@ -85,10 +85,14 @@ class Store(Wiring):
         position = load_base(self)
         replay(self, position)
         self._wire(position)
-        if isinstance(self.committer, ReplicatedCommitter):
+        if isinstance(self.committer, ReplicatedCommitter) and self.prefix is not None:
+            if not self.prefix.saved:  # before a pass makes base more than the first position says
+                first = WriteBatch()
+                self.committer.rows(first, position)
+                self.engine.write(first)
+                self.engine.flush()
+            self.catalog.on_touch, self.catalog.on_define = self.prefix.changed, self.prefix.defined
             self.committer.decode = partial(decoded, self)
-            self.catalog.restore(self.committer.load(self.engine, self.catalog.changes))
-            self.catalog.on_touch = self.committer.note_change
         self._tables = Tables(self.catalog, self.commits, self.transaction, self.check_open)
         self.drop = self._tables.drop
         self.backfill = Backfill(self, self._tables, ViewFilling(self, self._tables))

@@ -13,6 +13,7 @@ from kivi.mvcc.consolidate import Consolidator
 from kivi.mvcc.forgetting import Forgetting
 from kivi.mvcc.leases import Leases
 from kivi.mvcc.pending import Pending
+from kivi.mvcc.prefix import Prefix
 from kivi.mvcc.timeline import Timeline
 from kivi.mvcc.tokens import Tokens
 from kivi.runtime.settings import Settings
@@ -40,6 +41,8 @@ class Contents(Protocol):
     retention: Retention
     event_tables: EventTables
     cold: ColdTier
+    committer: Committer
+    prefix: Prefix | None
 
 
 class Running(Contents, Protocol):
@@ -47,7 +50,6 @@ class Running(Contents, Protocol):
 
     settings: Settings
     clock: Callable[[], float]
-    committer: Committer
     consolidator: Consolidator
     leases: Leases
     forgetting: Forgetting

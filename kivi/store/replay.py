@@ -23,11 +23,13 @@ from kivi.encoding.base_rows import RowLayout
 from kivi.encoding.event_names import EventNames
 from kivi.encoding.keys import decode_key, encode_key, prefix_end
 from kivi.encoding.keyspaces import Space, row_key, split_row_key, table_prefix
+from kivi.engine import Engine
 from kivi.errors import DataLoss
 from kivi.log import Kind, Record
 from kivi.mvcc.applied import Applied, PendingEvents, Retracted
 from kivi.mvcc.consolidate import POSITION
 from kivi.mvcc.groups import events_applied
+from kivi.mvcc.prefix import Definition
 from kivi.mvcc.record import (
     Abort,
     NewFloor,
@@ -56,19 +58,33 @@ def load_base(store: Contents) -> int:
             f"the commit log ends at {store.log.last}, but base already includes {position}: log files are missing; "
             "put them back, or restore a backup"
         )
-    layout = RowLayout.of(TABLES)
+    if store.prefix is None or not store.prefix.saved:
+        definitions, last_id = _definitions(engine)
+    else:
+        definitions, last_id = store.prefix.definitions, store.prefix.last_id
+    for table_id, (cells, cts) in sorted(definitions.items()):
+        store.catalog.load([(table_id, RowOp(Barrier.PATCH, cells, {}))], cts)
+    store.catalog.given(last_id)
+    if store.prefix is not None and store.prefix.saved:
+        store.catalog.restore(store.prefix.changes)
+        store.prefix.restore(store.committer.facts)
+    elif store.prefix is not None:
+        store.prefix.begin(definitions, store.catalog.changes, last_id, store.committer.facts.generations)
+    store.stages.load(engine.get(STAGE_INDEX))
+    return position
+
+
+def _definitions(engine: Engine) -> tuple[dict[int, Definition], int]:
+    """The rows of the tables table, as base has them, and the last id that was given."""
+    layout, found = RowLayout.of(TABLES), dict[int, Definition]()
     prefix = table_prefix(Space.ROW, TABLES.id)
     for key, value in engine.scan(prefix, prefix_end(prefix)):
         version = layout.decode(value)
         if version.alive:
             table_id = decode_key([c.type for c in TABLES.key], split_row_key(key)[1])[0]
-            op = RowOp(Barrier.PATCH, dict(enumerate(version.cells)), {})
-            store.catalog.load([(table_id, op)], version.cts)
+            found[table_id] = Definition(dict(enumerate(version.cells)), version.cts)
     counter = engine.get(row_key(COUNTERS.id, encode_key([COUNTERS.key[0].type], ("table",))))
-    if counter is not None:
-        store.catalog.given(RowLayout.of(COUNTERS).decode(counter).cells[0])
-    store.stages.load(engine.get(STAGE_INDEX))
-    return position
+    return found, 0 if counter is None else RowLayout.of(COUNTERS).decode(counter).cells[0]
 
 
 def replay(store: Contents, position: int) -> None:

@@ -14,11 +14,12 @@ from kivi.errors import KiviError, Unavailable
 from kivi.events.cold_tier import ColdTier
 from kivi.log.replicated import ReplicatedLog
 from kivi.mvcc.commit import Committer
-from kivi.mvcc.consolidate import Consolidator
+from kivi.mvcc.consolidate import AHEAD, Consolidator
 from kivi.mvcc.forgetting import Forgetting
 from kivi.mvcc.groups import Part
 from kivi.mvcc.leases import Leases
 from kivi.mvcc.pending import Pending
+from kivi.mvcc.prefix import Prefix
 from kivi.mvcc.replicated import ReplicatedCommitter
 from kivi.mvcc.row_floors import RowFloors
 from kivi.mvcc.shortage import LOG, Shortage
@@ -84,6 +85,8 @@ class Wiring:
         )
         self.shortage = Shortage(clock)
         log.on_room = self._room_in_the_log
+        self.prefix = Prefix(engine) if log.is_judged_again else None
+        self._ahead = int.from_bytes(engine.get(AHEAD) or b"", "little") if log.is_judged_again else 0
         self.committer = (ReplicatedCommitter if isinstance(log, ReplicatedLog) else Committer)(
             log,
             self.pending,
@@ -99,6 +102,8 @@ class Wiring:
             shortage=self.shortage,
             clock=clock,
         )
+        if isinstance(self.committer, ReplicatedCommitter) and self.prefix is not None:
+            self.committer.prefix = self.prefix
         self.row_floors = RowFloors(engine)
         self.retention = Retention(
             engine, self.event_tables, self.row_floors, self.committer, self.catalog.schema_of, self.catalog.touch
@@ -190,9 +195,16 @@ class Wiring:
     def is_open(self) -> bool:
         return not self._closed
 
+    @property
+    def is_catching_up(self) -> bool:
+        """Base has more than W says, so that nothing can be read, nor derived: see ``kivi.mvcc.replicated``."""
+        return self.moved.value < self._ahead
+
     def check_open(self) -> None:
         if self._closed:
             raise Unavailable(self._why_closed)
+        if self.is_catching_up:
+            raise Unavailable("this node has not caught up with what it had before it was stopped: ask another one")
         if (failure := self.consolidator.failure) is not None:
             if isinstance(failure, KiviError):
                 raise failure

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kivi.errors import Unavailable
@@ -77,9 +78,9 @@ class Servers:
                 self.names[name] = sequence
                 self._spoil(sequence, data)
             if sim.rng.random() < faults.unacknowledged:
-                sim.after(faults.late_us, lambda done=done: done(Unavailable("no acknowledgement came")))
+                sim.after(faults.late_us, partial(done, Unavailable("no acknowledgement came")))
             else:
-                sim.after(sim.rng.randint(1, faults.delay_us), lambda done=done: done(None))
+                sim.after(sim.rng.randint(1, faults.delay_us), partial(done, None))
         for client in self.clients:
             sim.after(sim.rng.randint(1, faults.delay_us), client.tell)
 
@@ -101,7 +102,7 @@ class Servers:
         """What only the old leader had is gone; nobody has seen it."""
         tail, self.tail = self.tail, []
         for _, _, done in tail:
-            self.simulation.after(self.faults.late_us, lambda done=done: done(Unavailable("the leader has changed")))
+            self.simulation.after(self.faults.late_us, partial(done, Unavailable("the leader has changed")))
 
     def lose(self, messages: int) -> None:
         """Acknowledged messages are gone: three disks that lied, say."""
@@ -134,6 +135,8 @@ class Client(Stream):
         self.max_message_bytes = 1 << 20
         self.on_news: Callable[[], None] = lambda: None
         self.cut = False
+        self.calm = False
+        """Every call is answered."""
         self.closed = False
         servers.clients.append(self)
 
@@ -155,17 +158,20 @@ class Client(Stream):
         delay = sim.rng.randint(1, faults.late_us if late else faults.delay_us)
         sim.after(delay, lambda: self.servers.arrive(name, data, told))
 
-    def fetch(self, first: int, count: int, *, carefully: bool = False) -> Sequence[Message]:
+    def fetch(self, first: int, count: int, attempt: int = 0) -> Sequence[Message]:
         servers, rng = self.servers, self.servers.simulation.rng
         self._ask()
-        behind = 0 if carefully or rng.random() > servers.faults.behind else rng.randint(1, 5)
-        return servers.read(rng.randrange(COPIES), first, count, servers.last - behind)
+        behind = 0 if attempt or rng.random() > servers.faults.behind else rng.randint(1, 5)
+        copy = attempt % COPIES if attempt else rng.randrange(COPIES)
+        return servers.read(copy, first, count, servers.last - behind)
 
     def bounds(self) -> tuple[int, int]:
         self._ask()
         return self.servers.first, self.servers.last
 
     def _ask(self) -> None:
+        if self.calm:
+            return
         if self.cut or self.servers.simulation.rng.random() < self.servers.faults.away:
             raise Unavailable("no server answers")
 

@@ -6,16 +6,18 @@ simulation is one thing that happens to one of them: a client begins, writes, co
 another node; a node reads what is new, folds, stops, goes on, dies, comes back, or begins with the copy of another.
 
 **Oracle.** What clients did and what they saw is judged by the replay of the commits (``tests.oracle``): every read at
-every S on every node, every verdict, every token. At the end all that was cut is mended, and then all nodes must be at one
-place, with one hash, and answer alike.
+every S on every node, every verdict, every token. At the end all that was cut is mended, and then all nodes must be at
+one place, with one hash, and answer alike.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import heapq
 import itertools
 import random
+import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,7 +28,7 @@ from kivi.embedded.database import Database, Snapshot, Transaction
 from kivi.encoding.keyspaces import meta_key
 from kivi.engine import WriteBatch
 from kivi.engine.memory import MemoryEngine
-from kivi.errors import Conflict, RowExists, SnapshotTooOld, Unavailable
+from kivi.errors import AlreadyExists, Conflict, NotFound, RowExists, SnapshotTooOld, Unavailable
 from kivi.log.memory import MemoryLog
 from kivi.log.replicated import ReplicatedLog
 from kivi.mvcc.groups import Outcome
@@ -36,7 +38,7 @@ from kivi.store.facade import Store
 from tests.cluster.servers import Client, Faults, Servers
 from tests.measures import plain
 from tests.mvcc.world import EVENT, MEASURES, TABLES
-from tests.oracle import Attempt, Op, Oracle, Read
+from tests.oracle import Aggregate, Attempt, Op, Oracle, Read
 from tests.proof.groups import Together
 from tests.proof.workloads import micros
 
@@ -44,6 +46,8 @@ __all__ = ["Node", "Simulation"]
 
 GENERATION = b"a generation    "
 _BOOT = meta_key("boot")
+LATER = {"calls": kivi.count(), "total": kivi.sum("x"), "slow": kivi.max("x")}
+"""Of an aggregate that is made and dropped while others write."""
 START_US = 1_800_000_000_000_000
 KINDS = ("put", "delta", "delta", "delta", "insert", "delete", "guard", "append", "append", "get")
 SETTINGS = Settings.of(
@@ -86,7 +90,7 @@ class Node:
             genesis=sim.genesis,
         )  # fmt: skip
         self.store = Store.open(None, settings=SETTINGS, engine=self.engine, log=self.log, clock=sim.clock)
-        self.store.committer.later = lambda run: sim.after(1_000, run)  # type: ignore[attr-defined]
+        self.store.committer.later = sim.derive  # type: ignore[attr-defined]
         self.db = Database(self.store)
         self.snapshots = []
 
@@ -102,6 +106,10 @@ class Node:
 
     @property
     def serves(self) -> bool:
+        return self.runs and self.store is not None and not self.store.is_catching_up
+
+    @property
+    def runs(self) -> bool:
         return self.store is not None and not self.stopped and self.log.failed is None
 
     def pump(self) -> None:
@@ -123,9 +131,13 @@ class Simulation:
         self.now_us = START_US
         self._events: list[tuple[int, int, Callable[[], object]]] = []
         self._order = itertools.count()
+        self._deriving = 0
         self._history = hashlib.blake2b(digest_size=16)
         self.counted: Counter[str] = Counter()
-        self.oracle = Oracle(TABLES)
+        first, measures = TABLES["agg"], ("calls", "total", "slow")
+        assert isinstance(first, Aggregate)
+        later = dataclasses.replace(first, measures={name: first.measures[name] for name in measures})
+        self.oracle = Oracle({**TABLES, "later": later})
         self.servers = Servers(self, faults or Faults())
         self.attempts = itertools.count(1)
         self.open: list[Open] = []
@@ -166,6 +178,16 @@ class Simulation:
     def after(self, delay_us: int, run: Callable[[], object]) -> None:
         heapq.heappush(self._events, (self.now_us + delay_us, next(self._order), run))
 
+    def derive(self, run: Callable[[], object]) -> None:
+        """What a node derives again, beside its log."""
+
+        def due() -> None:
+            self._deriving -= 1
+            run()
+
+        self._deriving += 1
+        self.after(1_000, due)
+
     def _happen(self) -> None:
         """What is due."""
         while self._events and self._events[0][0] <= self.now_us:
@@ -185,7 +207,7 @@ class Simulation:
     STEPS = (
         ("pump", 30), ("begin", 8), ("work", 14), ("commit", 10), ("write", 4), ("append_each", 4), ("again", 3),
         ("retry", 4), ("snapshot", 4), ("look", 5), ("fold", 5), ("stop", 0.5), ("kill", 0.4), ("cut", 0.4),
-        ("leader", 0.5), ("purge", 0.5), ("renew", 0.15),
+        ("leader", 0.5), ("purge", 0.5), ("renew", 0.15), ("define", 0.5),
     )  # fmt: skip
 
     def run(self, steps: int) -> None:
@@ -202,7 +224,7 @@ class Simulation:
 
     def do_pump(self) -> None:
         for node in self.nodes:
-            if node.serves and self.rng.random() < 0.7:
+            if node.runs and self.rng.random() < 0.7:
                 node.pump()
 
     def do_retry(self) -> None:
@@ -393,11 +415,13 @@ class Simulation:
             self._look(node, snap)
 
     def _look(self, node: Node, snap: Snapshot) -> None:
-        for table in TABLES:
+        for table in self.oracle.tables:
             try:
                 found = node.scan(snap, table)
-            except SnapshotTooOld:
-                self.counted["too old"] += 1
+            except (SnapshotTooOld, NotFound) as error:
+                if isinstance(error, NotFound) and table != "later":
+                    raise
+                self.counted[type(error).__name__] += 1
                 continue
             self.oracle.read(Read(snap.ts, table, None, found, (), f"node {node.id}"))
 
@@ -406,6 +430,44 @@ class Simulation:
             node.store.consolidate()
             if self.rng.random() < 0.5:
                 node.store.consolidator.flush()
+
+    def do_define(self) -> None:
+        """A client defines an aggregate of what is there, or drops it; it waits, and so does everything else."""
+        if (node := self._serving()) is None or node.store is None:
+            return
+        there = "later" in node.store.catalog.entered.by_name
+        db, failure = node.db, list[BaseException]()
+
+        def run() -> None:
+            try:
+                if there:
+                    db.drop("later")
+                else:
+                    db.create_aggregate("later", source="e", group_by=["a"], measures=LATER)
+            except BaseException as error:
+                failure.append(error)
+
+        self._until(lambda: not node.log.proposed, node)
+        node.client.calm = True
+        thread = threading.Thread(target=run)
+        thread.start()
+        while thread.is_alive():  # it waits for what it proposed, or is about to propose
+            if node.log.proposed or self._deriving:
+                self._until(lambda: not node.log.proposed and not self._deriving, node)
+            thread.join(0.001)
+        node.client.calm = False
+        for error in failure:  # another node did the same, and this one had not heard of it
+            assert isinstance(error, AlreadyExists | NotFound | Conflict), error
+        self.note(f"defined {there} {node.db.watermark()}")
+
+    def _until(self, done: Callable[[], bool], node: Node) -> None:
+        """Time passes, for this node only."""
+        while not done():
+            self.now_us += 1_000
+            self._happen()
+            node.client.cut = False
+            node.log.retry()
+            node.pump()
 
     # -- faults -----------------------------------------------------------------------------------
 

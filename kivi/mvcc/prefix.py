@@ -1,0 +1,149 @@
+"""What verdicts depend on, as of the recorded position: kept in base by nodes that judge a log again after a restart.
+
+A verdict is a function of the log's prefix (``kivi.mvcc.replicated``). Memory has what it depends on as of the newest
+record, and base has what passes have written, perhaps more than the position says: neither is the prefix up to there.
+So what changes is noted in order, and with the position all that was noted up to it becomes what is saved::
+
+    facts         what commits have written since the facts' floor, one row of the engine each
+    changes       when each table changed last (``Catalog.touch``)
+    definitions   the rows of the catalog's tables table
+
+Not thread safe: all of it is called under the entry lock, but for `load`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+from kivi.delta.ops import Barrier, RowOp
+from kivi.encoding.keys import prefix_end
+from kivi.encoding.keyspaces import Space, cts_of_fact, fact_key, meta_key, space_prefix
+from kivi.engine import Engine, WriteBatch
+from kivi.mvcc.record import Commit, decode_commit
+from kivi.mvcc.verdict import Facts, Footprint, Generations
+
+__all__ = ["Definition", "Prefix"]
+
+_FACTS: Final = meta_key("facts")
+_CATALOG: Final = meta_key("definitions")
+
+
+class Definition(NamedTuple):
+    """A row of the tables table: its cells, and the CTS of its newest operation."""
+
+    cells: dict[int, Any]
+    cts: int
+
+
+class _Written(NamedTuple):
+    cts: int
+    footprint: Footprint
+    generations: Generations
+
+
+class _Defined(NamedTuple):
+    cts: int
+    rows: Sequence[tuple[int, RowOp]]
+
+
+class _Changed(NamedTuple):
+    cts: int
+    table: int
+
+
+class Prefix:
+    """``saved`` says whether the engine has one; else it begins with what ``begin`` is told."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._noted: deque[_Written | _Defined | _Changed] = deque()
+        facts, catalog = engine.get(_FACTS), engine.get(_CATALOG)
+        self.saved = facts is not None
+        self._generations = Generations(*json.loads(facts)) if facts is not None else Generations(0, 0, 0)
+        found: dict[str, Any] = {"changes": {}, "definitions": {}, "last_id": 0}
+        if catalog is not None:
+            found = json.loads(catalog)
+        self.changes: dict[int, int] = {int(table): cts for table, cts in found["changes"].items()}
+        self.definitions = {
+            int(table): Definition({int(at): cell for at, cell in cells.items()}, cts)
+            for table, (cells, cts) in found["definitions"].items()
+        }
+        self.last_id: int = found["last_id"]
+        self._catalog_changed = False
+
+    def begin(
+        self, definitions: dict[int, Definition], changes: dict[int, int], last_id: int, generations: Generations
+    ) -> None:
+        """Of a store without a place in the log yet: what base has, which is all there is."""
+        self.definitions, self.changes, self.last_id = dict(definitions), dict(changes), last_id
+        self._generations = generations
+        self._catalog_changed = True
+
+    def restore(self, facts: Facts) -> None:
+        """Facts as of the position."""
+        facts.restore(self._generations, self._stored())
+
+    def _stored(self) -> Iterator[tuple[int, Footprint]]:
+        prefix = space_prefix(Space.FACT)
+        for key, value in self._engine.scan(prefix, prefix_end(prefix)):
+            commit = decode_commit(value)
+            yield cts_of_fact(key), Footprint(0, commit.rows, commit.guards)
+
+    # -- what happens -----------------------------------------------------------------------------
+
+    def written(self, cts: int, footprint: Footprint, generations: Generations) -> None:
+        """A commit wrote this; ``generations`` are those of the facts with it."""
+        self._noted.append(_Written(cts, footprint, generations))
+
+    def defined(self, rows: Sequence[tuple[int, RowOp]], cts: int) -> None:
+        """A commit did this to the tables table."""
+        self._noted.append(_Defined(cts, rows))
+
+    def changed(self, table: int, cts: int) -> None:
+        """A table changed."""
+        self._noted.append(_Changed(cts, table))
+
+    # -- what is saved ----------------------------------------------------------------------------
+
+    def save(self, batch: WriteBatch, upto: int) -> None:
+        """Adds what has to be in base with the position ``upto``."""
+        floor = self._generations.floor
+        while self._noted and self._noted[0].cts <= upto:
+            match self._noted.popleft():
+                case _Written(cts, footprint, generations):
+                    self._generations = generations
+                    batch.put(fact_key(cts), _as_bytes(footprint))
+                case _Changed(cts, table):
+                    self.changes[table] = max(cts, self.changes.get(table, 0))
+                    self._catalog_changed = True
+                case _Defined(cts, rows):
+                    self._define(rows, cts)
+                    self._catalog_changed = True
+        if self._generations.floor > floor:
+            batch.delete_range(fact_key(0), fact_key(self._generations.floor + 1))
+        batch.put(_FACTS, json.dumps(self._generations).encode())
+        if self._catalog_changed:
+            content = {"changes": self.changes, "definitions": self.definitions, "last_id": self.last_id}
+            batch.put(_CATALOG, json.dumps(content).encode())
+            self._catalog_changed = False
+
+    def _define(self, rows: Sequence[tuple[int, RowOp]], cts: int) -> None:
+        for table, op in rows:
+            self.last_id = max(self.last_id, table)
+            if op.barrier is Barrier.DELETE:
+                self.definitions.pop(table, None)
+            else:
+                before = self.definitions[table].cells if table in self.definitions else {}
+                self.definitions[table] = Definition({**before, **op.puts}, cts)
+
+
+def _as_bytes(footprint: Footprint) -> bytes:
+    """Cells without their values: a verdict looks at which they are."""
+    rows = [
+        (table, key, RowOp(op.barrier, dict.fromkeys(op.puts), dict.fromkeys(op.deltas)))
+        for table, key, op in footprint.rows
+    ]
+    return b"".join(Commit(0, rows, [*footprint.guards]).encode())
