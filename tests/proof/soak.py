@@ -227,8 +227,7 @@ class Soak:
             with server.connect() as db:
                 make_tables(db)
             bystander = Bystander(server.endpoint)
-            time.sleep(10)
-            quiet_ms = bystander.p99_ms(100)
+            quiet_ms = bystander.quiet_ms()
 
             def attack(name: str) -> Counter[str]:
                 with watched(server, bystander, quiet_ms):
