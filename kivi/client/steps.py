@@ -129,7 +129,8 @@ class Rows(NamedTuple):
 
 
 class Page(NamedTuple):
-    """Some rows of a scan: an Arrow IPC stream, or rows in ``columns``. ``scan`` 0: it is the last one."""
+    """Some rows of a scan: an Arrow IPC stream, the bodies of ``row_groups``, or rows in ``columns``. ``scan`` 0: it is
+    the last one."""
 
     start_ts: int
     scan: int
@@ -137,6 +138,7 @@ class Page(NamedTuple):
     columns: Sequence[types_pb2.ColumnValues]
     explanation: str = ""
     complete_since_us: int | None = None
+    row_groups: Sequence[session_pb2.RowGroup] = ()
 
 
 Answer = session_pb2.Response | Committed | Rows | Page

@@ -31,6 +31,7 @@ import pyarrow.parquet as pq
 
 from kivi.arrow.columns import arrow_schema, arrow_type, stored_array
 from kivi.arrow.dictionaries import is_coded
+from kivi.arrow.parquet import FAILURES, MAGIC, StoredFile, footer_of, parsed, whole
 from kivi.encoding.event_names import POSITION, STAMP
 from kivi.errors import DataLoss
 from kivi.events.blocks import NUMERIC, Counts, Erased, statistics
@@ -46,7 +47,7 @@ from kivi.model.expressions import Expr
 from kivi.model.schema import Column, TableSchema
 from kivi.runtime.checksum import crc32
 
-__all__ = ["GROUP_ROWS", "Group", "SettledFile", "SettledFiles", "decode_file", "write_file"]
+__all__ = ["GROUP_ROWS", "Group", "SettledFile", "SettledFiles", "StoredGroup", "decode_file", "write_file"]
 
 GROUP_ROWS: Final = 65_536
 _VERSION: Final = 2
@@ -59,7 +60,6 @@ _SAMPLE: Final = 16_384
 _DISTINCT_MAX: Final = 2_048
 """Of so many values at most among a sample's, a column is written as a dictionary."""
 _FOOTERS: Final = 256
-_MAGIC: Final = b"PAR1"
 
 _PATTERN: Final = re.compile(r"[*?\[]")
 
@@ -82,6 +82,31 @@ class Group:
     columns: dict[str, tuple[Any, Any, int, int | None]]
     chunks: tuple[Chunk, ...]
     filters: dict[int, Chunk]
+
+    @property
+    def index(self) -> int:
+        """Its number in the file."""
+        return self.start // GROUP_ROWS
+
+
+@dataclass(frozen=True, slots=True)
+class StoredGroup:
+    """Columns of a row group as they are stored, verified. ``columns``: their numbers in the file, as they were asked
+    for. ``chunks``: of each of these once, where its bytes lie in the file, and these. ``name`` is for people."""
+
+    name: str
+    file: int
+    file_bytes: int
+    footer: bytes
+    index: int
+    num_rows: int
+    columns: list[int]
+    chunks: list[tuple[int, memoryview]]
+
+    @property
+    def nbytes(self) -> int:
+        """Of the chunks."""
+        return sum(len(part) for _, part in self.chunks)
 
 
 @dataclass(frozen=True)
@@ -343,11 +368,10 @@ class SettledFiles:
         wanted = [i for name in columns if (i := self._index[name]) < file.stored]
         if named or not wanted:
             wanted += [file.stored, file.stored + 1]
-        footer = self._footer(file.number, file.nbytes, file.tail, file.cold)
-        buffer = self._fetch(file.number, file.nbytes, [group.chunks[i] for i in wanted], file.cold)
+        footer, _ = self._footer(file.number, file.nbytes, file.tail, file.cold)
+        memory = self._fetch(file.number, file.nbytes, [group.chunks[i] for i in wanted], file.cold)
         try:
-            index = group.start // GROUP_ROWS
-            written = footer.row_group(index)
+            written = footer.row_group(group.index)
             codes = [
                 written.column(i).path_in_schema
                 for name in coded
@@ -355,10 +379,7 @@ class SettledFiles:
                 and self._types[i] in (pa.string(), pa.binary())
                 and written.column(i).has_dictionary_page
             ]
-            source = pa.BufferReader(pa.py_buffer(buffer))
-            reader = pq.ParquetFile(source, metadata=footer, read_dictionary=codes or None)
-            table = reader.reader.read_row_group(index, column_indices=wanted, use_threads=len(set(wanted)) > 1)
-            found = dict(zip(sorted(set(wanted)), table.columns, strict=True))
+            found = StoredFile(memory, footer, codes).read(group.index, wanted)
             arrays = [
                 _whole(found[i], self._types[i]) if (i := self._index[name]) < file.stored
                 else pa.nulls(group.rows, self._types[i])
@@ -369,12 +390,27 @@ class SettledFiles:
                 arrays += [_whole(found[file.stored], pa.uint64()), _whole(found[file.stored + 1], pa.int64())]
                 names += [STAMP, POSITION]
             batch = pa.RecordBatch.from_arrays(arrays, names)
-        except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+        except FAILURES as error:
             raise self._lost(file.number, file.cold, f"damaged ({error})") from None
         if batch.num_rows != group.rows:
             said = f"damaged (a row group has {batch.num_rows} events, its manifest {group.rows})"
             raise self._lost(file.number, file.cold, said)
         return batch
+
+    def stored(self, file: SettledFile, group: Group, columns: Sequence[str], max_bytes: int) -> StoredGroup | None:
+        """The columns of a row group as they are stored; None if the file does not have all of them, or these take more
+        than ``max_bytes``."""
+        numbers = [self._index.get(name, file.stored) for name in columns]
+        if not numbers or max(numbers) >= file.stored:
+            return None
+        chunks = [group.chunks[i] for i in sorted(set(numbers))]
+        if sum(size for _, size, _ in chunks) > max_bytes:
+            return None
+        _, footer = self._footer(file.number, file.nbytes, file.tail, file.cold)
+        memory = memoryview(self._fetch(file.number, file.nbytes, chunks, file.cold))
+        parts = [(at, memory[at : at + size]) for at, size, _ in chunks]
+        name = f"{self._named(file.number, file.cold)} of event table {self.schema.name!r}"
+        return StoredGroup(name, file.number, file.nbytes, footer, group.index, group.rows, numbers, parts)
 
     def check(self, file: SettledFile) -> None:
         """Reads all bytes of a file. Raises DataLoss that names it."""
@@ -434,17 +470,19 @@ class SettledFiles:
         """All bytes of a file, as they were written. Raises DataLoss that names it."""
         chunks = [file.tail, *(chunk for group in file.groups for chunk in (*group.chunks, *group.filters.values()))]
         memory = self._fetch(file.number, file.nbytes, chunks, file.cold)
-        memory[: len(_MAGIC)] = _MAGIC  # which no chunk has
+        memory[: len(MAGIC)] = MAGIC  # which no chunk has
         self._parsed(file.number, file.cold, memory)
         return bytes(memory)
 
-    def _read_footer(self, number: int, nbytes: int, tail: Chunk, cold: ColdObject | None) -> Any:
-        return self._parsed(number, cold, self._fetch(number, nbytes, [tail], cold))
+    def _read_footer(self, number: int, nbytes: int, tail: Chunk, cold: ColdObject | None) -> tuple[Any, bytes]:
+        """Parsed, and as it is."""
+        memory = self._fetch(number, nbytes, [tail], cold)
+        return self._parsed(number, cold, memory), footer_of(memoryview(memory)[tail[0] :])
 
     def _parsed(self, number: int, cold: ColdObject | None, memory: Any) -> Any:
         try:
-            return pq.read_metadata(pa.BufferReader(pa.py_buffer(memory)))
-        except (pa.ArrowException, OSError, ValueError) as error:
+            return parsed(memory)
+        except FAILURES as error:
             raise self._lost(number, cold, f"damaged ({error})") from None
 
     def _fetch(self, number: int, nbytes: int, chunks: Sequence[Chunk], cold: ColdObject | None) -> Any:
@@ -483,11 +521,12 @@ class SettledFiles:
         if not there:
             raise self._lost(number, cold, "missing, or not of its length")
 
+    def _named(self, number: int, cold: ColdObject | None) -> str:
+        return self.place.named(number) if cold is None or self.cold is None else self.cold.named(cold)
+
     def _lost(self, number: int, cold: ColdObject | None, how: str) -> DataLoss:
-        if cold is None or self.cold is None:
-            name, todo = self.place.named(number), "restore a backup"
-        else:
-            name = self.cold.named(cold)
+        name, todo = self._named(number, cold), "restore a backup"
+        if cold is not None and self.cold is not None:
             todo = (
                 "put it back there, if the object store keeps versions, or restore a backup; other events can be read"
             )
@@ -500,9 +539,7 @@ class SettledFiles:
 
 
 def _whole(column: Any, type_: Any) -> Any:
-    array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-    if isinstance(array, pa.ChunkedArray):  # of no rows, or of more than Arrow puts into one
-        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.nulls(0, array.type)
+    array = whole(column)
     if type_ == pa.uint64():  # CTS, which are not negative
         return array.view(type_)
     return array if array.type == type_ or is_coded(array) else array.cast(type_)
