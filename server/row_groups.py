@@ -14,9 +14,9 @@ from kivi.wire.v1 import session_pb2
 
 __all__ = ["RowGroups", "encoded", "pieces"]
 
-_BYTES: Final = 1 << 20
+_BYTES: Final = 2 << 20
 """A page of row groups is not made larger than this, unless it is one: while the client decodes it the next is read."""
-_GROUPS: Final = 16
+_GROUPS: Final = 64
 """Those of columns that hardly change take some bytes each, and expand to a hundred thousand times as many."""
 
 

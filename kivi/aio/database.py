@@ -156,7 +156,9 @@ class _Reads:
         try:
             while True:
                 batches = pages.batches(page)
-                while (batch := await asyncio.to_thread(next, batches, None)) is not None:
+                while page.row_groups and (batch := await asyncio.to_thread(next, batches, None)) is not None:
+                    yield batch
+                for batch in batches:
                     yield batch
                 if not scan:
                     return

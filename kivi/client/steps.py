@@ -52,6 +52,7 @@ __all__ = [
     "Transport",
     "Unary",
     "Upload",
+    "Work",
     "named",
     "silent",
     "timeout_ms",
@@ -91,6 +92,15 @@ class Ask:
     timeout_s: float | None
     epoch: int | None = None
     bodies: Sequence[Any] = ()
+
+
+@dataclass(slots=True)
+class Work:
+    """What takes a processor for a while: on a thread of its own, where another waits for nobody. ``asked`` is sent
+    before it begins, and the result is its answer; None: nothing is asked."""
+
+    work: Callable[[], object]
+    asked: Ask | None = None
 
 
 @dataclass(slots=True)
@@ -184,7 +194,7 @@ class Receive:
     timeout_s: float | None
 
 
-Effect = Ask | CommitPlain | Unary | Stream | Upload | Sleep | Receive
+Effect = Ask | CommitPlain | Work | Unary | Stream | Upload | Sleep | Receive
 Steps = Generator[Effect, Any, T]
 M = TypeVar("M", bound=Callable[..., Any])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -36,6 +37,7 @@ from kivi.client.steps import (
     Sleep,
     Steps,
     Timeout,
+    Work,
     timeout_ms,
 )
 from kivi.client.writes import encoded_delta, encoded_write
@@ -511,11 +513,13 @@ class TransactionCore:
         read = row_reader(schema, schema.output_columns(wanted.columns))
         return [read(row) for row in rows_of(page.columns)], page
 
-    def scan_next(self, scan: int) -> Steps[Page]:
+    def scan_next(self, scan: int, meanwhile: Callable[[], object] | None = None) -> Steps[Page]:
+        """The next page; ``meanwhile`` is done while it is on its way."""
         # A scan belongs to one session: were it lost, the pages that follow could not be told from those before.
         request = session_pb2.Request(txn=self.number, scan_next=session_pb2.ScanNext(scan=scan))
         try:
-            page: Page = yield Ask(request, self.core.timeout_s, self._epoch)
+            asked = Ask(request, self.core.timeout_s, self._epoch)
+            page: Page = yield asked if meanwhile is None else Work(meanwhile, asked)
         except ConnectionLost:
             raise errors.SnapshotTooOld("the connection was lost during a scan: begin it again") from None
         return page
@@ -529,11 +533,17 @@ class TransactionCore:
         import pyarrow as pa
 
         schema, page = yield from self.scan_open(wanted, BATCH_ROWS)
-        pages = PageReader()
-        batches = [*pages.batches(page)]
+        pages, batches = PageReader(), list[pa.RecordBatch]()
+
+        def decode(page: Page) -> None:
+            batches.extend(pages.batches(page))
+
         while page.scan:
-            page = yield from self.scan_next(page.scan)
-            batches += pages.batches(page)
+            page = yield from self.scan_next(page.scan, functools.partial(decode, page))
+        if page.row_groups:
+            yield Work(functools.partial(decode, page))
+        else:
+            decode(page)
         expected = wanted.arrow_schema(schema)
         if batches and batches[0].schema.names != expected.names:  # columns were added that this snapshot does not see
             expected = batches[0].schema
