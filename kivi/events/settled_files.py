@@ -357,7 +357,7 @@ class SettledFiles:
             ]
             source = pa.BufferReader(pa.py_buffer(buffer))
             reader = pq.ParquetFile(source, metadata=footer, read_dictionary=codes or None)
-            table = reader.reader.read_row_group(index, column_indices=wanted, use_threads=len(set(wanted)) > 1)
+            table = reader.reader.read_row_group(index, column_indices=wanted, use_threads=False)
             found = dict(zip(sorted(set(wanted)), table.columns, strict=True))
             arrays = [
                 _whole(found[i], self._types[i]) if (i := self._index[name]) < file.stored

@@ -91,16 +91,20 @@ class SettledView:
 
     def ordered(self, wanted: Wanted, *, reverse: bool = False) -> Iterator[Any]:
         """Record batches in commit order."""
-        outputs = list(wanted.outputs)
-        wanted = replace(wanted, coded=True)
-        read = partial(self._read, wanted, list(dict.fromkeys([*outputs, STAMP, POSITION])))
+        own = COMMIT_TS in self.files.schema.by_name
+        asked = [STAMP if name == COMMIT_TS and not own else name for name in wanted.outputs]
+        columns = list(dict.fromkeys(asked)) or [STAMP]
+        read = partial(self._read, replace(wanted, outputs=columns, coded=True), [*{*columns, STAMP, POSITION}])
         sources = [
             Source(group.first_cts, group.last_cts, group.position_max, partial(read, file, group))
             for file, group in self._groups(wanted)
         ]
         bounds = {"first_cts": wanted.first_cts, "last_cts": wanted.last_cts}
-        for batch in in_commit_order(sources, list(dict.fromkeys(outputs)) or [STAMP], **bounds, reverse=reverse):
-            yield plain(batch).select(outputs)
+        for batch in in_commit_order(sources, columns, **bounds, reverse=reverse):
+            found = dict(zip(columns, plain(batch).columns, strict=True))
+            if not own and STAMP in found:
+                found[COMMIT_TS] = found[STAMP].view(pa.int64())
+            yield pa.RecordBatch.from_arrays([found[name] for name in wanted.outputs], wanted.outputs)
 
     def _read(self, wanted: Wanted, columns: list[str], file: SettledFile, group: Group) -> Any:
         return self._selected(file, group, wanted, named=True).select(columns)
@@ -111,7 +115,7 @@ class SettledView:
         for file, group in self._groups(wanted):
             batch = self._selected(file, group, wanted)
             if batch.num_rows:
-                yield batch.select(outputs)
+                yield narrowed(batch.select(outputs))
 
     def is_shareable(self, file: SettledFile) -> bool:
         """Whether all of its events are seen, but for those that bounds of CTS or event time leave out."""
@@ -149,7 +153,7 @@ class SettledView:
                     into.add_known(group.rows, group.columns)
                     known += 1
                 else:
-                    into.add(self._selected(file, group, wanted))
+                    into.add(narrowed(self._selected(file, group, wanted)))
                     read += 1
         return known, read
 
@@ -212,7 +216,7 @@ class SettledView:
             batch = filter_batch(batch, where, {c.name: c.type for c in schema.columns})
         kept = [name for name in batch.schema.names if name in wanted.outputs or name in (STAMP, POSITION)]
         batch = batch.select(kept) if kept else batch  # a batch of no columns has no rows
-        return narrowed(batch) if wanted.coded else plain(batch)
+        return batch if wanted.coded else plain(batch)
 
     def _seen(
         self, file: SettledFile, group: Group, wanted: Wanted, columns: list[str], coded: Collection[str], named: bool
@@ -227,7 +231,7 @@ class SettledView:
         named = named or stamped or cut or picks or hidden or gone or STAMP in wanted.outputs
         batch = self.files.read(file, group, columns, named=named, coded=[name for name in coded if name in columns])
         if stamped:
-            batch = batch.append_column(COMMIT_TS, batch.column(STAMP).cast(pa.int64()))
+            batch = batch.append_column(COMMIT_TS, batch.column(STAMP).view(pa.int64()))
         left = np.ones(group.rows, np.bool_)
         if picks:
             left[:] = False
