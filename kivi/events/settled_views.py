@@ -24,7 +24,7 @@ from kivi.errors import InvalidArgument
 from kivi.events.blocks import Blocks, Counts
 from kivi.events.commit_order import Source, in_commit_order
 from kivi.events.pruning import always, never, outside
-from kivi.events.settled_files import Group, SettledFile, SettledFiles
+from kivi.events.settled_files import Group, SettledFile, SettledFiles, StoredGroup
 from kivi.events.summing import Sums
 from kivi.model.changes import COMMIT_TS
 from kivi.model.event_files import EventFiles
@@ -39,7 +39,8 @@ class Wanted:
 
     ``first`` (inclusive) and ``beyond`` (exclusive) are names. ``named``: only these. ``retracted_at``: only those that
     the retraction at that CTS removed; otherwise, and without ``named``, none that a retraction has removed.
-    ``coded``: text may come in codes.
+    ``coded``: text may come in codes. ``stored_bytes``: where it makes no difference to the events, row groups of up to
+    so many bytes come as they are stored.
     """
 
     outputs: list[str]
@@ -54,6 +55,7 @@ class Wanted:
     retracted_at: int | None = None
     may_have: Callable[[int, int], bool] | None = None
     coded: bool = False
+    stored_bytes: int = 0
 
     @property
     def first_cts(self) -> int:
@@ -110,9 +112,12 @@ class SettledView:
         return self._selected(file, group, wanted, named=True).select(columns)
 
     def as_it_lies(self, wanted: Wanted) -> Iterator[Any]:
-        """Record batches by files, in each by event time."""
+        """Record batches, and if ``stored_bytes`` allows it ``StoredGroup``, by files, in each by event time."""
         outputs = list(wanted.outputs)
         for file, group in self._groups(wanted):
+            if wanted.stored_bytes and (stored := self._stored(file, group, wanted)) is not None:
+                yield stored
+                continue
             batch = self._selected(file, group, wanted)
             if batch.num_rows:
                 yield narrowed(batch.select(outputs))
@@ -195,10 +200,20 @@ class SettledView:
         erased = self._erased_rows(file)
         return not len(erased if isinstance(part, SettledFile) else self.files.rows_at(erased, part))
 
-    def _selected(self, file: SettledFile, group: Group, wanted: Wanted, named: bool = False) -> Any:
-        """Of a row group the events that are asked for, with these columns and perhaps others."""
+    def _stored(self, file: SettledFile, group: Group, wanted: Wanted) -> StoredGroup | None:
+        """A row group as it is stored; None if some of its events are not asked for, or not there."""
+        if self.owner.is_partial or not self._whole(file, group, wanted):
+            return None
+        self._check_open()
+        return self.files.stored(file, group, wanted.outputs, wanted.stored_bytes)
+
+    def _check_open(self) -> None:
         if self.owner.closed:
             raise InvalidArgument("this view of an event table is closed: take another one")
+
+    def _selected(self, file: SettledFile, group: Group, wanted: Wanted, named: bool = False) -> Any:
+        """Of a row group the events that are asked for, with these columns and perhaps others."""
+        self._check_open()
         schema, where = self.files.schema, wanted.where
         low = wanted.low_us if wanted.low_us is not None and group.time_min < wanted.low_us else None
         high = wanted.high_us if wanted.high_us is not None and group.time_max >= wanted.high_us else None
