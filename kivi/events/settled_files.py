@@ -18,7 +18,6 @@ here, or from its object in the cold tier (``kivi.events.cold_tier``).
 from __future__ import annotations
 
 import json
-import mmap
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -40,6 +39,7 @@ from kivi.events.cold_tier import ColdObject, ColdTier
 from kivi.events.object_store import ObjectMissing
 from kivi.events.places import Place
 from kivi.events.pruning import equals
+from kivi.events.readers import new_memory, reader_for
 from kivi.model.declarations import INDEXED
 from kivi.model.event_files import NAME_COLUMNS
 from kivi.model.expressions import Expr
@@ -334,9 +334,10 @@ class SettledFiles:
         *,
         named: bool = False,
         coded: Collection[str] = (),
+        threads: bool = False,
     ) -> Any:
         """The columns of a row group as one RecordBatch; ``named``: with ``STAMP`` (uint64) and ``POSITION`` (int64).
-        ``coded``: columns that may come in codes, which are wide ones (``narrowed``).
+        ``coded``: columns that may come in codes, which are wide ones (``narrowed``). ``threads``: several at a time.
 
         Columns that were added to the table after the file was written are null.
         """
@@ -344,7 +345,6 @@ class SettledFiles:
         if named or not wanted:
             wanted += [file.stored, file.stored + 1]
         footer = self._footer(file.number, file.nbytes, file.tail, file.cold)
-        buffer = self._fetch(file.number, file.nbytes, [group.chunks[i] for i in wanted], file.cold)
         try:
             index = group.start // GROUP_ROWS
             written = footer.row_group(index)
@@ -355,9 +355,10 @@ class SettledFiles:
                 and self._types[i] in (pa.string(), pa.binary())
                 and written.column(i).has_dictionary_page
             ]
-            source = pa.BufferReader(pa.py_buffer(buffer))
-            reader = pq.ParquetFile(source, metadata=footer, read_dictionary=codes or None)
-            table = reader.reader.read_row_group(index, column_indices=wanted, use_threads=len(set(wanted)) > 1)
+            with reader_for(file.nbytes) as reader:
+                self._fetch(file.number, file.nbytes, [group.chunks[i] for i in wanted], file.cold, reader.memory)
+                opened = reader.opened(file.nbytes, footer, codes)
+                table = opened.read_row_group(index, column_indices=wanted, use_threads=threads)
             found = dict(zip(sorted(set(wanted)), table.columns, strict=True))
             arrays = [
                 _whole(found[i], self._types[i]) if (i := self._index[name]) < file.stored
@@ -406,7 +407,7 @@ class SettledFiles:
             memory = self._fetch(file.number, file.nbytes, [chunk], file.cold)
             self._sound_filters.add((file.number, at))
         else:
-            memory = mmap.mmap(-1, file.nbytes)
+            memory = new_memory(file.nbytes)
             with memoryview(memory) as view:
                 self._fill(file.number, file.nbytes, [(block, BLOCK_BYTES, 0)], None, view)
         return bytes(memory[block : block + BLOCK_BYTES])
@@ -447,10 +448,12 @@ class SettledFiles:
         except (pa.ArrowException, OSError, ValueError) as error:
             raise self._lost(number, cold, f"damaged ({error})") from None
 
-    def _fetch(self, number: int, nbytes: int, chunks: Sequence[Chunk], cold: ColdObject | None) -> Any:
-        """Memory in which these chunks lie where they lie in the file, and are what was written."""
-        memory = mmap.mmap(-1, nbytes)  # what is not touched costs nothing
-        view = memoryview(memory)
+    def _fetch(
+        self, number: int, nbytes: int, chunks: Sequence[Chunk], cold: ColdObject | None, memory: Any = None
+    ) -> Any:
+        """Memory, new or as given, in which these chunks lie where they lie in the file, and are what was written."""
+        memory = memory or new_memory(nbytes)
+        view = memoryview(memory)[:nbytes]
         self._fill(number, nbytes, chunks, cold, view)
         wrong = [one for one in chunks if crc32(view[one[0] : one[0] + one[1]]) != one[2]]
         if wrong and cold is not None and self.cold is not None:  # on its way, or in the cache: once more
