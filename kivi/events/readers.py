@@ -14,8 +14,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+from kivi.arrow.parquet import StoredFile
 
 __all__ = ["Reader", "new_memory", "reader_for"]
 
@@ -38,13 +37,12 @@ class Reader:
         self.memory = new_memory(nbytes)
         self._footer: Any = None
         self._codes: Sequence[str] = ()
-        self._opened: Any = None
+        self._opened: StoredFile | None = None
 
-    def opened(self, nbytes: int, footer: Any, codes: Sequence[str]) -> Any:
-        """pyarrow's reader of the file with this footer and so many bytes; ``codes``: columns that come in codes."""
-        if self._footer is not footer or self._codes != codes:
-            source = pa.BufferReader(pa.py_buffer(self.memory).slice(0, nbytes))
-            self._opened = pq.ParquetFile(source, metadata=footer, read_dictionary=list(codes) or None).reader
+    def opened(self, nbytes: int, footer: Any, codes: Sequence[str]) -> StoredFile:
+        """The file with this footer and so many bytes; ``codes``: columns that come in codes."""
+        if self._opened is None or self._footer is not footer or self._codes != codes:
+            self._opened = StoredFile(memoryview(self.memory)[:nbytes], footer, codes)
             self._footer, self._codes = footer, codes
         return self._opened
 

@@ -24,7 +24,7 @@ from kivi.errors import InvalidArgument
 from kivi.events.blocks import Blocks, Counts
 from kivi.events.commit_order import Source, in_commit_order
 from kivi.events.pruning import always, never, outside
-from kivi.events.settled_files import Group, SettledFile, SettledFiles
+from kivi.events.settled_files import Group, SettledFile, SettledFiles, StoredGroup
 from kivi.events.summing import Sums
 from kivi.model.changes import COMMIT_TS
 from kivi.model.event_files import EventFiles
@@ -42,7 +42,8 @@ class Wanted:
 
     ``first`` (inclusive) and ``beyond`` (exclusive) are names. ``named``: only these. ``retracted_at``: only those that
     the retraction at that CTS removed; otherwise, and without ``named``, none that a retraction has removed.
-    ``coded``: text may come in codes.
+    ``coded``: text may come in codes. ``stored_bytes``: where it makes no difference to the events, row groups of up to
+    so many bytes come as they are stored.
     """
 
     outputs: list[str]
@@ -57,6 +58,7 @@ class Wanted:
     retracted_at: int | None = None
     may_have: Callable[[int, int], bool] | None = None
     coded: bool = False
+    stored_bytes: int = 0
 
     @property
     def first_cts(self) -> int:
@@ -109,11 +111,13 @@ class SettledView:
         return self._selected(file, group, wanted, named=True).select(columns)
 
     def as_it_lies(self, wanted: Wanted) -> Iterator[Any]:
-        """Record batches by files, in each by event time."""
+        """Record batches, and if ``stored_bytes`` allows it ``StoredGroup``, by files, in each by event time."""
         outputs = list(wanted.outputs)
-        for batch in in_order(self._groups(wanted), lambda part: self._selected(*part, wanted), _is_cold):
-            if batch.num_rows:
-                yield batch.select(outputs)
+        for part in in_order(self._groups(wanted), lambda part: self._part(*part, wanted), _is_cold):
+            if isinstance(part, StoredGroup):
+                yield part
+            elif part.num_rows:
+                yield part.select(outputs)
 
     def is_shareable(self, file: SettledFile) -> bool:
         """Whether all of its events are seen, but for those that bounds of CTS or event time leave out."""
@@ -195,10 +199,26 @@ class SettledView:
         erased = self._erased_rows(file)
         return not len(erased if isinstance(part, SettledFile) else self.files.rows_at(erased, part))
 
-    def _selected(self, file: SettledFile, group: Group, wanted: Wanted, named: bool = False) -> Any:
-        """Of a row group the events that are asked for, with these columns and perhaps others."""
+    def _part(self, file: SettledFile, group: Group, wanted: Wanted) -> Any:
+        """A row group as it is stored, or as a batch."""
+        if wanted.stored_bytes and (stored := self._stored(file, group, wanted)) is not None:
+            return stored
+        return self._selected(file, group, wanted)
+
+    def _stored(self, file: SettledFile, group: Group, wanted: Wanted) -> StoredGroup | None:
+        """A row group as it is stored; None if some of its events are not asked for, or not there."""
+        if self.owner.is_partial or not self._whole(file, group, wanted):
+            return None
+        self._check_open()
+        return self.files.stored(file, group, wanted.outputs, wanted.stored_bytes)
+
+    def _check_open(self) -> None:
         if self.owner.closed:
             raise InvalidArgument("this view of an event table is closed: take another one")
+
+    def _selected(self, file: SettledFile, group: Group, wanted: Wanted, named: bool = False) -> Any:
+        """Of a row group the events that are asked for, with these columns and perhaps others."""
+        self._check_open()
         schema, where = self.files.schema, wanted.where
         low = wanted.low_us if wanted.low_us is not None and group.time_min < wanted.low_us else None
         high = wanted.high_us if wanted.high_us is not None and group.time_max >= wanted.high_us else None

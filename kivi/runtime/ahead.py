@@ -4,7 +4,7 @@ What decodes columns lets go of the interpreter's lock, so as many row groups ar
 processors. The first call runs where it is asked for: most questions need no other, and one that ends early has paid
 for nothing else. All callers share the threads; calls must not wait for each other.
 
-What it is worth: decision 0045.
+What it is worth: decision 0046.
 """
 
 from __future__ import annotations

@@ -208,13 +208,13 @@ def test_those_who_wait_for_a_process_do_not_keep_away_who_has_one(server: Serve
             thread.start()
         time.sleep(0.3)
         for page in begun:
-            data, scan, rows = page.arrow, page.scan, 0
-            assert scan
+            rows = 0
+            assert page.scan
             while True:
-                rows += sum(batch.num_rows for batch in read_batches(data))
-                if not scan:
+                rows += sum(batch.num_rows for batch in read_batches(page.arrow))
+                if not page.scan:
                     break
-                data, scan = db._run(snap._core.scan_next(scan))
+                page = db._run(snap._core.scan_next(page.scan))
             assert rows == 30_000
         for thread in waiting:
             thread.join(15)
