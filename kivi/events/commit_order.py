@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -26,6 +26,7 @@ import pyarrow as pa
 from kivi.arrow.columns import picked
 from kivi.arrow.dictionaries import gathered, together
 from kivi.encoding.event_names import POSITION, STAMP
+from kivi.runtime.ahead import begin
 
 __all__ = ["Source", "in_commit_order"]
 
@@ -36,9 +37,6 @@ _SMALL_ROWS: Final = 16_384
 
 _DENSE: Final = 4
 """Where so many codes there are for each event, the place of each is written down instead of sorting."""
-_FEW: Final = 2
-"""So many sources are not worth a thread."""
-
 Codes = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.int32]
 
@@ -47,13 +45,14 @@ Rows = npt.NDArray[np.int32]
 class Source:
     """Events of some commits. ``read`` gives them as a batch with ``STAMP`` and ``POSITION``, in any order.
 
-    Text may come in codes.
+    Text may come in codes. ``waits``: for a network perhaps, so it is not read ahead.
     """
 
     first_cts: int
     last_cts: int
     position_max: int
     read: Callable[[], Any]
+    waits: bool = False
 
 
 def in_commit_order(
@@ -140,8 +139,7 @@ class _Window:
         for number, source in enumerate(self._sources):
             self._read_from(number, self._least(source))
         fresh = 0
-        with ExitStack() as ended:
-            pool = ended.enter_context(ThreadPoolExecutor(1, "kivi-ahead")) if len(self._sources) > _FEW else None
+        try:
             while self._unread or self._waiting:
                 bound = self._next()
                 if not self._unread or fresh >= _WORTH or self._nbytes() > self._budget:
@@ -150,7 +148,10 @@ class _Window:
                     if self._nbytes() > self._budget and self._let_go():
                         continue
                 if self._unread:
-                    fresh += self._read(pool)
+                    fresh += self._read()
+        finally:
+            if self._ahead is not None:
+                self._ahead[1].cancel()
 
     def _read_from(self, number: int, code: int) -> None:
         """What the source has from this code on is yet to be read."""
@@ -173,7 +174,7 @@ class _Window:
             return -((min(source.last_cts, self._last) - self._first + 1) << self._bits)
         return (max(source.first_cts, self._first) - self._first) << self._bits
 
-    def _read(self, pool: ThreadPoolExecutor | None) -> int:
+    def _read(self) -> int:
         """Adds what the next source has from where it is yet to be read on. How many events."""
         least, number = heapq.heappop(self._unread)
         del self._from[number]
@@ -182,9 +183,8 @@ class _Window:
         else:
             part = self._sorted(number)
         self._next()
-        if pool is not None and self._unread and self._ahead is None:
-            following = self._unread[0][1]
-            self._ahead = following, pool.submit(self._sorted, following)
+        if self._ahead is None and self._unread and not self._sources[following := self._unread[0][1]].waits:
+            self._ahead = following, begin(partial(self._sorted, following))
         if part is not None:
             _, part = part.split(least)
         if part is None:
