@@ -260,7 +260,7 @@ class SettledView:
         gone = self.owner.is_partial
         named = named or stamped or cut or picks or hidden or gone or STAMP in wanted.outputs
         coded = [name for name in coded if name in columns]
-        batch = self.files.read(file, group, columns, named=named, coded=coded, threads=False)
+        batch = self.files.read(file, group, columns, named=named, coded=coded)
         if stamped:
             batch = batch.append_column(COMMIT_TS, batch.column(STAMP).view(pa.int64()))
         erased = _NONE if picks else self.files.rows_at(self._erased_rows(file), group)
