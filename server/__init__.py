@@ -9,7 +9,7 @@
 ``asked``         a frame's requests, each with its bodies
 ``commits``       commits of deltas and puts, read together
 ``reads``         rows by key, many at a time
-``pages``         the pages of an open scan
+``pages``         the pages of an open scan; ``row_groups``: what is in them
 ``subscriptions`` a client's subscriptions; ``live_queries``: their messages
 ``translate``     messages to the store's arguments and back; what a stranger sent is checked here
 ``auth``          access tokens: roles, tables, allowances

@@ -18,7 +18,7 @@ from typing import Any
 __all__ = ["Page", "Pages", "followed"]
 
 Page = tuple[Any, bool]
-"""The rows as an Arrow IPC stream, and whether another page follows."""
+"""The rows (``kivi_server.row_groups``), and whether another page follows."""
 
 
 class Pages:

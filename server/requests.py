@@ -6,6 +6,7 @@ Which thread runs them, and in which order, is ``kivi_server.session``.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import secrets
 import threading
@@ -21,6 +22,7 @@ from kivi_server.asked import Asked
 from kivi_server.auth import Access, Grant
 from kivi_server.clients import Client
 from kivi_server.pages import Pages, followed
+from kivi_server.row_groups import RowGroups
 from kivi_server.sessions import Sessions
 from kivi_server.sql.workers import Question
 from kivi_server.status import told
@@ -91,18 +93,20 @@ class Requests(ABC):
         self._scans = 0
 
     @abstractmethod
-    def _reply(self, response: session_pb2.Response, answers: int = 1, body: Any = None) -> None:
+    def _reply(self, response: session_pb2.Response, answers: int = 1, bodies: Sequence[Any] = ()) -> None:
         """Sends an answer to so many requests."""
 
     @abstractmethod
     def _fail(self, request: session_pb2.Request, transaction: Transaction | None, error: BaseException) -> None:
         """Answers it with an error."""
 
-    def _succeed(self, asked: Asked, transaction: Transaction | None, *, arrow: Any = None, **body: Any) -> None:
+    def _succeed(
+        self, asked: Asked, transaction: Transaction | None, *, bodies: Sequence[Any] = (), **body: Any
+    ) -> None:
         """Answers it."""
         if asked.request.id:
             start_ts = transaction.start_ts if transaction is not None else 0
-            self._reply(session_pb2.Response(id=asked.request.id, start_ts=start_ts, **body), body=arrow)
+            self._reply(session_pb2.Response(id=asked.request.id, start_ts=start_ts, **body), bodies=bodies)
 
     def _do_nothing(self, asked: Asked, transaction: Transaction | None) -> None:
         raise InvalidArgument("the request has no body")
@@ -230,6 +234,8 @@ class Requests(ABC):
         self.access.require(Access.READ, "reading", spec.table)
         schema = self.translator.schema(spec.table, spec.table_id, transaction.lease)
         wanted = self.translator.scan(schema, spec, reads=True)
+        if opening.row_groups:
+            wanted = dataclasses.replace(wanted, stored_bytes=limits.PAGE_BYTES)
         if transaction.txn is not None:
             batches = transaction.txn.scan(schema, wanted)
         else:
@@ -246,7 +252,7 @@ class Requests(ABC):
             page.explanation = batches.explanation
             if batches.complete_since_us is not None:
                 page.complete_since_us = batches.complete_since_us
-        self._succeed(asked, transaction, page=page, arrow=data)
+        self._answer_page(asked, transaction, page, data)
 
     def _first_page(self, transaction: Transaction, pages: Pages, page: session_pb2.ScanPage) -> Any:
         """The first page's rows; ``page`` gets the number under which the transaction has the others, if any."""
@@ -262,6 +268,13 @@ class Requests(ABC):
             transaction.scans[number] = pages
         page.scan = number
         return data
+
+    def _answer_page(self, asked: Asked, transaction: Transaction, page: session_pb2.ScanPage, data: Any) -> None:
+        bodies = (data,) if data else ()
+        if isinstance(data, RowGroups):
+            page.row_groups.extend(data.groups)
+            bodies = tuple(data.bodies)
+        self._succeed(asked, transaction, page=page, bodies=bodies)
 
     def _do_sql(self, asked: Asked, transaction: Transaction | None) -> None:
         transaction = self._begun(transaction)
@@ -288,8 +301,7 @@ class Requests(ABC):
 
         pages = Pages(followed(answer()), self.sessions.pages_ahead, self.sessions.sql_pages)
         page = session_pb2.ScanPage()
-        data = self._first_page(transaction, pages, page)
-        self._succeed(asked, transaction, page=page, arrow=data)
+        self._answer_page(asked, transaction, page, self._first_page(transaction, pages, page))
 
     def _sql_table(self, lease: Lease, name: str) -> bytes | None:
         """What a name in a question means; None: there is no such table."""
@@ -328,7 +340,7 @@ class Requests(ABC):
             raise
         if not more:
             transaction.close_scan(number)
-        self._succeed(asked, transaction, page=session_pb2.ScanPage(scan=number if more else 0), arrow=data)
+        self._answer_page(asked, transaction, session_pb2.ScanPage(scan=number if more else 0), data)
         if more and transaction.txn is None:  # a scan of a transaction that writes looks at what that holds
             pages.read_ahead()
 

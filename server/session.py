@@ -65,7 +65,7 @@ from kivi.errors import (
 )
 from kivi.runtime import deadlines
 from kivi.store.facade import Commit, Outcome, Writes
-from kivi.wire.frames import Packet, header_bytes, joined
+from kivi.wire.frames import Packet, header_bytes, joined, padded
 from kivi.wire.v1 import session_pb2
 
 __all__ = ["Session"]
@@ -262,11 +262,12 @@ class Session(Requests):
 
     # -- any thread -----------------------------------------------------------------------------
 
-    def _reply(self, response: session_pb2.Response, answers: int = 1, body: Any = None) -> None:
-        """An answer to so many requests. ``body``: of a page."""
-        if body:
-            response.body_bytes = memoryview(body).nbytes
-        packet = Packet.response(response, (body,) if body else ())
+    def _reply(self, response: session_pb2.Response, answers: int = 1, bodies: Sequence[Any] = ()) -> None:
+        """An answer to so many requests. ``bodies``: of a page."""
+        if bodies:
+            *before, last = [memoryview(body).nbytes for body in bodies]
+            response.body_bytes = sum(map(padded, before)) + last
+        packet = Packet.response(response, bodies)
         if len(packet) > limits.MESSAGE_BYTES_MAX:  # it would end the session, and with it everybody else's requests
             large = limits.exceeded("message_bytes_max", limits.MESSAGE_BYTES_MAX, len(packet), "bytes of one answer")
             self._reply(session_pb2.Response(id=response.id, start_ts=response.start_ts, error=to_error(large)))

@@ -15,6 +15,7 @@ import pyarrow as pa
 from kivi_server import limits
 from kivi_server.commits import CommitReader
 from kivi_server.pages import Page, followed
+from kivi_server.row_groups import encoded
 
 from kivi.api.arguments import type_of
 from kivi.arrow.ipc import decode_ipc, encode_ipc
@@ -36,7 +37,7 @@ from kivi.wire.columns import column_writer
 from kivi.wire.frames import KEPT_MAX, Bodies
 from kivi.wire.v1 import service_pb2, session_pb2, types_pb2
 
-__all__ = ["Translator", "pieces"]
+__all__ = ["Translator"]
 
 Kind = session_pb2.Operation
 _PYTHON: Final[dict[str, type]] = {
@@ -50,19 +51,6 @@ _PYTHON: Final[dict[str, type]] = {
 }
 _TIME: Final = ColumnType("timestamp")
 _LITTLE_BYTES: Final = 4 << 10  # a stream of one event is most of all its schema
-
-
-def pieces(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """The same rows, in batches of at most ``rows``, and of about ``PAGE_BYTES`` unless one row is larger."""
-    for batch in batches:
-        left = [batch.slice(start, rows) for start in range(0, batch.num_rows, rows)][::-1]
-        while left:
-            piece = left.pop()
-            half = piece.num_rows // 2
-            if half and piece.nbytes > limits.PAGE_BYTES:
-                left += [piece.slice(half), piece.slice(0, half)]
-            else:
-                yield piece
 
 
 def _changes(sent: types_pb2.Changes) -> Changes:
@@ -283,7 +271,7 @@ class Translator:
 
     def pages(self, batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[Page]:
         """Encoded pages of at most ``rows`` rows, and for each whether another follows."""
-        return followed(encode_ipc(page) for page in pieces(batches, rows))
+        return followed(encoded(batches, rows))
 
     # -- definitions ----------------------------------------------------------------------------
 

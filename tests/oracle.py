@@ -240,6 +240,7 @@ class Oracle:
         self.attempts: list[Attempt] = []
         self.reads: list[Read] = []
         self.glimpses: list[Glimpse] = []
+        self._replayed: tuple[list[Attempt], Replay] = ([], Replay(self.tables))
 
     @property
     def row_tables(self) -> set[str]:
@@ -354,11 +355,14 @@ class Oracle:
         return Report(len(commits), aborts, len(self.reads) + len(self.glimpses), 0)
 
     def state(self, ts: int) -> Replay:
-        """Everything committed at or below ``ts``, replayed."""
-        replay = Replay(self.tables)
-        for attempt in self.committed():
-            if (attempt.commit_ts or 0) <= ts:
-                replay.apply(attempt)
+        """Everything committed at or below ``ts``, replayed; good until the next call, which goes on from it."""
+        commits = [attempt for attempt in self.committed() if (attempt.commit_ts or 0) <= ts]
+        known, replay = self._replayed
+        if len(known) > len(commits) or any(a is not b for a, b in zip(known, commits, strict=False)):
+            known, replay = [], Replay(self.tables)
+        for attempt in commits[len(known) :]:
+            replay.apply(attempt)
+        self._replayed = commits, replay
         return replay
 
     def _explain(self, read: Read, expected: Any) -> str:

@@ -89,12 +89,13 @@ def test_a_store_that_holds_what_was_sent_is_believed_and_one_event_more_is_not(
             tables.check(db, pool.expected(done.sent), "kivi")
 
 
+@pytest.mark.timeout(300)
 def test_a_long_stream_ends_while_nobody_asks_what_it_did(tmp_path: Path) -> None:
     """What it says at its end is more than a pipe holds."""
     with Server(tmp_path / "data") as server, server.connect() as db:
         tables.create(db)
         with started(Order(server.endpoint, "hot", 10, 1_000, batches=4_500)) as appending:
-            wait_until(lambda: not appending.running(), 60)
+            wait_until(lambda: not appending.running(), 240)
             done = appending.streamed()
         assert len(json.dumps(done.at_s)) > 65_536
         tables.check(db, make("hot", 10, 1_000).expected(done.sent), "kivi")

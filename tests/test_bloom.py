@@ -14,7 +14,7 @@ import pytest
 
 import kivi
 from kivi.errors import DataLoss, InvalidArgument, SchemaError
-from kivi.events import settled_files
+from kivi.events import file_writing, settled_files
 from kivi.events.bloom import BLOCK_BYTES, block_of, digest, has, plain_bytes
 from kivi.events.settled_files import SettledFiles
 
@@ -64,7 +64,8 @@ def test_values_without_a_plain_form_are_not_looked_for() -> None:
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Row groups of 256 events, with a trace id each, a user in a hundred of them, and a host that all of them have."""
-    monkeypatch.setattr(settled_files, "GROUP_ROWS", 256)
+    for room in (file_writing, settled_files):
+        monkeypatch.setattr(room, "GROUP_ROWS", 256)
     rng = random.Random(5)
     events = [
         {
@@ -138,7 +139,8 @@ def holds(where: Any, row: dict[str, Any]) -> bool:
 
 
 def test_an_index_is_a_filter_of_values_that_repeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settled_files, "GROUP_ROWS", 256)
+    for room in (file_writing, settled_files):
+        monkeypatch.setattr(room, "GROUP_ROWS", 256)
     opened = counted(monkeypatch)
     reads = []
     for index in ([], ["user"]):

@@ -14,7 +14,6 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -201,7 +200,7 @@ ROOMS: dict[str, Room] = {
         "the process stands on top: nothing imports it",
         below="errors runtime wire store server server.http",
         lazy="server.otlp",
-        packages="google grpc grpc_health opentelemetry prometheus_client",
+        packages="google grpc grpc_health opentelemetry prometheus_client pyarrow",
     ),
     "apm_demo": Room(
         "an application like any other: it proves that the public names are enough",
@@ -234,34 +233,38 @@ def sources(root: Path) -> dict[str, Path]:
     return found
 
 
-def imports(module: str, path: Path, modules: dict[str, Path]) -> Iterator[Import]:
+def last_name(node: ast.expr) -> str:
+    """``c`` of ``c``, ``b.c`` and ``a.b.c``."""
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def imports(module: str, path: Path, modules: dict[str, Path]) -> list[Import]:
     """What the file imports, by absolute names; ``from a import b`` is ``a.b`` where that is a module."""
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-
-    def visit(node: ast.AST, lazy: bool, typing: bool) -> Iterator[Import]:
+    found = list[Import]()
+    left: list[tuple[ast.AST, bool, bool]] = [(ast.parse(path.read_text(), str(path)), False, False)]
+    while left:
+        node, lazy, typing = left.pop()
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield Import(alias.name, node.lineno, lazy, typing)
+            found += (Import(alias.name, node.lineno, lazy, typing) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
                 above = package.split(".")[: len(package.split(".")) - node.level + 1]
                 base = ".".join([*above, base] if base else above)
-            for name in {f"{base}.{a.name}" if f"{base}.{a.name}" in modules else base for a in node.names}:
-                yield Import(name, node.lineno, lazy, typing)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            names = {f"{base}.{a.name}" if f"{base}.{a.name}" in modules else base for a in node.names}
+            found += (Import(name, node.lineno, lazy, typing) for name in names)
+        elif isinstance(node, ast.Call) and last_name(node.func) == "import_module":
             match node.args:
                 case [ast.Constant(value=str(name)), *_]:
-                    yield Import(name, node.lineno, lazy, typing)
-        if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
-            typing_only = node.body
-        else:
-            typing_only = []
+                    found.append(Import(name, node.lineno, lazy, typing))
+        elif isinstance(node, ast.If) and last_name(node.test) == "TYPE_CHECKING":
+            left += ((child, lazy, True) for child in node.body)
+            left += ((child, lazy, typing) for child in node.orelse)
+            continue
         lazy = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        for child in ast.iter_child_nodes(node):
-            yield from visit(child, lazy, typing or child in typing_only)
-
-    yield from visit(ast.parse(path.read_text(), str(path)), False, False)
+        left += ((child, lazy, typing) for child in ast.iter_child_nodes(node))
+    return found
 
 
 def room_of(module: str) -> str | None:

@@ -52,6 +52,7 @@ from kivi.arrow.columns import rows_from_batch
 from kivi.client import appends
 from kivi.client.core import Core
 from kivi.client.messages import read_batches
+from kivi.client.pages import PageReader
 from kivi.client.steps import Steps, named
 from kivi.client.transaction import SharedSnapshotArguments, TransactionCore
 from kivi.errors import InvalidArgument, NotFound, Retryable, SnapshotTooOld
@@ -151,14 +152,18 @@ class _Reads:
                 yield batch
 
     async def _pages(self, page: Page) -> AsyncGenerator[pa.RecordBatch]:
-        data, scan = page.arrow, page.scan
+        pages, scan = PageReader(), page.scan
         try:
             while True:
-                for batch in read_batches(data):
+                batches = pages.batches(page)
+                while page.row_groups and (batch := await asyncio.to_thread(next, batches, None)) is not None:
+                    yield batch
+                for batch in batches:
                     yield batch
                 if not scan:
                     return
-                data, scan = await self._run(self._core.scan_next(scan))
+                page = await self._run(self._core.scan_next(scan))
+                scan = page.scan
         finally:
             if scan:
                 self._core.scan_close(scan)

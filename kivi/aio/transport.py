@@ -38,6 +38,7 @@ from kivi.client.steps import (
     Stream,
     Unary,
     Upload,
+    Work,
     silent,
 )
 from kivi.errors import KiviError, Unavailable
@@ -205,13 +206,27 @@ class Transport(Link[_Session]):
                 raise Closed(self._why_closed) from None
             raise
 
+    async def _work(self, effect: Work) -> Answer | None:
+        asked = effect.asked
+        reply = None if asked is None else self.of(asked.epoch).ask(asked)
+        try:
+            await asyncio.to_thread(effect.work)
+        except BaseException:
+            if reply is not None:
+                reply.cancel()  # nobody waits for it
+            raise
+        return None if reply is None else answer(await reply)
+
     async def run(self, steps: Steps[T]) -> T:
         try:
             effect = next(steps)
             while True:
                 try:
+                    result: Any
                     if isinstance(effect, (Ask, CommitPlain)):
                         result = answer(await self.of(effect.epoch).ask(effect))
+                    elif isinstance(effect, Work):
+                        result = await self._work(effect)
                     else:
                         result = await self.perform(effect)
                 except KiviError as error:

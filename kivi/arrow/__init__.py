@@ -8,6 +8,7 @@
     predicates     the rows of a batch that a predicate selects, and the values of an expression
     arithmetic     of columns, exact
     ipc            streams, also those that a stranger sent
+    parquet        row groups of files, of which only what is asked for is in memory
 
 One Arrow type per column type (``columns.arrow_type``), so that any two batches of one table can be put together and
 blocks of different years have one form; text may be coded on its way to a block.

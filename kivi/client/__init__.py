@@ -5,6 +5,7 @@
     transaction     one transaction or snapshot, as steps; shared with asyncio
     steps           what a step is: a call that says what it needs, and is told
     messages        messages of kivi.v1 made of what a caller wrote, and read
+    pages           the pages of a scan, decoded
     writes          writes of rows as the bytes of their messages
     calls           the service's calls over a channel, sessions and gRPC's failures
     transport       the channel and its session stream, for threads

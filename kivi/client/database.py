@@ -31,7 +31,7 @@ from kivi.api.interface import documented_by
 from kivi.client import appends
 from kivi.client.core import Core
 from kivi.client.live import Live
-from kivi.client.messages import read_batches
+from kivi.client.pages import PageReader
 from kivi.client.steps import Steps, named
 from kivi.client.transaction import SharedSnapshotArguments, TransactionCore
 from kivi.client.transport import Transport
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from kivi.api.subscription import Subscription
     from kivi.api.writes import Write
+    from kivi.client.steps import Page
 
 __all__ = ["Appender", "Database", "Snapshot", "Tls", "Transaction", "connect"]
 
@@ -86,19 +87,21 @@ class _Reads(interface.Reads):
 
     def _batches(self, wanted: ScanArguments | QuestionArguments, rows: int | None) -> Generator[pa.RecordBatch]:
         _, page = self._run(self._core.scan_open(wanted, rows))
-        return self._pages(page.arrow, page.scan)
+        return self._pages(page)
 
     def _rows(self, wanted: ScanArguments) -> Iterator[dict[str, Any]]:
         rows, page = self._run(self._core.scan_rows(wanted))
-        return iter(rows) if rows is not None else interface.rows_of(self._pages(page.arrow, page.scan))
+        return iter(rows) if rows is not None else interface.rows_of(self._pages(page))
 
-    def _pages(self, data: bytes | memoryview, scan: int) -> Generator[pa.RecordBatch]:
+    def _pages(self, page: Page) -> Generator[pa.RecordBatch]:
+        pages, scan = PageReader(), page.scan
         try:
             while True:
-                yield from read_batches(data)
+                yield from pages.batches(page)
                 if not scan:
                     return
-                data, scan = self._run(self._core.scan_next(scan))
+                page = self._run(self._core.scan_next(scan))
+                scan = page.scan
         finally:
             if scan:
                 self._core.scan_close(scan)

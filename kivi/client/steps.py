@@ -52,6 +52,7 @@ __all__ = [
     "Transport",
     "Unary",
     "Upload",
+    "Work",
     "named",
     "silent",
     "timeout_ms",
@@ -94,6 +95,15 @@ class Ask:
 
 
 @dataclass(slots=True)
+class Work:
+    """What takes a processor for a while: on a thread of its own, where another waits for nobody. ``asked`` is sent
+    before it begins, and the result is its answer; None: nothing is asked."""
+
+    work: Callable[[], object]
+    asked: Ask | None = None
+
+
+@dataclass(slots=True)
 class CommitPlain:
     """A commit of a transaction that has not begun: ``writes`` are the bytes of its operations, which are plain.
 
@@ -129,7 +139,8 @@ class Rows(NamedTuple):
 
 
 class Page(NamedTuple):
-    """Some rows of a scan: an Arrow IPC stream, or rows in ``columns``. ``scan`` 0: it is the last one."""
+    """Some rows of a scan: an Arrow IPC stream, the bodies of ``row_groups``, or rows in ``columns``. ``scan`` 0: it is
+    the last one."""
 
     start_ts: int
     scan: int
@@ -137,6 +148,7 @@ class Page(NamedTuple):
     columns: Sequence[types_pb2.ColumnValues]
     explanation: str = ""
     complete_since_us: int | None = None
+    row_groups: Sequence[session_pb2.RowGroup] = ()
 
 
 Answer = session_pb2.Response | Committed | Rows | Page
@@ -182,7 +194,7 @@ class Receive:
     timeout_s: float | None
 
 
-Effect = Ask | CommitPlain | Unary | Stream | Upload | Sleep | Receive
+Effect = Ask | CommitPlain | Work | Unary | Stream | Upload | Sleep | Receive
 Steps = Generator[Effect, Any, T]
 M = TypeVar("M", bound=Callable[..., Any])
 

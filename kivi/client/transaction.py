@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -19,12 +20,14 @@ from kivi.api.arguments import (
     drops_late,
     stage_ids,
 )
+from kivi.api.interface import BATCH_ROWS
 from kivi.api.results import Result
 from kivi.api.retry import backoff_s
 from kivi.api.writes import Write
 from kivi.client.core import Core
 from kivi.client.messages import append_parts, get, got, read_batches, request_token, scan_spec, write_parts
 from kivi.client.messages import commit as commit_message
+from kivi.client.pages import PageReader
 from kivi.client.steps import (
     Ask,
     CommitPlain,
@@ -34,6 +37,7 @@ from kivi.client.steps import (
     Sleep,
     Steps,
     Timeout,
+    Work,
     timeout_ms,
 )
 from kivi.client.writes import encoded_delta, encoded_write
@@ -54,7 +58,6 @@ _FLUSH_OPERATIONS: Final = 4_096  # buffered operations are sent ahead from so m
 _FLUSH_BYTES: Final = 1 << 20  # ... or this many bytes
 _REFUSALS: Final = (errors.ResourceExhausted, errors.Unauthenticated, errors.PermissionDenied)
 _PLAIN: Final = frozenset({"put", "delta"})
-_PAGE_ROWS: Final = 65_536  # of a scan that is wanted as a whole
 _PLAIN_OPERATIONS: Final = 16  # those of more are no plain commits at a server
 _PLAIN_BYTES: Final = 1_024
 _PLAIN_TOKEN: Final = 256  # characters; nor are those under longer tokens
@@ -466,18 +469,20 @@ class TransactionCore:
 
         def request(schema: TableSchema) -> session_pb2.Request:
             spec = scan_spec(schema, wanted.bound(schema))
-            return session_pb2.Request(scan_open=session_pb2.ScanOpen(spec=spec, page_rows=page_rows or 0, rows=rows))
+            row_groups = page_rows == BATCH_ROWS
+            opening = session_pb2.ScanOpen(spec=spec, page_rows=page_rows or 0, rows=rows, row_groups=row_groups)
+            return session_pb2.Request(scan_open=opening)
 
         return (yield from self._read(wanted.table, request))
 
     def answer(self, wanted: RollupArguments | QuestionArguments) -> Steps[Result]:
         """All of the answer."""
         schema, page = yield from self.scan_open(wanted)
-        batches, scan = read_batches(page.arrow), page.scan
-        while scan:
-            data, scan = yield from self.scan_next(scan)
-            batches += read_batches(data)
-        return Result(wanted.arrow_schema(schema), batches, page.explanation, page.complete_since_us)
+        first, batches = page, read_batches(page.arrow)
+        while page.scan:
+            page = yield from self.scan_next(page.scan)
+            batches += read_batches(page.arrow)
+        return Result(wanted.arrow_schema(schema), batches, first.explanation, first.complete_since_us)
 
     def sql(self, wanted: SqlArguments) -> Steps[pa.Table]:
         """The whole answer."""
@@ -489,13 +494,13 @@ class TransactionCore:
         request, bodies = self._take()
         request.sql.CopyFrom(session_pb2.Sql(text=wanted.text, parameters=parameters))
         page = yield from self._ask(request, bodies)
-        data, scan, parts = page.arrow, page.scan, list[pa.Table]()
+        parts = list[pa.Table]()
         while True:
-            with pa.ipc.open_stream(data) as reader:
+            with pa.ipc.open_stream(page.arrow) as reader:
                 parts.append(reader.read_all())
-            if not scan:
+            if not page.scan:
                 return pa.concat_tables(parts)
-            data, scan = yield from self.scan_next(scan)
+            page = yield from self.scan_next(page.scan)
 
     def table_schema(self, table: str) -> Steps[TableSchema]:
         return self.core.schema(table)
@@ -508,14 +513,16 @@ class TransactionCore:
         read = row_reader(schema, schema.output_columns(wanted.columns))
         return [read(row) for row in rows_of(page.columns)], page
 
-    def scan_next(self, scan: int) -> Steps[tuple[bytes | memoryview, int]]:
+    def scan_next(self, scan: int, meanwhile: Callable[[], object] | None = None) -> Steps[Page]:
+        """The next page; ``meanwhile`` is done while it is on its way."""
         # A scan belongs to one session: were it lost, the pages that follow could not be told from those before.
         request = session_pb2.Request(txn=self.number, scan_next=session_pb2.ScanNext(scan=scan))
         try:
-            reply = yield Ask(request, self.core.timeout_s, self._epoch)
+            asked = Ask(request, self.core.timeout_s, self._epoch)
+            page: Page = yield asked if meanwhile is None else Work(meanwhile, asked)
         except ConnectionLost:
             raise errors.SnapshotTooOld("the connection was lost during a scan: begin it again") from None
-        return reply.arrow, reply.scan
+        return page
 
     def scan_close(self, scan: int) -> None:
         request = session_pb2.Request(txn=self.number, scan_next=session_pb2.ScanNext(scan=scan, close=True))
@@ -525,11 +532,18 @@ class TransactionCore:
         """A scan as one Arrow table."""
         import pyarrow as pa
 
-        schema, page = yield from self.scan_open(wanted, _PAGE_ROWS)
-        batches, scan = read_batches(page.arrow), page.scan
-        while scan:
-            data, scan = yield from self.scan_next(scan)
-            batches += read_batches(data)
+        schema, page = yield from self.scan_open(wanted, BATCH_ROWS)
+        pages, batches = PageReader(), list[pa.RecordBatch]()
+
+        def decode(page: Page) -> None:
+            batches.extend(pages.batches(page))
+
+        while page.scan:
+            page = yield from self.scan_next(page.scan, functools.partial(decode, page))
+        if page.row_groups:
+            yield Work(functools.partial(decode, page))
+        else:
+            decode(page)
         expected = wanted.arrow_schema(schema)
         if batches and batches[0].schema.names != expected.names:  # columns were added that this snapshot does not see
             expected = batches[0].schema

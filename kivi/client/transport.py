@@ -29,7 +29,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -49,7 +49,20 @@ from kivi.client.calls import (
 )
 from kivi.client.core import Core
 from kivi.client.lines import Lines
-from kivi.client.steps import Answer, Ask, Closed, CommitPlain, Effect, Message, Receive, Sleep, Steps, Stream, silent
+from kivi.client.steps import (
+    Answer,
+    Ask,
+    Closed,
+    CommitPlain,
+    Effect,
+    Message,
+    Receive,
+    Sleep,
+    Steps,
+    Stream,
+    Work,
+    silent,
+)
 from kivi.errors import KiviError, Unavailable
 from kivi.runtime.forks import register_fork_handler
 from kivi.runtime.threads import Threads, close_at_exit
@@ -149,15 +162,18 @@ class _Session(Session):
     def is_full(self) -> bool:
         return self._out.qsize() > _QUEUED_MAX and self.broken is None
 
-    def ask(self, asked: Ask | CommitPlain) -> Answer:
+    def ask(self, asked: Ask | CommitPlain, meanwhile: Callable[[], object] | None = None) -> Answer:
+        """The answer; ``meanwhile`` is done while it is on its way."""
         number = next(self._ids)
         waiter = self._waiters[number] = _Waiter()
         try:
             if self.broken is not None:  # looked at after registering: whoever breaks the session sees the waiter
                 raise self._lost(sent=False)
             self._queue(number, asked)
+            if meanwhile is not None:
+                meanwhile()
         except BaseException:
-            self._waiters.pop(number, None)
+            self._leave(number, waiter)
             raise
         return answer(self._awaited(number, waiter, asked.timeout_s))
 
@@ -284,6 +300,9 @@ class Transport(Link[_Session]):
     def perform(self, effect: Effect) -> Any:
         if isinstance(effect, (Ask, CommitPlain)):
             return self.of(effect.epoch).ask(effect)
+        if isinstance(effect, Work):
+            asked = effect.asked
+            return effect.work() if asked is None else self.of(asked.epoch).ask(asked, effect.work)
         if isinstance(effect, Sleep):
             return time.sleep(effect.seconds)
         if isinstance(effect, Receive):

@@ -1,4 +1,5 @@
-"""Settled files: events of any commits, sorted by event time, as Parquet. The one place that writes and reads them.
+"""Settled files: events of any commits, sorted by event time, as Parquet. The one place that reads them;
+``file_writing`` writes them.
 
 ::
 
@@ -18,7 +19,6 @@ here, or from its object in the cold tier (``kivi.events.cold_tier``).
 from __future__ import annotations
 
 import json
-import mmap
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -27,39 +27,30 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from kivi.arrow.columns import arrow_schema, arrow_type, stored_array
+from kivi.arrow.columns import arrow_schema, arrow_type
 from kivi.arrow.dictionaries import is_coded
+from kivi.arrow.parquet import FAILURES, MAGIC, footer_of, parsed, whole
 from kivi.encoding.event_names import POSITION, STAMP
 from kivi.errors import DataLoss
-from kivi.events.blocks import NUMERIC, Counts, Erased, statistics
+from kivi.events.blocks import Counts, Erased
 from kivi.events.bloom import BLOCK_BYTES, block_of, digest, plain_bytes
 from kivi.events.bloom import has as bloom_has
 from kivi.events.cold_tier import ColdObject, ColdTier
 from kivi.events.object_store import ObjectMissing
 from kivi.events.places import Place
 from kivi.events.pruning import equals
-from kivi.model.declarations import INDEXED
+from kivi.events.readers import new_memory, reader_for
 from kivi.model.event_files import NAME_COLUMNS
 from kivi.model.expressions import Expr
 from kivi.model.schema import Column, TableSchema
 from kivi.runtime.checksum import crc32
 
-__all__ = ["GROUP_ROWS", "Group", "SettledFile", "SettledFiles", "decode_file", "write_file"]
+__all__ = ["GROUP_ROWS", "Chunk", "Group", "SettledFile", "SettledFiles", "StoredGroup", "decode_file", "file_names"]
 
 GROUP_ROWS: Final = 65_536
 _VERSION: Final = 2
-_BOUND_MAX: Final = 64
-"""Text of so many characters is kept as a bound."""
-_UNLIKE: Final = 0.9
-"""Integers of which this part differs from all others are looked for by their value; others are measured."""
-_FALSE_POSITIVES: Final = 0.01
-_SAMPLE: Final = 16_384
-_DISTINCT_MAX: Final = 2_048
-"""Of so many values at most among a sample's, a column is written as a dictionary."""
 _FOOTERS: Final = 256
-_MAGIC: Final = b"PAR1"
 
 _PATTERN: Final = re.compile(r"[*?\[]")
 
@@ -82,6 +73,31 @@ class Group:
     columns: dict[str, tuple[Any, Any, int, int | None]]
     chunks: tuple[Chunk, ...]
     filters: dict[int, Chunk]
+
+    @property
+    def index(self) -> int:
+        """Its number in the file."""
+        return self.start // GROUP_ROWS
+
+
+@dataclass(frozen=True, slots=True)
+class StoredGroup:
+    """Columns of a row group as they are stored, verified. ``columns``: their numbers in the file, as they were asked
+    for. ``chunks``: of each of these once, where its bytes lie in the file, and these. ``name`` is for people."""
+
+    name: str
+    file: int
+    file_bytes: int
+    footer: bytes
+    index: int
+    num_rows: int
+    columns: list[int]
+    chunks: list[tuple[int, memoryview]]
+
+    @property
+    def nbytes(self) -> int:
+        """Of the chunks."""
+        return sum(len(part) for _, part in self.chunks)
 
 
 @dataclass(frozen=True)
@@ -191,40 +207,7 @@ def _facts(parts: Sequence[tuple[Any, Any, int, int | None]]) -> tuple[Any, Any,
     )
 
 
-# -- writing ------------------------------------------------------------------------------------------
-
-
-def write_file(schema: TableSchema, number: int, events: Any, stamps: Any, positions: Any) -> tuple[Any, SettledFile]:
-    """The bytes of a file, and its manifest row. ``events``: a batch with the table's columns, in the order of event
-    time, then of their names."""
-    columns = [*events.columns, pa.array(stamps.astype(np.int64)), pa.array(positions.astype(np.int32))]
-    table = pa.Table.from_arrays(columns, names=_file_names(schema.columns))
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, row_group_size=GROUP_ROWS, write_page_index=True, **_encodings(schema, table))
-    data = sink.getvalue()
-    footer = pq.read_metadata(pa.BufferReader(data))
-    groups, beyond, start = [], 4, 0
-    for index in range(footer.num_row_groups):
-        written = [footer.row_group(index).column(i) for i in range(table.num_columns)]
-        chunks = tuple(_chunk(data, column) for column in written)
-        filters = {
-            i: _checked(data, column.bloom_filter_offset, column.bloom_filter_length)
-            for i, column in enumerate(written)
-            if column.bloom_filter_offset is not None
-        }
-        beyond = max(beyond, *(at + size for at, size, _ in (*chunks, *filters.values())))
-        rows = footer.row_group(index).num_rows
-        group = _group(schema, events.slice(start, rows), start, stamps, positions, chunks, filters)
-        group.columns.update(_text_bounds(schema, written))
-        groups.append(group)
-        start += rows
-    tail = beyond, data.size - beyond, crc32(memoryview(data)[beyond:])
-    return data, SettledFile(
-        number, events.num_rows, data.size, events.nbytes, len(schema.columns), tail, tuple(groups)
-    )
-
-
-def _file_names(columns: Sequence[Column]) -> list[str]:
+def file_names(columns: Sequence[Column]) -> list[str]:
     """The table's columns, and those of names, which yield to a column of the table that is called so."""
     used = [column.name for column in columns]
     for name in NAME_COLUMNS:
@@ -232,84 +215,6 @@ def _file_names(columns: Sequence[Column]) -> list[str]:
             name += "_"
         used.append(name)
     return used
-
-
-def _text_bounds(schema: TableSchema, written: Sequence[Any]) -> dict[str, tuple[Any, Any, int, int | None]]:
-    """Of the columns of short text."""
-    found: dict[str, tuple[Any, Any, int, int | None]] = {}
-    for column, chunk in zip(schema.columns, written, strict=False):
-        if column.type.name == "string" and (of := chunk.statistics) is not None and of.has_null_count:
-            if of.null_count == chunk.num_values:
-                found[column.name] = None, None, 0, None
-            elif of.has_min_max and len(of.min) <= _BOUND_MAX and len(of.max) <= _BOUND_MAX:
-                found[column.name] = of.min, of.max, chunk.num_values - of.null_count, None
-    return found
-
-
-def _encodings(schema: TableSchema, table: Any) -> dict[str, Any]:
-    """What takes the least bytes of those that are read fast, and filters that pay; measured in decision 0041."""
-    coded, encoding, compression, filters = [], {}, {}, {}
-    filtered = {column.name for column in schema.columns if column.type.name in INDEXED}
-    for name, column in zip(table.column_names, table.columns, strict=True):
-        step = max(1, len(column) // _SAMPLE)
-        sample = column.take(pa.array(np.arange(0, len(column), step)))
-        wide = not pa.types.is_primitive(column.type) and not pa.types.is_decimal(column.type)
-        distinct = len(sample.unique())
-        few = distinct <= min(_DISTINCT_MAX, len(sample) // 4)
-        if name in filtered and (wide or name in schema.index or distinct > _UNLIKE * len(sample)):
-            values = min(len(column), 2 * distinct if few else GROUP_ROWS)
-            filters[name] = {"ndv": values, "fpp": _FALSE_POSITIVES}
-        compression[name] = "zstd" if wide and not few else "lz4"
-        if few and not pa.types.is_boolean(column.type):
-            coded.append(name)
-        elif pa.types.is_floating(column.type):
-            encoding[name] = "BYTE_STREAM_SPLIT"
-        elif not wide and not pa.types.is_boolean(column.type):
-            encoding[name] = "DELTA_BINARY_PACKED"
-    return {
-        "use_dictionary": coded or False,
-        "column_encoding": encoding or None,
-        "compression": compression,
-        "store_decimal_as_integer": True,
-        "bloom_filter_options": filters or None,
-    }
-
-
-def _chunk(data: Any, column: Any) -> Chunk:
-    starts = [column.data_page_offset]
-    if column.has_dictionary_page and column.dictionary_page_offset:
-        starts.append(column.dictionary_page_offset)
-    return _checked(data, min(starts), column.total_compressed_size)
-
-
-def _checked(data: Any, at: int, size: int) -> Chunk:
-    return at, size, crc32(memoryview(data)[at : at + size])
-
-
-def _group(
-    schema: TableSchema, events: Any, start: int, stamps: Any, positions: Any, chunks: Any, filters: dict[int, Chunk]
-) -> Group:
-    cts = stamps[start : start + events.num_rows]
-    times = stored_array(schema.column(schema.event_time or "").type, events.column(schema.event_time))
-    return Group(
-        start,
-        events.num_rows,
-        int(times[0]),
-        int(times[-1]),
-        int(cts.min()),
-        int(cts.max()),
-        int(positions[start : start + events.num_rows].max()),
-        {
-            column.name: statistics(column.type, events.column(i))
-            for i, column in enumerate(schema.columns)
-            if column.type.name in NUMERIC
-        },
-        chunks,
-        filters,
-    )
-
-
-# -- reading ------------------------------------------------------------------------------------------
 
 
 class SettledFiles:
@@ -343,11 +248,9 @@ class SettledFiles:
         wanted = [i for name in columns if (i := self._index[name]) < file.stored]
         if named or not wanted:
             wanted += [file.stored, file.stored + 1]
-        footer = self._footer(file.number, file.nbytes, file.tail, file.cold)
-        buffer = self._fetch(file.number, file.nbytes, [group.chunks[i] for i in wanted], file.cold)
+        footer, _ = self._footer(file.number, file.nbytes, file.tail, file.cold)
         try:
-            index = group.start // GROUP_ROWS
-            written = footer.row_group(index)
+            written = footer.row_group(group.index)
             codes = [
                 written.column(i).path_in_schema
                 for name in coded
@@ -355,10 +258,9 @@ class SettledFiles:
                 and self._types[i] in (pa.string(), pa.binary())
                 and written.column(i).has_dictionary_page
             ]
-            source = pa.BufferReader(pa.py_buffer(buffer))
-            reader = pq.ParquetFile(source, metadata=footer, read_dictionary=codes or None)
-            table = reader.reader.read_row_group(index, column_indices=wanted, use_threads=len(set(wanted)) > 1)
-            found = dict(zip(sorted(set(wanted)), table.columns, strict=True))
+            with reader_for(file.nbytes) as reader:
+                self._fetch(file.number, file.nbytes, [group.chunks[i] for i in wanted], file.cold, reader.memory)
+                found = reader.opened(file.nbytes, footer, codes).read(group.index, wanted, threads=False)
             arrays = [
                 _whole(found[i], self._types[i]) if (i := self._index[name]) < file.stored
                 else pa.nulls(group.rows, self._types[i])
@@ -369,12 +271,27 @@ class SettledFiles:
                 arrays += [_whole(found[file.stored], pa.uint64()), _whole(found[file.stored + 1], pa.int64())]
                 names += [STAMP, POSITION]
             batch = pa.RecordBatch.from_arrays(arrays, names)
-        except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+        except FAILURES as error:
             raise self._lost(file.number, file.cold, f"damaged ({error})") from None
         if batch.num_rows != group.rows:
             said = f"damaged (a row group has {batch.num_rows} events, its manifest {group.rows})"
             raise self._lost(file.number, file.cold, said)
         return batch
+
+    def stored(self, file: SettledFile, group: Group, columns: Sequence[str], max_bytes: int) -> StoredGroup | None:
+        """The columns of a row group as they are stored; None if the file does not have all of them, or these take more
+        than ``max_bytes``."""
+        numbers = [self._index.get(name, file.stored) for name in columns]
+        if not numbers or max(numbers) >= file.stored:
+            return None
+        chunks = [group.chunks[i] for i in sorted(set(numbers))]
+        if sum(size for _, size, _ in chunks) > max_bytes:
+            return None
+        _, footer = self._footer(file.number, file.nbytes, file.tail, file.cold)
+        memory = memoryview(self._fetch(file.number, file.nbytes, chunks, file.cold))
+        parts = [(at, memory[at : at + size]) for at, size, _ in chunks]
+        name = f"{self._named(file.number, file.cold)} of event table {self.schema.name!r}"
+        return StoredGroup(name, file.number, file.nbytes, footer, group.index, group.rows, numbers, parts)
 
     def check(self, file: SettledFile) -> None:
         """Reads all bytes of a file. Raises DataLoss that names it."""
@@ -406,7 +323,7 @@ class SettledFiles:
             memory = self._fetch(file.number, file.nbytes, [chunk], file.cold)
             self._sound_filters.add((file.number, at))
         else:
-            memory = mmap.mmap(-1, file.nbytes)
+            memory = new_memory(file.nbytes)
             with memoryview(memory) as view:
                 self._fill(file.number, file.nbytes, [(block, BLOCK_BYTES, 0)], None, view)
         return bytes(memory[block : block + BLOCK_BYTES])
@@ -418,7 +335,7 @@ class SettledFiles:
 
     def columns(self, stored: int) -> tuple[tuple[str, ...], str]:
         """The columns of the table that a file has, and the name of the one with the CTS of each event."""
-        names = _file_names(self.schema.columns[:stored])
+        names = file_names(self.schema.columns[:stored])
         return tuple(names[:stored]), names[stored]
 
     def sound(self, file: SettledFile) -> str:
@@ -434,23 +351,27 @@ class SettledFiles:
         """All bytes of a file, as they were written. Raises DataLoss that names it."""
         chunks = [file.tail, *(chunk for group in file.groups for chunk in (*group.chunks, *group.filters.values()))]
         memory = self._fetch(file.number, file.nbytes, chunks, file.cold)
-        memory[: len(_MAGIC)] = _MAGIC  # which no chunk has
+        memory[: len(MAGIC)] = MAGIC  # which no chunk has
         self._parsed(file.number, file.cold, memory)
         return bytes(memory)
 
-    def _read_footer(self, number: int, nbytes: int, tail: Chunk, cold: ColdObject | None) -> Any:
-        return self._parsed(number, cold, self._fetch(number, nbytes, [tail], cold))
+    def _read_footer(self, number: int, nbytes: int, tail: Chunk, cold: ColdObject | None) -> tuple[Any, bytes]:
+        """Parsed, and as it is."""
+        memory = self._fetch(number, nbytes, [tail], cold)
+        return self._parsed(number, cold, memory), footer_of(memoryview(memory)[tail[0] :])
 
     def _parsed(self, number: int, cold: ColdObject | None, memory: Any) -> Any:
         try:
-            return pq.read_metadata(pa.BufferReader(pa.py_buffer(memory)))
-        except (pa.ArrowException, OSError, ValueError) as error:
+            return parsed(memory)
+        except FAILURES as error:
             raise self._lost(number, cold, f"damaged ({error})") from None
 
-    def _fetch(self, number: int, nbytes: int, chunks: Sequence[Chunk], cold: ColdObject | None) -> Any:
-        """Memory in which these chunks lie where they lie in the file, and are what was written."""
-        memory = mmap.mmap(-1, nbytes)  # what is not touched costs nothing
-        view = memoryview(memory)
+    def _fetch(
+        self, number: int, nbytes: int, chunks: Sequence[Chunk], cold: ColdObject | None, memory: Any = None
+    ) -> Any:
+        """Memory, new or as given, in which these chunks lie where they lie in the file, and are what was written."""
+        memory = memory or new_memory(nbytes)
+        view = memoryview(memory)[:nbytes]
         self._fill(number, nbytes, chunks, cold, view)
         wrong = [one for one in chunks if crc32(view[one[0] : one[0] + one[1]]) != one[2]]
         if wrong and cold is not None and self.cold is not None:  # on its way, or in the cache: once more
@@ -483,11 +404,12 @@ class SettledFiles:
         if not there:
             raise self._lost(number, cold, "missing, or not of its length")
 
+    def _named(self, number: int, cold: ColdObject | None) -> str:
+        return self.place.named(number) if cold is None or self.cold is None else self.cold.named(cold)
+
     def _lost(self, number: int, cold: ColdObject | None, how: str) -> DataLoss:
-        if cold is None or self.cold is None:
-            name, todo = self.place.named(number), "restore a backup"
-        else:
-            name = self.cold.named(cold)
+        name, todo = self._named(number, cold), "restore a backup"
+        if cold is not None and self.cold is not None:
             todo = (
                 "put it back there, if the object store keeps versions, or restore a backup; other events can be read"
             )
@@ -500,9 +422,7 @@ class SettledFiles:
 
 
 def _whole(column: Any, type_: Any) -> Any:
-    array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-    if isinstance(array, pa.ChunkedArray):  # of no rows, or of more than Arrow puts into one
-        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.nulls(0, array.type)
+    array = whole(column)
     if type_ == pa.uint64():  # CTS, which are not negative
         return array.view(type_)
     return array if array.type == type_ or is_coded(array) else array.cast(type_)

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -24,13 +24,16 @@ from kivi.errors import InvalidArgument
 from kivi.events.blocks import Blocks, Counts
 from kivi.events.commit_order import Source, in_commit_order
 from kivi.events.pruning import always, never, outside
-from kivi.events.settled_files import Group, SettledFile, SettledFiles
+from kivi.events.settled_files import Group, SettledFile, SettledFiles, StoredGroup
 from kivi.events.summing import Sums
 from kivi.model.changes import COMMIT_TS
 from kivi.model.event_files import EventFiles
 from kivi.model.expressions import Expr, names
+from kivi.runtime.ahead import in_order
 
 __all__ = ["SettledView", "Wanted"]
+
+_NONE: Final = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,8 @@ class Wanted:
 
     ``first`` (inclusive) and ``beyond`` (exclusive) are names. ``named``: only these. ``retracted_at``: only those that
     the retraction at that CTS removed; otherwise, and without ``named``, none that a retraction has removed.
-    ``coded``: text may come in codes.
+    ``coded``: text may come in codes. ``stored_bytes``: where it makes no difference to the events, row groups of up to
+    so many bytes come as they are stored.
     """
 
     outputs: list[str]
@@ -54,6 +58,7 @@ class Wanted:
     retracted_at: int | None = None
     may_have: Callable[[int, int], bool] | None = None
     coded: bool = False
+    stored_bytes: int = 0
 
     @property
     def first_cts(self) -> int:
@@ -91,27 +96,34 @@ class SettledView:
 
     def ordered(self, wanted: Wanted, *, reverse: bool = False) -> Iterator[Any]:
         """Record batches in commit order."""
-        outputs = list(wanted.outputs)
-        wanted = replace(wanted, coded=True)
-        read = partial(self._read, wanted, list(dict.fromkeys([*outputs, STAMP, POSITION])))
+        own = COMMIT_TS in self.files.schema.by_name
+        asked = [STAMP if name == COMMIT_TS and not own else name for name in wanted.outputs]
+        columns = list(dict.fromkeys(asked)) or [STAMP]
+        read = partial(self._read, replace(wanted, outputs=columns, coded=True), [*{*columns, STAMP, POSITION}])
         sources = [
-            Source(group.first_cts, group.last_cts, group.position_max, partial(read, file, group))
+            Source(
+                group.first_cts, group.last_cts, group.position_max, partial(read, file, group), _is_cold((file, group))
+            )
             for file, group in self._groups(wanted)
         ]
         bounds = {"first_cts": wanted.first_cts, "last_cts": wanted.last_cts}
-        for batch in in_commit_order(sources, list(dict.fromkeys(outputs)) or [STAMP], **bounds, reverse=reverse):
-            yield plain(batch).select(outputs)
+        for batch in in_commit_order(sources, columns, **bounds, reverse=reverse):
+            found = dict(zip(columns, plain(batch).columns, strict=True))
+            if not own and STAMP in found:
+                found[COMMIT_TS] = found[STAMP].view(pa.int64())
+            yield pa.RecordBatch.from_arrays([found[name] for name in wanted.outputs], wanted.outputs)
 
     def _read(self, wanted: Wanted, columns: list[str], file: SettledFile, group: Group) -> Any:
         return self._selected(file, group, wanted, named=True).select(columns)
 
     def as_it_lies(self, wanted: Wanted) -> Iterator[Any]:
-        """Record batches by files, in each by event time."""
+        """Record batches, and if ``stored_bytes`` allows it ``StoredGroup``, by files, in each by event time."""
         outputs = list(wanted.outputs)
-        for file, group in self._groups(wanted):
-            batch = self._selected(file, group, wanted)
-            if batch.num_rows:
-                yield batch.select(outputs)
+        for part in in_order(self._groups(wanted), lambda part: self._part(*part, wanted), _is_cold):
+            if isinstance(part, StoredGroup):
+                yield part
+            elif part.num_rows:
+                yield part.select(outputs)
 
     def is_shareable(self, file: SettledFile) -> bool:
         """Whether all of its events are seen, but for those that bounds of CTS or event time leave out."""
@@ -138,7 +150,7 @@ class SettledView:
 
     def sum_up(self, into: Sums, wanted: Wanted) -> tuple[int, int]:
         """Adds the events to ``into``. (row groups whose facts were enough, row groups that were read)"""
-        known = read = 0
+        known, cut = 0, list[tuple[SettledFile, Group]]()
         for file in self.owner.files:
             if self._whole(file, file, wanted):
                 into.add_known(file.rows, file.columns)
@@ -149,9 +161,11 @@ class SettledView:
                     into.add_known(group.rows, group.columns)
                     known += 1
                 else:
-                    into.add(self._selected(file, group, wanted))
-                    read += 1
-        return known, read
+                    cut.append((file, group))
+
+        for facts in in_order(iter(cut), lambda part: into.facts_of(self._selected(*part, wanted)), _is_cold):
+            into.add_known(*facts)
+        return known, len(cut)
 
     def _groups(self, wanted: Wanted) -> Iterator[tuple[SettledFile, Group]]:
         """The row groups that may have some of the events."""
@@ -191,10 +205,26 @@ class SettledView:
         erased = self._erased_rows(file)
         return not len(erased if isinstance(part, SettledFile) else self.files.rows_at(erased, part))
 
-    def _selected(self, file: SettledFile, group: Group, wanted: Wanted, named: bool = False) -> Any:
-        """Of a row group the events that are asked for, with these columns and perhaps others."""
+    def _part(self, file: SettledFile, group: Group, wanted: Wanted) -> Any:
+        """A row group as it is stored, or as a batch."""
+        if wanted.stored_bytes and (stored := self._stored(file, group, wanted)) is not None:
+            return stored
+        return self._selected(file, group, wanted)
+
+    def _stored(self, file: SettledFile, group: Group, wanted: Wanted) -> StoredGroup | None:
+        """A row group as it is stored; None if some of its events are not asked for, or not there."""
+        if self.owner.is_partial or not self._whole(file, group, wanted):
+            return None
+        self._check_open()
+        return self.files.stored(file, group, wanted.outputs, wanted.stored_bytes)
+
+    def _check_open(self) -> None:
         if self.owner.closed:
             raise InvalidArgument("this view of an event table is closed: take another one")
+
+    def _selected(self, file: SettledFile, group: Group, wanted: Wanted, named: bool = False) -> Any:
+        """Of a row group the events that are asked for, with these columns and perhaps others."""
+        self._check_open()
         schema, where = self.files.schema, wanted.where
         low = wanted.low_us if wanted.low_us is not None and group.time_min < wanted.low_us else None
         high = wanted.high_us if wanted.high_us is not None and group.time_max >= wanted.high_us else None
@@ -208,10 +238,14 @@ class SettledView:
             start = 0 if low is None else int(np.searchsorted(times, low))
             stop = len(times) if high is None else int(np.searchsorted(times, high))
             batch = batch.slice(start, max(0, stop - start))
-        if where is not None:
-            batch = filter_batch(batch, where, {c.name: c.type for c in schema.columns})
         kept = [name for name in batch.schema.names if name in wanted.outputs or name in (STAMP, POSITION)]
-        batch = batch.select(kept) if kept else batch  # a batch of no columns has no rows
+        kept = kept or batch.schema.names[:1]  # a batch of no columns has no rows
+        if where is None:
+            batch = batch.select(kept)
+        else:
+            batch = filter_batch(batch, where, {c.name: c.type for c in schema.columns}, kept)
+        if named:  # codes as the file has them
+            return batch
         return narrowed(batch) if wanted.coded else plain(batch)
 
     def _seen(
@@ -225,15 +259,18 @@ class SettledView:
         hidden = not picks and _meets(group, self._hidden(file))
         gone = self.owner.is_partial
         named = named or stamped or cut or picks or hidden or gone or STAMP in wanted.outputs
-        batch = self.files.read(file, group, columns, named=named, coded=[name for name in coded if name in columns])
+        coded = [name for name in coded if name in columns]
+        batch = self.files.read(file, group, columns, named=named, coded=coded)
         if stamped:
-            batch = batch.append_column(COMMIT_TS, batch.column(STAMP).cast(pa.int64()))
+            batch = batch.append_column(COMMIT_TS, batch.column(STAMP).view(pa.int64()))
+        erased = _NONE if picks else self.files.rows_at(self._erased_rows(file), group)
+        if not (len(erased) or picks or hidden or cut or gone):
+            return batch
         left = np.ones(group.rows, np.bool_)
+        left[erased] = False
         if picks:
             left[:] = False
             left[self._picked(file, group, wanted, batch)] = True
-        else:
-            left[self.files.rows_at(self._erased_rows(file), group)] = False
         if hidden:
             left[self._hidden(file).rows_among(*_names(batch))] = False
         if cut:
@@ -279,6 +316,10 @@ class SettledView:
             every = [one for one in file.named if one.cts <= self.owner.erased_at and cts in (None, one.cts)]
             found = self._named[key] = EventNames.union(map(self.base.names_erased, every))
         return found
+
+
+def _is_cold(part: tuple[SettledFile, Group]) -> bool:
+    return part[0].cold is not None
 
 
 def _names(batch: Any) -> tuple[Any, Any]:

@@ -33,8 +33,9 @@ from kivi.engine import WriteBatch
 from kivi.errors import DataLoss, Unavailable
 from kivi.events.blocks import Block, Blocks, Counts, Erased, Meta, first_positions
 from kivi.events.combining import combinable, portions, too_deep
+from kivi.events.file_writing import write_file
 from kivi.events.manifest import Manifest
-from kivi.events.settled_files import Group, SettledFile, SettledFiles, write_file
+from kivi.events.settled_files import Group, SettledFile, SettledFiles
 
 __all__ = ["FILE_ROWS", "Lock", "Parts", "Settling", "data_of", "named_rows"]
 

@@ -306,10 +306,11 @@ class EventView:
         may_have: Callable[[int, int], bool] | None = None,
         ordered: bool = True,
         coded: bool = False,
+        stored_bytes: int = 0,
     ) -> Iterator[Any]:
         """Record batches of events with after < cts <= upto, in commit order; ``with_cts`` adds ``COMMIT_TS``,
         ``naming`` adds ``STAMP``, or ``STAMP`` and ``POSITION``. Not ``ordered``: settled ones as they lie, and if
-        ``coded`` their text perhaps in codes.
+        ``coded`` their text perhaps in codes; row groups of up to ``stored_bytes`` perhaps as StoredGroup.
 
         Of these, whatever else is asked of them, the first ``skip`` are passed over and ``take`` are looked at.
         Retracted ones are counted, so that it is the same events whenever they are asked for.
@@ -322,7 +323,8 @@ class EventView:
         outputs += naming
         low = later_of(time_from, self.floor_us)
         wanted = Wanted(outputs, low, time_to, where, after=after, upto=self.upto, may_have=may_have)
-        wanted = replace(wanted, coded=coded and not ordered)
+        if not ordered:
+            wanted = replace(wanted, coded=coded, stored_bytes=stored_bytes)
         if skip or take is not None:
             wanted, skip, take = self._without_others(wanted, skip, take)
         settled = self._settled.ordered(wanted, reverse=reverse) if ordered else self._settled.as_it_lies(wanted)

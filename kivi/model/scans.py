@@ -33,6 +33,8 @@ class Scan:
     """So many rows, from the first on, are left out."""
     any_order: bool = False
     """Of events: as they lie, if neither limit nor order, offset or reverse asks for some."""
+    stored_bytes: int = 0
+    """Of events in any order: whole row groups of up to so many bytes may come as they are stored."""
     changes: Changes | None = None
     rollup: Rollup | None = None
     """Of an aggregate: its rows combined, instead of the rows. ``where`` selects rows before that."""

@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from kivi.engine import Engine, WriteBatch
 from kivi.errors import InvalidArgument, Unavailable
+from kivi.events.settled_files import StoredGroup
 from kivi.log import CommitLog
 from kivi.model.declarations import with_columns
 from kivi.model.levels import altered_schema
@@ -63,6 +64,7 @@ __all__ = [
     "Scan",
     "SharedEvents",
     "Store",
+    "StoredGroup",
     "Txn",
     "WritePlan",
     "WriteSet",

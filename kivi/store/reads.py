@@ -139,7 +139,8 @@ class Reads:
         return [None if version is None else projection.values(key, version) for (_, key), version in rows]
 
     def scan(self, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn | None = None) -> Iterator[pa.RecordBatch]:
-        """Record batches of bounded size, in key order (events: in commit order, or as they lie: ``any_order``).
+        """Record batches of bounded size, in key order (events: in commit order, or as they lie: ``any_order``, then
+        ``StoredGroup`` among them if ``stored_bytes`` allows it).
 
         Arguments are checked and the snapshot is captured at the call.
         """
@@ -282,6 +283,7 @@ class Reads:
             columns=outputs,
             reverse=wanted.reverse,
             ordered=wanted.is_ordered,
+            stored_bytes=wanted.stored_bytes,
         )
         if not wanted.reverse:
             return self.watched(lease, schema, view, itertools.chain(stored, pieces(memory)))

@@ -27,6 +27,7 @@ from kivi.client.messages import read_batches, scan_spec
 from kivi.errors import KiviError, ResourceExhausted
 from kivi.model.event_files import EventFiles, can_be_shared, decode_files
 from kivi.model.schema import TableSchema
+from kivi.runtime.imports import do_without_pandas
 from kivi.runtime.scheduling import use_batch_scheduling
 from kivi.sql import Limits, answer
 from kivi.sql.parameters import from_batch
@@ -84,6 +85,7 @@ class _Server:
 
 
 def main() -> None:
+    do_without_pandas()
     channel = socket.socket(fileno=int(sys.argv[1]))
     use_batch_scheduling()  # which the threads of DuckDB inherit
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()

@@ -43,7 +43,16 @@ MINIMA = {"commits": 20_000, "reads": 5_000, "consolidations": 1_000, "aborts": 
 """Of a concurrent run; a shorter soak than about 15 minutes will not reach them, and says so."""
 
 STATES = 20  # of the disk after each power loss
-RARE = {"segment rolled", "log truncated", "flushed", "swept", "backfill done", "checkpoint copied", "checkpoint begun"}
+RARE = {
+    "segment rolled",
+    "log truncated",
+    "flushed",
+    "settled files deleted",
+    "swept",
+    "backfill done",
+    "checkpoint copied",
+    "checkpoint begun",
+}
 
 
 @dataclass
@@ -218,8 +227,7 @@ class Soak:
             with server.connect() as db:
                 make_tables(db)
             bystander = Bystander(server.endpoint)
-            time.sleep(10)
-            quiet_ms = bystander.p99_ms(100)
+            quiet_ms = bystander.quiet_ms()
 
             def attack(name: str) -> Counter[str]:
                 with watched(server, bystander, quiet_ms):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -22,8 +21,7 @@ def besieged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerP
         with server.connect() as db:
             make_tables(db)
         bystander = Bystander(server.endpoint)
-        time.sleep(4)
-        quiet_ms = bystander.p99_ms(50)
+        quiet_ms = bystander.quiet_ms()
         try:
             yield server, bystander, quiet_ms
         finally:

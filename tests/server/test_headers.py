@@ -243,7 +243,7 @@ def test_a_transaction_of_very_many_small_appends_takes_little_more_than_its_eve
         one = pb.Operation(kind=pb.Operation.KIND_APPEND, table="e", arrow_bytes=len(event))
         body = (event + bytes(-len(event) % 8)) * 1_000
         raw, before = RawSession(server.endpoint, timeout_s=120), peak_mib(server)  # it is about memory
-        raw.send(pb.Request(txn=1, begin=pb.Begin()))
+        raw.send(pb.Request(txn=1, begin=pb.Begin(ttl_ms=600_000)))
         for i in range(1, 41):
             raw.send((pb.Request(id=i, txn=1, operations=[one] * 1_000, apply=pb.Apply()), body))
         for i in range(1, 41):

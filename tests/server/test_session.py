@@ -501,7 +501,7 @@ def held(db, table: str) -> dict[int, int]:
 
 def begin_late(raw, db, accounts) -> Callable[[], None]:
     """Transaction 1, which waits for a snapshot until what is returned is called."""
-    raw.send(pb.Request(id=1, txn=1, begin=pb.Begin(min_snapshot=db.watermark() + 3), timeout_ms=20_000))
+    raw.send(pb.Request(id=1, txn=1, begin=pb.Begin(min_snapshot=db.watermark() + 3), timeout_ms=110_000))
 
     def go_on() -> None:
         for _ in range(4):

@@ -37,7 +37,7 @@ LONG = "select sum(range % 7) from range(1000000000000)"
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("sql")
     (folder / "tokens").write_text(f"{ROOT} admin\n{NARROW} reader tables=calls,by_*\n")
-    limits = ["sql_timeout_s=2", "sql_rows=100000", "sql_memory_bytes=64MiB", "sql_processes=2"]
+    limits = ["sql_timeout_s=4", "sql_rows=100000", "sql_memory_bytes=64MiB", "sql_processes=2"]
     told = [word for limit in limits for word in ("--set", limit)]
     moments = pa.array(range(ROWS), pa.timestamp("us", "UTC"))
     events = pa.table({"ts": moments, "x": range(ROWS)})
@@ -48,15 +48,20 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         db.consolidate()
         db.store.settle()
     with ServerProcess(folder / "data", "--token-file", str(folder / "tokens"), *told) as running:
-        with running.connect(access_token=ROOT) as db:
+        with connect(running, ROOT) as db:
             for name in ("calls", "secrets"):
                 db.append(name, events.slice(SETTLED))
         yield running
 
 
+def connect(server: ServerProcess, access_token: str) -> Any:
+    """A client that waits while a process for a question begins, on a busy machine too."""
+    return server.connect(access_token=access_token, timeout=60)
+
+
 @pytest.fixture
 def snap(server: ServerProcess) -> Iterator[Any]:
-    with server.connect(access_token=ROOT) as db, db.snapshot() as snapshot:
+    with connect(server, ROOT) as db, db.snapshot() as snapshot:
         yield snapshot
 
 
@@ -76,7 +81,7 @@ def processes(server: ServerProcess) -> set[int]:
 
 
 def test_a_token_sees_its_tables_and_none_other(server: ServerProcess) -> None:
-    with server.connect(access_token=NARROW) as db, db.snapshot() as snap:
+    with connect(server, NARROW) as db, db.snapshot() as snap:
         assert snap.sql("select sum(x) as s from calls").to_pylist() == [{"s": sum(range(ROWS))}]
         for name in ("secrets", '"secrets"', "SECRETS", "nowhere"):
             with pytest.raises(PermissionDenied) as refused:
@@ -108,17 +113,18 @@ def test_limits_end_a_question_and_say_which_they_are(snap: Any) -> None:
         with pytest.raises(ResourceExhausted) as refused:
             snap.sql(text)
         assert refused.value.details["limit"] == limit
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 30
     assert snap.sql("from range(100000)").num_rows == 100_000
     with pytest.raises(ResourceExhausted, match="a row of the answer"):
         snap.sql("select repeat('x', 51_000_000) as long")
 
 
+@pytest.mark.timeout(300)
 def test_a_question_ends_when_its_client_has_given_up(tmp_path: Path) -> None:
     """Whether it was the first request of its snapshot or not. Else it would keep the only process from others."""
     with (
-        ServerProcess(tmp_path / "data", "--set", "sql_processes=1") as running,
-        running.connect(timeout=30) as patient,
+        ServerProcess(tmp_path / "data", "--set", "sql_processes=1", "--set", "sql_timeout_s=1000") as running,
+        running.connect(timeout=100) as patient,
         running.connect(timeout=2) as hasty,
     ):
         patient.create_table("t", key={"id": "int64"}, columns={"x": "int64"})
@@ -129,10 +135,8 @@ def test_a_question_ends_when_its_client_has_given_up(tmp_path: Path) -> None:
                 assert first or not list(snap.scan("t"))
                 with pytest.raises(KiviError):
                     snap.sql(LONG)
-            began = time.monotonic()
             with patient.snapshot() as snap:
-                assert snap.sql("select 1 as x").num_rows == 1
-            assert time.monotonic() - began < 20  # and not sql_timeout_s
+                assert snap.sql("select 1 as x").num_rows == 1  # before sql_timeout_s
 
 
 def test_a_value_that_no_machine_holds_costs_its_question_only(snap: Any) -> None:
@@ -146,7 +150,7 @@ def test_a_process_that_dies_costs_its_question_and_nothing_else(server: ServerP
     met: list[KiviError] = []
 
     def ask() -> None:
-        with server.connect(access_token=ROOT) as db, db.snapshot() as other:
+        with connect(server, ROOT) as db, db.snapshot() as other:
             try:
                 other.sql(LONG)
             except KiviError as error:
@@ -158,7 +162,7 @@ def test_a_process_that_dies_costs_its_question_and_nothing_else(server: ServerP
     time.sleep(0.3)
     for process in processes(server):
         os.kill(process, 9)
-    thread.join(10)
+    thread.join(60)
     assert isinstance(met[0], ResourceExhausted)
     assert "has ended" in str(met[0])
     assert snap.sql("select count(*) as n from calls").to_pylist() == [{"n": ROWS}]  # an idle one that died is replaced
@@ -168,7 +172,7 @@ def test_questions_wait_for_a_process_and_give_up_in_time(server: ServerProcess)
     met: list[KiviError | None] = []
 
     def ask() -> None:
-        with server.connect(access_token=ROOT) as db, db.snapshot() as snap:
+        with connect(server, ROOT) as db, db.snapshot() as snap:
             try:
                 snap.sql(LONG)
             except KiviError as error:
@@ -177,14 +181,13 @@ def test_questions_wait_for_a_process_and_give_up_in_time(server: ServerProcess)
     threads = [threading.Thread(target=ask) for _ in range(4)]
     for thread in threads:
         thread.start()
-    with server.connect(access_token=ROOT) as db:
-        began = time.monotonic()
+    with connect(server, ROOT) as db:
         assert db.append("calls", [{"ts": 10**9, "x": 0}]) > 0  # commits and reads do not wait for them
         with db.snapshot() as snap:
             assert snap.summary("calls", {"n": kivi.count()}, start=(10**9,))["n"] >= 1
-        assert time.monotonic() - began < 1
+        assert not met
     for thread in threads:
-        thread.join(15)
+        thread.join(60)
     assert len(met) == 4
     assert all(isinstance(error, ResourceExhausted) for error in met)
     assert len(processes(server)) <= 2
@@ -194,10 +197,10 @@ def test_those_who_wait_for_a_process_do_not_keep_away_who_has_one(server: Serve
     text = "select range, repeat('x', 500) as text from range(30000)"
 
     def ask() -> None:
-        with server.connect(access_token=ROOT) as db, db.snapshot() as snap, contextlib.suppress(KiviError):
+        with connect(server, ROOT) as db, db.snapshot() as snap, contextlib.suppress(KiviError):
             snap.sql(text)
 
-    with server.connect(access_token=ROOT) as db, db.snapshot() as snap:
+    with connect(server, ROOT) as db, db.snapshot() as snap:
         begun = []
         for _ in range(2):  # as many as there are processes
             request = snap._core._take()[0]
@@ -208,16 +211,16 @@ def test_those_who_wait_for_a_process_do_not_keep_away_who_has_one(server: Serve
             thread.start()
         time.sleep(0.3)
         for page in begun:
-            data, scan, rows = page.arrow, page.scan, 0
-            assert scan
+            rows = 0
+            assert page.scan
             while True:
-                rows += sum(batch.num_rows for batch in read_batches(data))
-                if not scan:
+                rows += sum(batch.num_rows for batch in read_batches(page.arrow))
+                if not page.scan:
                     break
-                data, scan = db._run(snap._core.scan_next(scan))
+                page = db._run(snap._core.scan_next(page.scan))
             assert rows == 30_000
         for thread in waiting:
-            thread.join(15)
+            thread.join(60)
 
 
 def test_what_reads_ahead_asks_nothing_once_the_question_is_over() -> None:
@@ -240,7 +243,7 @@ def test_what_reads_ahead_asks_nothing_once_the_question_is_over() -> None:
 def test_an_answer_that_nobody_reads_ends_with_its_snapshot_and_its_process_is_there_again(
     server: ServerProcess,
 ) -> None:
-    with server.connect(access_token=ROOT) as db:
+    with connect(server, ROOT) as db:
         before = db.stats()["server_sql_killed"]
         for _ in range(3):  # more than there are processes
             with db.snapshot() as snap:
@@ -298,7 +301,7 @@ def test_a_process_that_the_system_does_not_start_costs_its_question_only(monkey
 
 
 def test_a_transaction_is_no_snapshot(server: ServerProcess) -> None:
-    with server.connect(access_token=ROOT) as db, db.transaction() as tx:
+    with connect(server, ROOT) as db, db.transaction() as tx:
         request = tx._core._take()[0]
         request.operations.add(kind=5, table="calls")
         request.sql.text = "select 1"

@@ -16,6 +16,7 @@ from kivi.encoding.keys import prefix_end
 from kivi.encoding.keyspaces import Space, space_prefix
 from kivi.engine.rocks import RocksEngine
 from kivi.store.opening import FORMAT
+from tests.waiting import wait_until
 
 FORMATS = Path(__file__).parent / "formats"
 
@@ -97,6 +98,18 @@ def test_an_older_store_opens_with_the_same_answers(older: tuple[Path, dict[str,
         with db.snapshot() as snapshot:
             assert snapshot.to_arrow("calls").num_rows == expected["calls"] + 100
     assert json.loads((path / "KIVI").read_text())["format"] == FORMAT
+
+
+def test_an_older_store_settles_by_itself(older: tuple[Path, dict[str, Any]]) -> None:
+    """R23: what lay in blocks moves to files in the background, and every snapshot answers as before."""
+    path, expected = older
+    soon = {"fold_every_s": 0.02, "settle_every_s": 0.02, "settle_idle_s": 0.0}
+    with kivi.open(path, stage_ttl_s=10**9, settle=True, **soon) as db:
+        wait_until(lambda: db.stats()["settling"] == 0 < db.stats()["settled_files"], reason=lambda: db.stats())
+        with db.snapshot(as_of=expected["ts"]) as snapshot:
+            assert snapshot.to_arrow("calls").num_rows == expected["calls"] <= db.stats()["settled_rows"]
+            assert rows(snapshot, "accounts") == expected["accounts"]
+    assert list((path / "events").rglob("*.parquet"))
 
 
 def kept_with_keys(path: Path) -> set[bool]:

@@ -76,12 +76,12 @@ def test_any_summary_equals_a_recount(driver: EmbeddedDriver) -> None:
     for i in range(60):
         db.append("e", [event(rng, i + rng.randrange(3)) for _ in range(rng.choice((1, 7, 40)))])
         if i % 7 == 0:
-            snaps.append(db.snapshot())
+            snaps.append(db.snapshot(ttl_s=3_600))
         if i % 9 == 4:
             db.consolidate()
         if i == 40:
             driver.store.retention.set_floor(driver.store.table("e"), 8 * MINUTE + 12_345)
-    snaps.append(db.snapshot())
+    snaps.append(db.snapshot(ttl_s=3_600))
     wheres = [
         None, col("a") > 0, (col("a") >= -(2**60)) & (col("ts") >= 0), ~col("a").is_null(), col("s") == "x",
         col("f").is_null() | (col("b") == True), (col("a") < 0) & ~(col("p") > decimal.Decimal("0.5")),  # noqa: E712

@@ -151,14 +151,16 @@ class Get(_message.Message):
     def __init__(self, table: _Optional[str] = ..., table_id: _Optional[int] = ..., keys: _Optional[_Iterable[_Union[_types_pb2.Key, _Mapping]]] = ..., columns: _Optional[_Iterable[str]] = ..., known_columns: _Optional[int] = ...) -> None: ...
 
 class ScanOpen(_message.Message):
-    __slots__ = ("spec", "page_rows", "rows")
+    __slots__ = ("spec", "page_rows", "rows", "row_groups")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     PAGE_ROWS_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
+    ROW_GROUPS_FIELD_NUMBER: _ClassVar[int]
     spec: _types_pb2.ScanSpec
     page_rows: int
     rows: bool
-    def __init__(self, spec: _Optional[_Union[_types_pb2.ScanSpec, _Mapping]] = ..., page_rows: _Optional[int] = ..., rows: _Optional[bool] = ...) -> None: ...
+    row_groups: bool
+    def __init__(self, spec: _Optional[_Union[_types_pb2.ScanSpec, _Mapping]] = ..., page_rows: _Optional[int] = ..., rows: _Optional[bool] = ..., row_groups: _Optional[bool] = ...) -> None: ...
 
 class Retract(_message.Message):
     __slots__ = ("spec",)
@@ -291,18 +293,40 @@ class GetReply(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[int]] = ..., start_ts: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ..., keys: _Optional[int] = ..., missing: _Optional[_Iterable[int]] = ..., columns: _Optional[_Iterable[_Union[_types_pb2.ColumnValues, _Mapping]]] = ...) -> None: ...
 
 class ScanPage(_message.Message):
-    __slots__ = ("scan", "rows_in_columns", "columns", "explanation", "complete_since_us")
+    __slots__ = ("scan", "rows_in_columns", "columns", "explanation", "complete_since_us", "row_groups")
     SCAN_FIELD_NUMBER: _ClassVar[int]
     ROWS_IN_COLUMNS_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
     EXPLANATION_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_SINCE_US_FIELD_NUMBER: _ClassVar[int]
+    ROW_GROUPS_FIELD_NUMBER: _ClassVar[int]
     scan: int
     rows_in_columns: int
     columns: _containers.RepeatedCompositeFieldContainer[_types_pb2.ColumnValues]
     explanation: str
     complete_since_us: int
-    def __init__(self, scan: _Optional[int] = ..., rows_in_columns: _Optional[int] = ..., columns: _Optional[_Iterable[_Union[_types_pb2.ColumnValues, _Mapping]]] = ..., explanation: _Optional[str] = ..., complete_since_us: _Optional[int] = ...) -> None: ...
+    row_groups: _containers.RepeatedCompositeFieldContainer[RowGroup]
+    def __init__(self, scan: _Optional[int] = ..., rows_in_columns: _Optional[int] = ..., columns: _Optional[_Iterable[_Union[_types_pb2.ColumnValues, _Mapping]]] = ..., explanation: _Optional[str] = ..., complete_since_us: _Optional[int] = ..., row_groups: _Optional[_Iterable[_Union[RowGroup, _Mapping]]] = ...) -> None: ...
+
+class RowGroup(_message.Message):
+    __slots__ = ("name", "file_bytes", "footer_bytes", "index", "rows", "columns", "chunk_offsets", "chunk_bytes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    FILE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FOOTER_BYTES_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    file_bytes: int
+    footer_bytes: int
+    index: int
+    rows: int
+    columns: _containers.RepeatedScalarFieldContainer[int]
+    chunk_offsets: _containers.RepeatedScalarFieldContainer[int]
+    chunk_bytes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., file_bytes: _Optional[int] = ..., footer_bytes: _Optional[int] = ..., index: _Optional[int] = ..., rows: _Optional[int] = ..., columns: _Optional[_Iterable[int]] = ..., chunk_offsets: _Optional[_Iterable[int]] = ..., chunk_bytes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RetractReply(_message.Message):
     __slots__ = ("events",)
