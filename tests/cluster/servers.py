@@ -31,14 +31,14 @@ class Faults:
     lost: float = 0.02
     doubled: float = 0.02
     unacknowledged: float = 0.03
-    late: float = 0.05
+    late: float = 0.1
     behind: float = 0.1
     hole: float = 0.005
     flipped: float = 0.005
     away: float = 0.01
     clock_back: float = 0.02
     delay_us: int = 2_000
-    late_us: int = 400_000
+    late_us: int = 2_000_000
 
 
 @dataclass

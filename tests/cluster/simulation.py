@@ -38,7 +38,7 @@ from kivi.store.facade import Store
 from tests.cluster.servers import Client, Faults, Servers
 from tests.measures import plain
 from tests.mvcc.world import EVENT, MEASURES, TABLES
-from tests.oracle import Aggregate, Attempt, Op, Oracle, Read
+from tests.oracle import Aggregate, Attempt, Mismatch, Op, Oracle, Read
 from tests.proof.groups import Together
 from tests.proof.workloads import micros
 
@@ -206,7 +206,7 @@ class Simulation:
 
     STEPS = (
         ("pump", 30), ("begin", 8), ("work", 14), ("commit", 10), ("write", 4), ("append_each", 4), ("again", 3),
-        ("retry", 4), ("snapshot", 4), ("look", 5), ("fold", 5), ("stop", 0.5), ("kill", 0.4), ("cut", 0.4),
+        ("retry", 4), ("snapshot", 4), ("look", 5), ("fold", 5), ("stop", 0.5), ("kill", 0.8), ("cut", 0.4),
         ("leader", 0.5), ("purge", 0.5), ("renew", 0.15), ("define", 0.5),
     )  # fmt: skip
 
@@ -457,7 +457,8 @@ class Simulation:
             thread.join(0.001)
         node.client.calm = False
         for error in failure:  # another node did the same, and this one had not heard of it
-            assert isinstance(error, AlreadyExists | NotFound | Conflict), error
+            if not isinstance(error, AlreadyExists | NotFound | Conflict):
+                raise Mismatch(f"a definition failed: {error}")
         self.note(f"defined {there} {node.db.watermark()}")
 
     def _until(self, done: Callable[[], bool], node: Node) -> None:
@@ -480,7 +481,7 @@ class Simulation:
     def do_kill(self) -> None:
         if len([node for node in self.nodes if node.serves]) > 1 and (node := self._serving()) is not None:
             node.kill()
-            self.after(self.rng.randint(10_000, 3_000_000), lambda: self._back(node))
+            self.after(self.rng.randint(10_000, 1_000_000), lambda: self._back(node))
 
     def _back(self, node: Node) -> None:
         if node in self.nodes and node.store is None:
@@ -539,9 +540,12 @@ class Simulation:
             if not self._open_ended and not self._events:
                 break
         for node in self.nodes:
-            assert node.log.failed is None, node.log.failed
-        assert len({node.log.place for node in self.nodes}) == 1, "C1: the nodes are not at one place"
-        assert not any(node.log.proposed for node in self.nodes), "what was proposed has not come back"
+            if node.log.failed is not None:
+                raise Mismatch(f"C4: node {node.id} stopped: {node.log.failed.message}")
+        if len({node.log.place for node in self.nodes}) > 1:
+            raise Mismatch(f"C1: the nodes are not at one place: {[node.log.place for node in self.nodes]}")
+        if any(node.log.proposed for node in self.nodes):
+            raise Mismatch("C2: what was proposed has not come back")
         times = Counter(attempt.token for attempt in self.oracle.attempts)
         for attempt in self.oracle.attempts:
             if attempt.outcome == "unknown" and times[attempt.token] > 1:
@@ -565,7 +569,8 @@ class Simulation:
             assert node.store is not None
             known = node.store.tokens.find(f"token {token}")
             found.add(None if known is None else known.cts + int(place or 0))
-        assert len(found) == 1, f"C3: the nodes disagree on token {token}: {found}"
+        if len(found) > 1:
+            raise Mismatch(f"C3: the nodes disagree on token {token}: {found}")
         return found.pop()
 
 
