@@ -29,7 +29,7 @@ class Faults:
     """How often, of all messages or calls, and how long, in microseconds."""
 
     lost: float = 0.02
-    doubled: float = 0.02
+    doubled: float = 0.2
     unacknowledged: float = 0.03
     late: float = 0.1
     behind: float = 0.1

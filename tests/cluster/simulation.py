@@ -32,6 +32,7 @@ from kivi.errors import AlreadyExists, Conflict, NotFound, RowExists, SnapshotTo
 from kivi.log.memory import MemoryLog
 from kivi.log.replicated import ReplicatedLog
 from kivi.mvcc.groups import Outcome
+from kivi.mvcc.record import Abort
 from kivi.mvcc.replicated import PLACE
 from kivi.runtime.settings import Settings
 from kivi.store.facade import Store
@@ -205,7 +206,7 @@ class Simulation:
     # -- steps ------------------------------------------------------------------------------------
 
     STEPS = (
-        ("pump", 30), ("begin", 8), ("work", 14), ("commit", 10), ("write", 4), ("append_each", 4), ("again", 3),
+        ("pump", 30), ("begin", 8), ("work", 14), ("commit", 10), ("write", 4), ("append_each", 4), ("again", 3), ("fence", 5),
         ("retry", 4), ("snapshot", 4), ("look", 5), ("fold", 5), ("stop", 0.5), ("kill", 0.8), ("cut", 0.4),
         ("leader", 0.5), ("purge", 0.5), ("renew", 0.15), ("define", 0.5),
     )  # fmt: skip
@@ -336,6 +337,12 @@ class Simulation:
         txn = tx._txn
         assert txn is not None
         self._send(node, token, ops, None if txn.blind else txn.start_ts, txn)
+
+    def do_fence(self) -> None:
+        """A client asks what became of a token that never came, so that it never will: this takes a timestamp too."""
+        if (node := self._serving()) is not None and node.store is not None:
+            fence = Abort(tokens=(f"fenced {next(self.attempts)}",))
+            node.store.committer.log_other(fence, lambda error, number: None)
 
     def do_write(self) -> None:
         """A group of blind deltas and puts, entering in columns."""
