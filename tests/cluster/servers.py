@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["Client", "Faults", "Servers"]
 
 COPIES = 3
+WINDOW_US = 100_000
+"""For so long the servers know names; what comes again later is another message."""
 
 
 @dataclass
@@ -29,7 +31,7 @@ class Faults:
     """How often, of all messages or calls, and how long, in microseconds."""
 
     lost: float = 0.02
-    doubled: float = 0.2
+    doubled: float = 0.1
     unacknowledged: float = 0.03
     late: float = 0.1
     behind: float = 0.1
@@ -69,13 +71,12 @@ class Servers:
         sim, faults = self.simulation, self.faults
         tail, self.tail = self.tail, []
         for name, data, done in tail:
-            known = self.names.get(name)
-            if known is None or sim.rng.random() < faults.doubled:  # else it is within the window, and left out
+            if self.names.get(name, 0) < sim.now_us - WINDOW_US:  # else the servers leave it out
                 back = sim.rng.random() < faults.clock_back
                 self.clock_us = sim.now_us - (sim.rng.randint(0, 3_000_000) if back else 0)
                 sequence = self.last + 1
                 self.log.append(Message(sequence, self.clock_us, data))
-                self.names[name] = sequence
+                self.names[name] = sim.now_us
                 self._spoil(sequence, data)
             if sim.rng.random() < faults.unacknowledged:
                 sim.after(faults.late_us, partial(done, Unavailable("no acknowledgement came")))
@@ -107,7 +108,7 @@ class Servers:
     def lose(self, messages: int) -> None:
         """Acknowledged messages are gone: three disks that lied, say."""
         del self.log[max(0, len(self.log) - messages) :]
-        self.names = {name: sequence for name, sequence in self.names.items() if sequence <= self.last}
+        self.names = {}
 
     def read(self, copy: int, first: int, count: int, upto: int) -> list[Message]:
         """What a copy has of the log up to ``upto``."""
@@ -157,6 +158,8 @@ class Client(Stream):
         late = sim.rng.random() < faults.late
         delay = sim.rng.randint(1, faults.late_us if late else faults.delay_us)
         sim.after(delay, lambda: self.servers.arrive(name, data, told))
+        if sim.rng.random() < faults.doubled:
+            sim.after(sim.rng.randint(1, faults.late_us), lambda: self.servers.arrive(name, data, lambda error: None))
 
     def fetch(self, first: int, count: int, attempt: int = 0) -> Sequence[Message]:
         servers, rng = self.servers, self.servers.simulation.rng

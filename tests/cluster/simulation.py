@@ -206,7 +206,8 @@ class Simulation:
     # -- steps ------------------------------------------------------------------------------------
 
     STEPS = (
-        ("pump", 30), ("begin", 8), ("work", 14), ("commit", 10), ("write", 4), ("append_each", 4), ("again", 3), ("fence", 5),
+        ("pump", 30), ("begin", 8), ("work", 14), ("commit", 10), ("write", 4), ("append_each", 4), ("again", 3),
+        ("fence", 5),
         ("retry", 4), ("snapshot", 4), ("look", 5), ("fold", 5), ("stop", 0.5), ("kill", 0.8), ("cut", 0.4),
         ("leader", 0.5), ("purge", 0.5), ("renew", 0.15), ("define", 0.5),
     )  # fmt: skip
