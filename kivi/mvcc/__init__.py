@@ -69,6 +69,7 @@ The files:
 
     groups       parts of a group: any transaction, deltas and puts, events that are each a transaction
     commit       the steps of a group, from its tokens to its outcomes
+    replicated   these steps where a log orders that many nodes read; ``prefix``: what its verdicts depend on
     verdict      what conflicts with what; ``record`` is how a commit lies in the log
     watermark    what a new reader gets; ``leases`` are the snapshots that are open
     tokens       what became of the commits under a token; ``timeline``: which CTS was current at a moment
@@ -77,5 +78,5 @@ The files:
     consolidate  the passes; ``folding``, ``combine`` and ``sweep`` are their steps
     shortage     what happens while there is no room; ``turns``: who computes in columns when
 
-Not done here: serializability, range guards, distributed commit.
+Not done here: serializability, range guards.
 """
