@@ -37,14 +37,18 @@ _BOOL: Final = ColumnType("bool")
 _KLEENE: Final = {"and": pc.and_kleene, "or": pc.or_kleene}
 
 
-def filter_batch(batch: Any, predicate: Expr, types: Types) -> Any:
+def filter_batch(batch: Any, predicate: Expr, types: Types, columns: Sequence[str] | None = None) -> Any:
     """The rows of a RecordBatch or Table that a bound predicate selects: those where it is true, not unknown.
 
-    Raises OutOfRange if a row's result is an error.
+    ``columns``: at least one of its columns, which the result has; None: all. Raises OutOfRange if a row's result is an
+    error.
     """
     if predicate.column:
-        return batch.filter(_of_column(batch.column(predicate.column), predicate, types[predicate.column]))
-    selected = _checked(_evaluated(batch, predicate, types))
+        selected = _of_column(batch.column(predicate.column), predicate, types[predicate.column])
+    else:
+        selected = _checked(_evaluated(batch, predicate, types))
+    if columns is not None:
+        batch = batch.select(list(columns))
     if isinstance(selected, pa.Scalar):
         return batch if selected.as_py() else batch.slice(0, 0)
     return batch.filter(selected)

@@ -69,6 +69,7 @@ their commits are of blocks that have gone, so that a tail finds what it would f
 
     blocks          headers, meta, and the blocks themselves: how they are written and read
     settled_files   the same of settled files (``file_writing``); ``places``: where they lie; ``manifest``: their rows
+    readers         Parquet's readers of what was read, kept for the next ones
     views           what a reader holds: events cut at a snapshot, pruned, scanned, summed up
     settled_views   the settled part of it; ``commit_order``: how that is put into commit order
     pruning         what facts of a block or a row group decide

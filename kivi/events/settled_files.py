@@ -19,7 +19,6 @@ here, or from its object in the cold tier (``kivi.events.cold_tier``).
 from __future__ import annotations
 
 import json
-import mmap
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +30,7 @@ import pyarrow as pa
 
 from kivi.arrow.columns import arrow_schema, arrow_type
 from kivi.arrow.dictionaries import is_coded
-from kivi.arrow.parquet import FAILURES, MAGIC, StoredFile, footer_of, parsed, whole
+from kivi.arrow.parquet import FAILURES, MAGIC, footer_of, parsed, whole
 from kivi.encoding.event_names import POSITION, STAMP
 from kivi.errors import DataLoss
 from kivi.events.blocks import Counts, Erased
@@ -41,6 +40,7 @@ from kivi.events.cold_tier import ColdObject, ColdTier
 from kivi.events.object_store import ObjectMissing
 from kivi.events.places import Place
 from kivi.events.pruning import equals
+from kivi.events.readers import new_memory, reader_for
 from kivi.model.event_files import NAME_COLUMNS
 from kivi.model.expressions import Expr
 from kivi.model.schema import Column, TableSchema
@@ -249,7 +249,6 @@ class SettledFiles:
         if named or not wanted:
             wanted += [file.stored, file.stored + 1]
         footer, _ = self._footer(file.number, file.nbytes, file.tail, file.cold)
-        memory = self._fetch(file.number, file.nbytes, [group.chunks[i] for i in wanted], file.cold)
         try:
             written = footer.row_group(group.index)
             codes = [
@@ -259,7 +258,9 @@ class SettledFiles:
                 and self._types[i] in (pa.string(), pa.binary())
                 and written.column(i).has_dictionary_page
             ]
-            found = StoredFile(memory, footer, codes).read(group.index, wanted)
+            with reader_for(file.nbytes) as reader:
+                self._fetch(file.number, file.nbytes, [group.chunks[i] for i in wanted], file.cold, reader.memory)
+                found = reader.opened(file.nbytes, footer, codes).read(group.index, wanted, threads=False)
             arrays = [
                 _whole(found[i], self._types[i]) if (i := self._index[name]) < file.stored
                 else pa.nulls(group.rows, self._types[i])
@@ -322,7 +323,7 @@ class SettledFiles:
             memory = self._fetch(file.number, file.nbytes, [chunk], file.cold)
             self._sound_filters.add((file.number, at))
         else:
-            memory = mmap.mmap(-1, file.nbytes)
+            memory = new_memory(file.nbytes)
             with memoryview(memory) as view:
                 self._fill(file.number, file.nbytes, [(block, BLOCK_BYTES, 0)], None, view)
         return bytes(memory[block : block + BLOCK_BYTES])
@@ -365,10 +366,12 @@ class SettledFiles:
         except FAILURES as error:
             raise self._lost(number, cold, f"damaged ({error})") from None
 
-    def _fetch(self, number: int, nbytes: int, chunks: Sequence[Chunk], cold: ColdObject | None) -> Any:
-        """Memory in which these chunks lie where they lie in the file, and are what was written."""
-        memory = mmap.mmap(-1, nbytes)  # what is not touched costs nothing
-        view = memoryview(memory)
+    def _fetch(
+        self, number: int, nbytes: int, chunks: Sequence[Chunk], cold: ColdObject | None, memory: Any = None
+    ) -> Any:
+        """Memory, new or as given, in which these chunks lie where they lie in the file, and are what was written."""
+        memory = memory or new_memory(nbytes)
+        view = memoryview(memory)[:nbytes]
         self._fill(number, nbytes, chunks, cold, view)
         wrong = [one for one in chunks if crc32(view[one[0] : one[0] + one[1]]) != one[2]]
         if wrong and cold is not None and self.cold is not None:  # on its way, or in the cache: once more

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -29,8 +29,11 @@ from kivi.events.summing import Sums
 from kivi.model.changes import COMMIT_TS
 from kivi.model.event_files import EventFiles
 from kivi.model.expressions import Expr, names
+from kivi.runtime.ahead import in_order
 
 __all__ = ["SettledView", "Wanted"]
+
+_NONE: Final = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +96,22 @@ class SettledView:
 
     def ordered(self, wanted: Wanted, *, reverse: bool = False) -> Iterator[Any]:
         """Record batches in commit order."""
-        outputs = list(wanted.outputs)
-        wanted = replace(wanted, coded=True)
-        read = partial(self._read, wanted, list(dict.fromkeys([*outputs, STAMP, POSITION])))
+        own = COMMIT_TS in self.files.schema.by_name
+        asked = [STAMP if name == COMMIT_TS and not own else name for name in wanted.outputs]
+        columns = list(dict.fromkeys(asked)) or [STAMP]
+        read = partial(self._read, replace(wanted, outputs=columns, coded=True), [*{*columns, STAMP, POSITION}])
         sources = [
-            Source(group.first_cts, group.last_cts, group.position_max, partial(read, file, group))
+            Source(
+                group.first_cts, group.last_cts, group.position_max, partial(read, file, group), _is_cold((file, group))
+            )
             for file, group in self._groups(wanted)
         ]
         bounds = {"first_cts": wanted.first_cts, "last_cts": wanted.last_cts}
-        for batch in in_commit_order(sources, list(dict.fromkeys(outputs)) or [STAMP], **bounds, reverse=reverse):
-            yield plain(batch).select(outputs)
+        for batch in in_commit_order(sources, columns, **bounds, reverse=reverse):
+            found = dict(zip(columns, plain(batch).columns, strict=True))
+            if not own and STAMP in found:
+                found[COMMIT_TS] = found[STAMP].view(pa.int64())
+            yield pa.RecordBatch.from_arrays([found[name] for name in wanted.outputs], wanted.outputs)
 
     def _read(self, wanted: Wanted, columns: list[str], file: SettledFile, group: Group) -> Any:
         return self._selected(file, group, wanted, named=True).select(columns)
@@ -110,13 +119,11 @@ class SettledView:
     def as_it_lies(self, wanted: Wanted) -> Iterator[Any]:
         """Record batches, and if ``stored_bytes`` allows it ``StoredGroup``, by files, in each by event time."""
         outputs = list(wanted.outputs)
-        for file, group in self._groups(wanted):
-            if wanted.stored_bytes and (stored := self._stored(file, group, wanted)) is not None:
-                yield stored
-                continue
-            batch = self._selected(file, group, wanted)
-            if batch.num_rows:
-                yield batch.select(outputs)
+        for part in in_order(self._groups(wanted), lambda part: self._part(*part, wanted), _is_cold):
+            if isinstance(part, StoredGroup):
+                yield part
+            elif part.num_rows:
+                yield part.select(outputs)
 
     def is_shareable(self, file: SettledFile) -> bool:
         """Whether all of its events are seen, but for those that bounds of CTS or event time leave out."""
@@ -143,7 +150,7 @@ class SettledView:
 
     def sum_up(self, into: Sums, wanted: Wanted) -> tuple[int, int]:
         """Adds the events to ``into``. (row groups whose facts were enough, row groups that were read)"""
-        known = read = 0
+        known, cut = 0, list[tuple[SettledFile, Group]]()
         for file in self.owner.files:
             if self._whole(file, file, wanted):
                 into.add_known(file.rows, file.columns)
@@ -154,9 +161,11 @@ class SettledView:
                     into.add_known(group.rows, group.columns)
                     known += 1
                 else:
-                    into.add(self._selected(file, group, wanted))
-                    read += 1
-        return known, read
+                    cut.append((file, group))
+
+        for facts in in_order(iter(cut), lambda part: into.facts_of(self._selected(*part, wanted)), _is_cold):
+            into.add_known(*facts)
+        return known, len(cut)
 
     def _groups(self, wanted: Wanted) -> Iterator[tuple[SettledFile, Group]]:
         """The row groups that may have some of the events."""
@@ -196,6 +205,12 @@ class SettledView:
         erased = self._erased_rows(file)
         return not len(erased if isinstance(part, SettledFile) else self.files.rows_at(erased, part))
 
+    def _part(self, file: SettledFile, group: Group, wanted: Wanted) -> Any:
+        """A row group as it is stored, or as a batch."""
+        if wanted.stored_bytes and (stored := self._stored(file, group, wanted)) is not None:
+            return stored
+        return self._selected(file, group, wanted)
+
     def _stored(self, file: SettledFile, group: Group, wanted: Wanted) -> StoredGroup | None:
         """A row group as it is stored; None if some of its events are not asked for, or not there."""
         if self.owner.is_partial or not self._whole(file, group, wanted):
@@ -223,10 +238,14 @@ class SettledView:
             start = 0 if low is None else int(np.searchsorted(times, low))
             stop = len(times) if high is None else int(np.searchsorted(times, high))
             batch = batch.slice(start, max(0, stop - start))
-        if where is not None:
-            batch = filter_batch(batch, where, {c.name: c.type for c in schema.columns})
         kept = [name for name in batch.schema.names if name in wanted.outputs or name in (STAMP, POSITION)]
-        batch = batch.select(kept) if kept else batch  # a batch of no columns has no rows
+        kept = kept or batch.schema.names[:1]  # a batch of no columns has no rows
+        if where is None:
+            batch = batch.select(kept)
+        else:
+            batch = filter_batch(batch, where, {c.name: c.type for c in schema.columns}, kept)
+        if named:  # codes as the file has them
+            return batch
         return narrowed(batch) if wanted.coded else plain(batch)
 
     def _seen(
@@ -240,15 +259,18 @@ class SettledView:
         hidden = not picks and _meets(group, self._hidden(file))
         gone = self.owner.is_partial
         named = named or stamped or cut or picks or hidden or gone or STAMP in wanted.outputs
-        batch = self.files.read(file, group, columns, named=named, coded=[name for name in coded if name in columns])
+        coded = [name for name in coded if name in columns]
+        batch = self.files.read(file, group, columns, named=named, coded=coded)
         if stamped:
-            batch = batch.append_column(COMMIT_TS, batch.column(STAMP).cast(pa.int64()))
+            batch = batch.append_column(COMMIT_TS, batch.column(STAMP).view(pa.int64()))
+        erased = _NONE if picks else self.files.rows_at(self._erased_rows(file), group)
+        if not (len(erased) or picks or hidden or cut or gone):
+            return batch
         left = np.ones(group.rows, np.bool_)
+        left[erased] = False
         if picks:
             left[:] = False
             left[self._picked(file, group, wanted, batch)] = True
-        else:
-            left[self.files.rows_at(self._erased_rows(file), group)] = False
         if hidden:
             left[self._hidden(file).rows_among(*_names(batch))] = False
         if cut:
@@ -294,6 +316,10 @@ class SettledView:
             every = [one for one in file.named if one.cts <= self.owner.erased_at and cts in (None, one.cts)]
             found = self._named[key] = EventNames.union(map(self.base.names_erased, every))
         return found
+
+
+def _is_cold(part: tuple[SettledFile, Group]) -> bool:
+    return part[0].cold is not None
 
 
 def _names(batch: Any) -> tuple[Any, Any]:

@@ -12,7 +12,10 @@ from kivi.events.blocks import NUMERIC, statistics
 from kivi.model.measuring import PLAIN
 from kivi.model.schema import Measure, TableSchema
 
-__all__ = ["Sums"]
+__all__ = ["Facts", "Sums"]
+
+Facts = tuple[int, dict[str, tuple[Any, Any, int, int | None]]]
+"""How many events, and what is known of each of their columns (``Sums.add_known``)."""
 
 
 class Sums:
@@ -43,10 +46,13 @@ class Sums:
                 high = other_high if high is None else max(high, other_high)
                 self._known[name] = low, high, count + other_count, total + (other_total or 0)
 
+    def facts_of(self, batch: Any) -> Facts:
+        """What is known of events. Any thread may call it."""
+        return batch.num_rows, {name: statistics(type_, batch.column(name)) for name, type_ in self._types.items()}
+
     def add(self, batch: Any) -> None:
         """Events."""
-        known = {name: statistics(type_, batch.column(name)) for name, type_ in self._types.items()}
-        self.add_known(batch.num_rows, known)
+        self.add_known(*self.facts_of(batch))
 
     def row(self) -> dict[str, Any]:
         """The measures, in stored form."""

@@ -8,6 +8,7 @@
     imports      packages that a process does without
     histogram    how often something took how long, counted where it happens
     scheduling   threads that no request waits for, told to the system
+    ahead        calls that run ahead of whoever takes their results, in threads of the process
 
 Comes in: nothing. Goes out: small tools. May not touch: any other room of kivi but ``errors``.
 Begin reading at ``settings``: its fields are the published limits of a store.
