@@ -16,6 +16,7 @@ from kivi.model.changes import COMMIT_TS
 from kivi.model.event_files import EventFiles
 from kivi.sql.states import with_columns
 from kivi.sql.tables import (
+    CATALOGS,
     check_no_file,
     check_reads,
     lists_tables,
@@ -164,6 +165,8 @@ class _Asked:
             for name in sorted({name for catalog, schema, name in table_names(tree) if not (catalog or schema)}):
                 self._find(name, find)
             for catalog, schema, name in table_names(tree):
+                if schema not in CATALOGS and (catalog or schema) and lists_tables(tree):
+                    raise InvalidArgument(f"name {name!r} alone, without a schema")
                 if catalog or schema or self._spelled.get(name, name) not in self._sources:
                     check_no_file(catalog, schema, name)
             written, computed = with_columns(statement.query, tree, self._states())

@@ -17,6 +17,7 @@ from kivi.errors import InvalidArgument, NotFound
 from kivi.model.event_files import EventFiles
 
 __all__ = [
+    "CATALOGS",
     "check_no_file",
     "check_reads",
     "lists_tables",
@@ -37,7 +38,7 @@ _TABLE_FUNCTIONS: Final = frozenset(
 _READING: Final = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"})
 """Of the parts that a statement is made of those that change nothing: others insert, update, delete or copy."""
 _SCHEMAS: Final = frozenset({"", "main", "temp", "memory", "system", "information_schema", "pg_catalog"})
-_CATALOGS: Final = frozenset({"information_schema", "pg_catalog"})
+CATALOGS: Final = frozenset({"information_schema", "pg_catalog"})
 _LISTS: Final = frozenset({"duckdb_columns", "duckdb_tables"})
 _IN_A_PATH: Final = re.compile(r"[/\\.:*?\[]")
 
@@ -68,7 +69,7 @@ def lists_tables(tree: Any) -> bool:
     """Whether the statement asks which tables or columns there are."""
     return any(
         node.get("show_type") == "SHOW_SPECIAL"
-        or (node.get("type") == "BASE_TABLE" and node.get("schema_name") in _CATALOGS)
+        or (node.get("type") == "BASE_TABLE" and node.get("schema_name") in CATALOGS)
         or (node.get("type") == "TABLE_FUNCTION" and node["function"].get("function_name") in _LISTS)
         for node in nodes(tree)
     )

@@ -202,7 +202,11 @@ def test_it_reaches_nothing_but_the_tables_that_it_names(db: Any, tmp_path: Path
         assert sorted(os.listdir(tmp_path)) == before
         told = str(snap.sql("select name, value from duckdb_settings()").to_pylist())
         assert str(tmp_path) not in told
-        assert snap.sql("select table_name from information_schema.tables").num_rows == 0
+        listed = snap.sql("select table_name from information_schema.tables")["table_name"].to_pylist()
+        assert sorted(listed) == ["calls", "calls_5m", "hosts"]
+        for qualified in ("main.calls", "memory.calls", "memory.main.calls"):  # not the empty table that is listed
+            with pytest.raises((InvalidArgument, NotFound)):
+                snap.sql(f"select (select count(*) from {qualified}) as n, * from information_schema.tables")
         assert snap.sql("select count(*) as n from calls").to_pylist() == [{"n": 1}]
 
 
