@@ -84,7 +84,7 @@ def test_when_it_ends_early_nothing_more_begins() -> None:
         begun.append(i)
         return i
 
-    found = in_order(iter(range(20)), call, lambda _: False)
+    found = in_order(iter(range(20)), call)
     assert [next(found), next(found)] == [0, 1]
     found.close()  # type: ignore[attr-defined]
     time.sleep(0.05)

@@ -45,7 +45,7 @@ class _Pool:
 _pool: Final = _Pool()
 
 
-def in_order(parts: Iterator[P], call: Callable[[P], T], waits: Callable[[P], bool]) -> Iterator[T]:
+def in_order(parts: Iterator[P], call: Callable[[P], T], waits: Callable[[P], bool] | None = None) -> Iterator[T]:
     """``call`` of each part, in their order; at most ``_THREADS`` of them have begun and are not taken yet.
 
     ``parts`` is asked for the next one by the caller's thread. What ``waits`` is true of runs there too, when it is its
@@ -60,7 +60,7 @@ def in_order(parts: Iterator[P], call: Callable[[P], T], waits: Callable[[P], bo
     running = deque[Future[T]]()
     try:
         for part in parts:
-            if waits(part):
+            if waits is not None and waits(part):
                 begun.append(partial(call, part))
             else:
                 running.append(_pool.submit(partial(call, part)))
