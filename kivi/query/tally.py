@@ -7,7 +7,8 @@ kind has a target of its own, whose key is without these columns: the usual kind
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -26,8 +27,9 @@ from kivi.errors import ResourceExhausted
 from kivi.model.questions import SESSION, WINDOW_END, Question
 from kivi.model.schema import TableSchema
 from kivi.model.types import ColumnType
+from kivi.runtime.ahead import AT_ONCE
 
-__all__ = ["CHUNK_ROWS", "Found", "Tally"]
+__all__ = ["CHUNK_ROWS", "Derived", "Found", "Nulls", "Tally"]
 
 CHUNK_ROWS: Final = 131_072
 """Events that deltas are derived from at once; twice as many where no sum of floats begins anew with a chunk: what is
@@ -76,7 +78,7 @@ class Tally:
         if nulls not in self._targets:
             target = self._question.target
             kept = [i for i, group in enumerate(target.group_by) if group.name not in nulls]
-            key, group_by = (tuple(every[i] for i in kept) for every in (target.key, target.group_by))
+            key, group_by = tuple(target.key[i] for i in kept), tuple(target.group_by[i] for i in kept)
             made = dataclasses.replace(target, key=key, group_by=group_by, derived=())
             self._targets.setdefault(nulls, made)
         return self._targets[nulls]
@@ -157,31 +159,39 @@ class Tally:
 
     # -- what comes out -------------------------------------------------------------------------
 
-    def result(self) -> Iterator[Found]:
+    def result(self) -> Iterator[Callable[[], Found]]:
         """All rows, in parts: those of one kind after the other. Without groups there is one, also of no events.
 
-        Raises OutOfRange, ResourceExhausted.
+        Each part is a call, which any thread may make. Both raise OutOfRange, ResourceExhausted.
         """
         target = self._question.target
         empty = True
         for nulls, (kind, combining) in self._kinds.items():
             if (run := combining.result()) is not None:
                 empty = False
-                yield from (Found(kind, folded(kind, part), nulls) for part in self._parts(kind, run))
+                yield from (partial(_found, kind, part, nulls) for part in self._parts(kind, run))
         if not target.key and empty:
             columns = tuple(neutral_column(column, 1) for column in target.columns)
             nothing = DeltaRun(pa.array([b""], pa.large_binary()), CTS, columns)
-            yield Found(target, folded(target, nothing), ())
+            yield partial(_found, target, partial(_itself, nothing), ())
 
-    def _parts(self, kind: TableSchema, run: DeltaRun) -> Iterator[DeltaRun]:
+    def _parts(self, kind: TableSchema, run: DeltaRun) -> Iterator[Callable[[], DeltaRun]]:
         windows = self._question.windows
         if windows is None or windows.size is None or windows.slide_us is None:
-            return pieces(run, _PART_ROWS)
+            return (partial(_itself, part) for part in pieces(run, _PART_ROWS))
 
         def check(more: int) -> None:
-            self.check(run.nbytes + more)
+            self.check(run.nbytes + AT_ONCE * more)
 
         return slid(kind, run, windows.size.count, windows.slide_us, check)
+
+
+def _itself(part: DeltaRun) -> DeltaRun:
+    return part
+
+
+def _found(kind: TableSchema, part: Callable[[], DeltaRun], nulls: Nulls) -> Found:
+    return Found(kind, folded(kind, part()), nulls)
 
 
 class Pieces(Combining):
