@@ -21,9 +21,10 @@ venv: $(INSTALLED) ## Create .venv and install everything into it (the other tas
 	$(say) '$(VENV) is ready'
 
 # In four processes, by file, on two cores too: a third of the time is waiting for another process (Spark, a browser, a server).
+# The layers are one of the checks.
 test: check ## Run the checks, then the tests
 	$(say) 'tests'
-	@$(BIN)/python -m pytest -q -n 4 --dist loadgroup --no-loadscope-reorder -m 'not story'
+	@$(BIN)/python -m pytest -q -n 4 --dist loadgroup --no-loadscope-reorder -m 'not story' --ignore tests/test_layers.py
 
 # What works on disk, or between processes or threads, is what differs from one Python to another; the rest of the tests
 # needs Spark, browsers and servers of others, or says the same through another door (api, golden), and runs on one.
@@ -32,7 +33,7 @@ SUITES := engine log delta mvcc store client live
 pythons: $(INSTALLED) ## Run the tests of the store and of the client on every other supported Python that is here
 	@$(BIN)/python tools/pythons.py -q -n 4 --dist loadgroup --no-loadscope-reorder -m 'not story' $(SUITES:%=tests/%)
 
-stories: $(INSTALLED) ## The long tests: Spark drivers that are killed, twins of a task, clusters, programs (CI runs them too)
+stories: $(INSTALLED) ## The long tests: Spark drivers that are killed, clusters, the site, the package, the image (CI runs them too)
 	$(say) 'stories'
 	@$(BIN)/python -m pytest -q -n 3 --dist load -m story
 

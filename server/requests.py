@@ -223,7 +223,7 @@ class Requests(ABC):
         spec = asked.request.retract.spec
         self.access.require(Access.WRITE, "writing", spec.table)
         schema = self.translator.schema(spec.table, spec.table_id, transaction.lease)
-        events = self._writing(transaction).retract(schema, self.translator.scan(schema, spec))
+        events = self._writing(transaction).retract(schema, self.translator.scan(schema, spec, reads=True))
         self._succeed(asked, transaction, retract=session_pb2.RetractReply(events=events))
 
     def _do_scan_open(self, asked: Asked, transaction: Transaction | None) -> None:

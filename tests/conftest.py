@@ -109,16 +109,16 @@ def require(program: str) -> str:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """In several processes a file's tests stay together, and those that share a Spark session are in two of them: each
-    has a Java process of its own, of half a gigabyte and some hundred threads."""
+    """In several processes a file's tests stay together, and those that share a Spark session are in one of them: it
+    has a Java process, of half a gigabyte and some hundred threads, that takes long to get under way."""
     group = item.nodeid.partition("::")[0]
     if "spark" in getattr(item, "fixturenames", ()):
-        group = "spark, tails" if "test_tail" in group else "spark"
+        group = "spark"
     item.add_marker(pytest.mark.xdist_group(group))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that need Spark come first: each of the two groups is long, and would be alone at the end."""
+    """Files that need Spark come first: their group is the longest, and would be alone at the end."""
     first = {item.path for item in items if "spark" in getattr(item, "fixturenames", ())}
     items.sort(key=lambda item: item.path not in first)
 
@@ -151,23 +151,30 @@ def _machine() -> str:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """Two tasks at once; a task may fail three times."""
-    import kivi.spark
-    from kivi.spark.java import JavaFailed
+    """Two tasks at once; a task may fail three times. Its Python processes have no pandas, as ``kivi[spark]`` brings
+    none: where there is one pyarrow imports it in each of them."""
     from tests.spark import helpers
 
-    settings = {**helpers.settings(tmp_path_factory.mktemp("spark")), "spark.log.level": "OFF"}
-    running = None
-    try:
-        running = kivi.spark.session("tests", master="local[2,4]", **settings)
-    except JavaFailed as error:  # a machine that is short of memory or threads for a moment: Java is not what is tested
-        print(f"{error}\n{_machine()}", file=sys.stderr)
-    if running is None:
-        with warnings.catch_warnings(action="ignore", category=ResourceWarning):
-            gc.collect()  # what PySpark leaves of a Java that has ended
-        time.sleep(10)
-        running = kivi.spark.session("tests", master="local[2,4]", **settings)
+    folder = tmp_path_factory.mktemp("spark")
+    (folder / "pandas.py").write_text("raise ModuleNotFoundError('Spark has no pandas here', name='pandas')\n")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+        running = _started({**helpers.settings(folder), "spark.log.level": "OFF"})
     for source in (helpers.Flaky, helpers.Doomed, helpers.Killed, helpers.Spy):
         running.dataSource.register(source)
     yield running
     running.stop()
+
+
+def _started(settings: dict[str, str]) -> SparkSession:
+    import kivi.spark
+    from kivi.spark.java import JavaFailed
+
+    try:
+        return kivi.spark.session("tests", master="local[2,4]", **settings)
+    except JavaFailed as error:  # a machine that is short of memory or threads for a moment: Java is not what is tested
+        print(f"{error}\n{_machine()}", file=sys.stderr)
+    with warnings.catch_warnings(action="ignore", category=ResourceWarning):
+        gc.collect()  # what PySpark leaves of a Java that has ended
+    time.sleep(10)
+    return kivi.spark.session("tests", master="local[2,4]", **settings)

@@ -414,7 +414,7 @@ def test_an_event_is_rewritten_about_once_per_tier():
     assert written / sealed < 5  # once sealed, then the tiers 10, 80, 640 and 5,120
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_compaction_looks_at_few_headers_and_does_what_it_would_with_all_of_them(seed):
     random_, looked = random.Random(seed), []
     kept, anew = MemoryEngine(), MemoryEngine()
@@ -427,22 +427,22 @@ def test_compaction_looks_at_few_headers_and_does_what_it_would_with_all_of_them
 
     events._base.headers_since = headers_since  # type: ignore[method-assign]
     max_rows = 64
-    for cts in range(1, 400):
+    for cts in range(1, 300):
         rows = rows_of(cts, random_.choice([1, 3, 10, 33, 64]))
         seal(events, [(cts, rows)], cts)
         seal(EventStore(anew, TABLE), [(cts, rows)], cts)
         for _ in range(random_.randrange(8)):
             events.compact(max_rows)
             EventStore(anew, TABLE).compact(max_rows)  # which remembers nothing, and looks at all
-        if cts == 200:
+        if cts == 150:
             max_rows = 128
     settle(events, max_rows)
     settle(EventStore(anew, TABLE), max_rows)
-    with events.view(400) as view, EventStore(anew, TABLE).view(400) as other:
+    with events.view(300) as view, EventStore(anew, TABLE).view(300) as other:
         assert [(b.order, b.rows, b.last_cts) for b in view.blocks] == [
             (b.order, b.rows, b.last_cts) for b in other.blocks
         ]
-        assert len(view.blocks) > 50
+        assert len(view.blocks) > 40
     events.compact(max_rows)
     assert looked[-1] < 20  # the last full one, and what is not enough yet of each tier
 

@@ -82,11 +82,13 @@ def clean(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin"
 
 
+@pytest.mark.story
 def test_the_wheel_has_exactly_two_top_level_names(wheel: Path) -> None:
     tops = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
     assert {top for top in tops if not top.endswith(".dist-info")} == PACKAGES.keys()
 
 
+@pytest.mark.story
 def test_the_wheel_has_every_file_of_the_tree(wheel: Path) -> None:
     """Modules in a folder without ``__init__.py``, and data not named in pyproject.toml, would be left out."""
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
@@ -99,11 +101,13 @@ def test_the_wheel_has_every_file_of_the_tree(wheel: Path) -> None:
     assert packed == expected
 
 
+@pytest.mark.story
 def test_the_launcher_of_java_can_be_run_where_the_wheel_is_installed(clean: Path) -> None:
     (launcher,) = clean.parent.glob("lib/python*/site-packages/kivi/spark/launcher/bin/java")
     assert os.access(launcher, os.X_OK)
 
 
+@pytest.mark.story
 def test_the_sdist_has_the_sources_and_neither_tests_nor_the_demonstration(built: Path) -> None:
     (path,) = built.glob("kivi-*.tar.gz")
     with tarfile.open(path) as sdist:
@@ -113,6 +117,7 @@ def test_the_sdist_has_the_sources_and_neither_tests_nor_the_demonstration(built
     assert not [name for name in names if name.startswith(("tests/", "apm_demo/", "docs/"))]
 
 
+@pytest.mark.story
 def test_versions_agree(wheel: Path) -> None:
     """One source, ``kivi.__version__``; and the changelog begins with it."""
     assert wheel.name.startswith(f"kivi-{kivi.__version__}-")
@@ -120,6 +125,7 @@ def test_versions_agree(wheel: Path) -> None:
     assert found is not None and found[1] == kivi.__version__
 
 
+@pytest.mark.story
 def test_an_installed_kivi_serves_and_commits(clean: Path, tmp_path: Path) -> None:
     """From the clean environment alone: the embedded store, the server, a client, the command line."""
 

@@ -344,8 +344,9 @@ def check_order(order_by: object) -> tuple[str, ...]:
 
 
 def retract_arguments(table: str, where: Expr | None = None, start: Any = None, end: Any = None) -> ScanArguments:
-    """Of ``retract``. ``start`` and ``end`` bound the event time; ``end`` is exclusive."""
-    return ScanArguments(table, start=start, end=end, where=where)
+    """Of ``retract``. ``start`` and ``end`` bound the event time; ``end`` is exclusive. ``where`` may name the hidden
+    columns of events."""
+    return OrderedScanArguments(table, start=start, end=end, where=where)
 
 
 @dataclass(slots=True)

@@ -239,10 +239,9 @@ class SettledFiles:
         *,
         named: bool = False,
         coded: Collection[str] = (),
-        threads: bool = False,
     ) -> Any:
         """The columns of a row group as one RecordBatch; ``named``: with ``STAMP`` (uint64) and ``POSITION`` (int64).
-        ``coded``: columns that may come in codes, which are wide ones (``narrowed``). ``threads``: several at a time.
+        ``coded``: columns that may come in codes, which are wide ones (``narrowed``).
 
         Columns that were added to the table after the file was written are null.
         """
@@ -261,7 +260,7 @@ class SettledFiles:
             ]
             with reader_for(file.nbytes) as reader:
                 self._fetch(file.number, file.nbytes, [group.chunks[i] for i in wanted], file.cold, reader.memory)
-                found = reader.opened(file.nbytes, footer, codes).read(group.index, wanted, threads=threads)
+                found = reader.opened(file.nbytes, footer, codes).read(group.index, wanted, threads=False)
             arrays = [
                 _whole(found[i], self._types[i]) if (i := self._index[name]) < file.stored
                 else pa.nulls(group.rows, self._types[i])

@@ -96,16 +96,22 @@ class SettledView:
 
     def ordered(self, wanted: Wanted, *, reverse: bool = False) -> Iterator[Any]:
         """Record batches in commit order."""
-        outputs = list(wanted.outputs)
-        wanted = replace(wanted, coded=True)
-        read = partial(self._read, wanted, list(dict.fromkeys([*outputs, STAMP, POSITION])))
+        own = COMMIT_TS in self.files.schema.by_name
+        asked = [STAMP if name == COMMIT_TS and not own else name for name in wanted.outputs]
+        columns = list(dict.fromkeys(asked)) or [STAMP]
+        read = partial(self._read, replace(wanted, outputs=columns, coded=True), [*{*columns, STAMP, POSITION}])
         sources = [
-            Source(group.first_cts, group.last_cts, group.position_max, partial(read, file, group))
+            Source(
+                group.first_cts, group.last_cts, group.position_max, partial(read, file, group), _is_cold((file, group))
+            )
             for file, group in self._groups(wanted)
         ]
         bounds = {"first_cts": wanted.first_cts, "last_cts": wanted.last_cts}
-        for batch in in_commit_order(sources, list(dict.fromkeys(outputs)) or [STAMP], **bounds, reverse=reverse):
-            yield plain(batch).select(outputs)
+        for batch in in_commit_order(sources, columns, **bounds, reverse=reverse):
+            found = dict(zip(columns, plain(batch).columns, strict=True))
+            if not own and STAMP in found:
+                found[COMMIT_TS] = found[STAMP].view(pa.int64())
+            yield pa.RecordBatch.from_arrays([found[name] for name in wanted.outputs], wanted.outputs)
 
     def _read(self, wanted: Wanted, columns: list[str], file: SettledFile, group: Group) -> Any:
         return self._selected(file, group, wanted, named=True).select(columns)
@@ -238,6 +244,8 @@ class SettledView:
             batch = batch.select(kept)
         else:
             batch = filter_batch(batch, where, {c.name: c.type for c in schema.columns}, kept)
+        if named:  # codes as the file has them
+            return batch
         return narrowed(batch) if wanted.coded else plain(batch)
 
     def _seen(
@@ -250,12 +258,11 @@ class SettledView:
         picks = wanted.named is not None or wanted.retracted_at is not None
         hidden = not picks and _meets(group, self._hidden(file))
         gone = self.owner.is_partial
-        one_by_one = named
         named = named or stamped or cut or picks or hidden or gone or STAMP in wanted.outputs
         coded = [name for name in coded if name in columns]
-        batch = self.files.read(file, group, columns, named=named, coded=coded, threads=one_by_one)
+        batch = self.files.read(file, group, columns, named=named, coded=coded)
         if stamped:
-            batch = batch.append_column(COMMIT_TS, batch.column(STAMP).cast(pa.int64()))
+            batch = batch.append_column(COMMIT_TS, batch.column(STAMP).view(pa.int64()))
         erased = _NONE if picks else self.files.rows_at(self._erased_rows(file), group)
         if not (len(erased) or picks or hidden or cut or gone):
             return batch

@@ -19,7 +19,7 @@ from typing import Final, TypeVar
 from kivi.runtime.forks import register_fork_handler
 from kivi.runtime.scheduling import use_batch_scheduling
 
-__all__ = ["AT_ONCE", "in_order"]
+__all__ = ["AT_ONCE", "begin", "in_order"]
 
 P = TypeVar("P")
 T = TypeVar("T")
@@ -44,6 +44,11 @@ class _Pool:
 
 
 _pool: Final = _Pool()
+
+
+def begin(call: Callable[[], T]) -> Future[T]:
+    """Runs ``call``, which waits for no network, in one of the threads. Whoever gives up on it cancels it."""
+    return _pool.submit(call)
 
 
 def in_order(parts: Iterator[P], call: Callable[[P], T], waits: Callable[[P], bool] | None = None) -> Iterator[T]:

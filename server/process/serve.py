@@ -20,6 +20,7 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 import grpc
+import pyarrow as pa
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health
 from kivi_server import logs, metrics
@@ -271,6 +272,12 @@ async def _watch(sessions: Sessions, tokens: Tokens, stop: asyncio.Event, failur
                 session.drop(Unavailable("this client accepted no answer for too long"))
 
 
+def _give_memory_back() -> None:
+    """Arrow's default allocator keeps what threads have freed for these threads: 60 MiB more in a long tail."""
+    with contextlib.suppress(NotImplementedError):  # where Arrow was built without it
+        pa.set_memory_pool(pa.jemalloc_memory_pool())
+
+
 def run(options: Options) -> int:
     """Serves until it is told to stop; 0 after a graceful stop."""
     do_without_pandas()
@@ -278,6 +285,7 @@ def run(options: Options) -> int:
     # Threads hand the interpreter to each other many times per request; the default of 5 ms is what a read would
     # wait for busy bytecode to let go.
     sys.setswitchinterval(0.0005)
+    _give_memory_back()
     secure, https, tokens = credentials(options), _https(options), Tokens.load(options.token_file)
     host_and_port(options.listen, "--listen")
     _check_metrics(options)

@@ -15,6 +15,7 @@ LINK = re.compile(r"\[[^\]]*\]\((?!https?:|mailto:)([^)\s]+)\)")
 FENCE = re.compile(r"^(`{3,}).*?^\1$", re.DOTALL | re.MULTILINE)
 
 
+@pytest.mark.story
 @pytest.mark.timeout(300)
 def test_the_site_builds(tmp_path: Path) -> None:
     """-W: a warning is an error, among them links, files and names that are not there (-n)."""

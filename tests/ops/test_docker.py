@@ -130,6 +130,7 @@ def run(folder: Path, *command: str, **environment: str) -> subprocess.Completed
     return subprocess.run(command, capture_output=True, check=False, **options)
 
 
+@pytest.mark.story
 @pytest.mark.timeout(600)
 def test_the_image_serves_is_healthy_and_stops(image: Path) -> None:
     entry = str(image / "src/docker/entrypoint.sh")
@@ -160,6 +161,7 @@ def test_the_image_serves_is_healthy_and_stops(image: Path) -> None:
     assert not [path for path in (image / "src").rglob("*") if path.name.endswith((".egg-info", "build"))]
 
 
+@pytest.mark.story
 def test_a_volume_of_another_user_is_one_line_that_says_so(image: Path) -> None:
     if os.getuid() != 0:
         pytest.skip("only root can make a directory of another user")
