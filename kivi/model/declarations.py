@@ -235,6 +235,8 @@ def _object_store(name: str, url: object) -> str:
             f"event table {name!r}: cold= is the URL of an object store, such as 's3://bucket/prefix' or "
             f"'file:///mnt/archive', not {url!r}"
         )
+    if any(map(str.isspace, str(url))):
+        raise InvalidArgument(f"event table {name!r}: cold= has a space in it, which a URL writes as %20, in {url!r}")
     secret = {"access_key", "secret_key", "session_token"} & {key for key, _ in parse_qsl(parts.query)}
     if parts.password is not None or secret:
         raise InvalidArgument(

@@ -14,6 +14,7 @@ import pyarrow as pa
 from kivi.errors import DataLoss, InvalidArgument, KiviError, NotFound, ResourceExhausted
 from kivi.model.changes import COMMIT_TS
 from kivi.model.event_files import EventFiles
+from kivi.sql.spare import Spare
 from kivi.sql.states import with_columns
 from kivi.sql.tables import (
     CATALOGS,
@@ -37,6 +38,7 @@ _LOCKED: Final = {
     "allow_community_extensions": "false",
     "temp_directory": "",
 }
+_spare: Final = Spare(_LOCKED)
 Parameters = Sequence[Any] | Mapping[str, Any] | None
 Every = Callable[[], Iterable[tuple[str, pa.Schema]]]
 """The names of tables, and their columns."""
@@ -142,9 +144,9 @@ class _Asked:
         self._missing: dict[str, KiviError] = {}
         self._paths: list[str] = []
         self._timed_out = False
-        memory = {"memory_limit": f"{limits.memory_bytes}B", "threads": str(limits.threads)}
-        self._connection = duckdb.connect(":memory:", config=_LOCKED | memory)
-        self._connection.execute("set timezone = 'UTC'")
+        self._connection = _spare.take(duckdb)
+        self._connection.execute(f"set memory_limit = '{limits.memory_bytes}B'")
+        self._connection.execute(f"set threads = {limits.threads}")
         self._timer = threading.Timer(limits.timeout_s, self._interrupt)
         self._timer.daemon = True
 
@@ -155,6 +157,7 @@ class _Asked:
     def close(self) -> None:
         self._timer.cancel()
         self._connection.close()
+        _spare.prepare(self._duckdb)
 
     def begin(self, text: str, parameters: Parameters, find: Callable[[str], Source | None], every: Every) -> Any:
         self._timer.start()

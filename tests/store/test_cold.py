@@ -308,6 +308,7 @@ def test_a_table_of_a_store_in_memory_has_no_cold_tier(tmp_path: Path) -> None:
         ({"cold": "file:///x"}, "come together"),
         ({"local": "1d", "cold": "bucket/prefix"}, "is the URL of an object store"),
         ({"local": "1d", "cold": "file:///a/../b"}, "is the URL of an object store"),
+        ({"local": "1d", "cold": "file:///a b"}, "as %20"),
         ({"local": "1d", "cold": "s3://"}, "is the URL of an object store"),
         ({"local": "1d", "cold": 7}, "is the URL of an object store"),
         ({"local": "1d", "cold": "s3://key:secret@bucket/x"}, "has a secret in it"),
