@@ -344,8 +344,9 @@ def check_order(order_by: object) -> tuple[str, ...]:
 
 
 def retract_arguments(table: str, where: Expr | None = None, start: Any = None, end: Any = None) -> ScanArguments:
-    """Of ``retract``. ``start`` and ``end`` bound the event time; ``end`` is exclusive."""
-    return ScanArguments(table, start=start, end=end, where=where)
+    """Of ``retract``. ``start`` and ``end`` bound the event time; ``end`` is exclusive. ``where`` may name the hidden
+    columns of events."""
+    return OrderedScanArguments(table, start=start, end=end, where=where)
 
 
 @dataclass(slots=True)
@@ -812,7 +813,7 @@ class LevelsArguments:
     history: str | int | dt.timedelta | None = None
     tz: str | None = None
     progress: Callable[[int, int], None] | None = None
-    retention: str | int | dt.timedelta | None = None
+    retention: str | int | dt.timedelta | Mapping[str, str | int | dt.timedelta] | None = None
 
     def __post_init__(self) -> None:
         table_name(self.source)
@@ -824,6 +825,13 @@ class LevelsArguments:
         self.slots = tuple(_width(slot, self.tz) for slot in self.slots)
         if not self.levels or not self.slots:
             raise SchemaError("create_aggregates needs at least one of levels and one of slots")
+        if isinstance(self.retention, Mapping):
+            self.retention = {_width(slot, self.tz): kept for slot, kept in self.retention.items()}
+            if unknown := self.retention.keys() - {*self.slots}:
+                raise InvalidArgument(
+                    f"retention is a duration, or a dict with one for some of slots={list(self.slots)}: "
+                    f"{min(unknown)!r} is none of these"
+                )
         self.measures = _measures(self.measures)
 
     @property

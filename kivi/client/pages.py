@@ -23,7 +23,8 @@ class PageReader:
     """Decodes the pages of one scan, in their order. For one thread at a time."""
 
     def __init__(self) -> None:
-        self._memory: Any = None
+        # Of the largest file so far, and used again: new memory takes longer to be touched than to be copied into.
+        self._memory = memoryview(b"")
         self._file: Any = None
         self._names: list[str] = []
 
@@ -45,8 +46,9 @@ class PageReader:
         try:
             if group.footer_bytes:
                 footer = parsed(bodies.take(group.footer_bytes))
-                self._memory = mmap.mmap(-1, group.file_bytes)  # what is not touched costs nothing
-                self._file = StoredFile(self._memory, footer)
+                if len(self._memory) < group.file_bytes:
+                    self._memory = memoryview(mmap.mmap(-1, group.file_bytes))  # what is not touched costs nothing
+                self._file = StoredFile(self._memory[: group.file_bytes], footer)
                 self._names = footer.schema.names
             for at, size in zip(group.chunk_offsets, group.chunk_bytes, strict=True):
                 self._memory[at : at + size] = bodies.take(size)

@@ -264,7 +264,8 @@ def _pack(codes: Any, span: int, more: Array, width: int) -> tuple[Array, int]:
 
 def null_key(aggregate: TableSchema, group: GroupKey) -> InvalidArgument:
     return InvalidArgument(
-        f"column {group.source!r} is null in an event, and aggregate {aggregate.name!r} groups by it",
+        f"column {group.source!r} is null in an event, and aggregate {aggregate.name!r} groups by it: give it a value "
+        "that stands for none, such as '' or 0",
         column=group.source,
     )
 

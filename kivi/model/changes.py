@@ -19,25 +19,44 @@ changes instead; whoever asks for removed rows is told SnapshotTooOld, and reads
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from kivi.errors import InvalidArgument
+from kivi.errors import InvalidArgument, SchemaError
 
-__all__ = ["COMMIT_TS", "REMOVED", "RETRACTED", "Changes", "TailPoints", "check_retractions"]
+__all__ = [
+    "COMMIT_TIME",
+    "COMMIT_TS",
+    "REMOVED",
+    "RETRACTED",
+    "Changes",
+    "TailPoints",
+    "check_not_hidden",
+    "check_retractions",
+]
 
 COMMIT_TS: Final = "_commit_ts"
 """The column that a scan of changes adds: of an event its commit's timestamp, of an aggregate's row that of the last
 commit at or below the snapshot that changed the aggregate."""
 
+COMMIT_TIME: Final = "_commit_time"
+"""The hidden column of an event's commit time. Null once the store has forgotten when that commit was."""
+
 REMOVED: Final = "_removed"
 """The column that a scan of an aggregate's changes adds: true of a row that is not there any more."""
-
 
 RETRACTED: Final = "_retracted"
 """The column that a tail with retractions="deliver" adds: true for an event that a retraction removed."""
 
 _RETRACTIONS: Final = ("fail", "ignore", "deliver")
+
+
+def check_not_hidden(what: str, columns: Iterable[str]) -> None:
+    """Raises SchemaError for a column that would hide one of those above. Stores of before may have such columns."""
+    for name in columns:
+        if name in (COMMIT_TS, COMMIT_TIME, REMOVED, RETRACTED):
+            raise SchemaError(f"{what}: a column cannot be named {name!r}, which is what kivi shows of every commit")
 
 
 def check_retractions(wanted: object) -> str:

@@ -17,7 +17,7 @@ from typing import Final
 from urllib.parse import parse_qsl, urlsplit
 
 from kivi.errors import InvalidArgument, SchemaError
-from kivi.model.changes import COMMIT_TS
+from kivi.model.changes import COMMIT_TS, check_not_hidden
 from kivi.model.derived_columns import parse_expression
 from kivi.model.lifetimes import slot_index
 from kivi.model.measuring import TIMED, delta_column, measured, observed_columns
@@ -118,6 +118,7 @@ def with_columns(schema: TableSchema, columns: Mapping[str, object]) -> TableSch
         raise SchemaError(f"add_columns maps the names of new columns of {schema.name!r} to types, and is {columns!r}")
     if schema.kind == "event":
         built = [_value_column(n, t, "column") for n, t in columns.items()]
+        check_not_hidden(f"event table {schema.name!r}", columns)
     else:
         built = declared_columns(columns)
     _check_new(schema, columns)
@@ -197,6 +198,7 @@ def event_table_schema(
             f"event table {name!r}: local= and cold= come together, as in local='30d', cold='s3://...'"
         )
     built = tuple(_value_column(n, t, "column") for n, t in columns.items())
+    check_not_hidden(f"event table {name!r}", columns)
     by_name = {c.name: c for c in built}
     if event_time not in by_name or by_name[event_time].type.name != "timestamp":
         raise SchemaError(
@@ -233,6 +235,8 @@ def _object_store(name: str, url: object) -> str:
             f"event table {name!r}: cold= is the URL of an object store, such as 's3://bucket/prefix' or "
             f"'file:///mnt/archive', not {url!r}"
         )
+    if any(map(str.isspace, str(url))):
+        raise InvalidArgument(f"event table {name!r}: cold= has a space in it, which a URL writes as %20, in {url!r}")
     secret = {"access_key", "secret_key", "session_token"} & {key for key, _ in parse_qsl(parts.query)}
     if parts.password is not None or secret:
         raise InvalidArgument(
@@ -266,7 +270,9 @@ def aggregate_schema(
         )
     columns, built = measured(source, measures)
     _check_order(source, measures)
-    check_disjoint(name, [*(k.name for k in keys), *measures, *(derived or {})])
+    every = [*(k.name for k in keys), *measures, *(derived or {})]
+    check_disjoint(name, every)
+    check_not_hidden(f"aggregate {name!r}", every)
     return TableSchema(
         name=check_name(name, "table"),
         kind="aggregate",

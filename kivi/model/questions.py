@@ -32,7 +32,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from kivi.errors import InvalidArgument, SchemaError
-from kivi.model.changes import COMMIT_TS
+from kivi.model.changes import COMMIT_TIME, COMMIT_TS
 from kivi.model.declarations import TimeSlot, derived_columns, grouped
 from kivi.model.expressions import Expr, bind, bind_value, names
 from kivi.model.levels import flat_measure
@@ -58,9 +58,6 @@ __all__ = [
     "seen_schema",
     "windows_of",
 ]
-
-COMMIT_TIME: Final = "_commit_time"
-"""The hidden column of an event's commit time. Null once the store has forgotten when that commit was."""
 
 WINDOW_START: Final = "window_start"
 WINDOW_END: Final = "window_end"

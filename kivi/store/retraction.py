@@ -44,6 +44,8 @@ from kivi.delta.sources import columns_used
 from kivi.encoding.event_names import POSITION, STAMP, EventNames
 from kivi.errors import InvalidArgument, Unavailable
 from kivi.events.views import EventView
+from kivi.model.expressions import names as names_in
+from kivi.model.questions import seen_schema
 from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
 from kivi.mvcc.applied import PendingEvents
@@ -54,7 +56,8 @@ from kivi.mvcc.record import Bulk
 from kivi.mvcc.turns import Turns
 from kivi.runtime.settings import Settings
 from kivi.store.catalog import View
-from kivi.store.event_parts import event_times, trimmer
+from kivi.store.event_parts import event_times
+from kivi.store.event_selection import Captured, SelectedEvents, pushed
 from kivi.store.reads import Reads
 from kivi.store.retention import first_positions, remembered
 from kivi.store.touched_rows import TouchedRows, keep, lean, touch
@@ -84,20 +87,15 @@ class Retractions:
 
     def find(self, txn: Txn, schema: TableSchema, wanted: Scan) -> EventNames:
         """The names of the events of a scan, without those that the transaction has retracted already."""
-        where, times = wanted.where, event_times(schema, wanted)
+        times, (stored, hidden) = event_times(schema, wanted), pushed(schema, wanted.where)
         self.reads.check_open()
         self.reads.check_visible(txn.lease, schema)
-        outputs = [schema.event_time or "", STAMP, POSITION]
+        used = sorted(names_in(hidden)) if hidden is not None else []
+        types = {column.name: column.type for column in seen_schema(schema).columns}
         with self._events(schema, txn.lease.ts, txn.lease.ts, txn.retracted.get(schema.id)) as (view, waiting):
-            trim = trimmer(schema, where, times, view.floor_us, outputs)
-            stored = view.scan(
-                time_from=times[0], time_to=times[1], where=where, columns=outputs[:1], naming=outputs[1:]
-            )
-            memory = (
-                trim(_left((part, _with_names(part, first, part.batch.schema.names))), True)
-                for part, first in zip(waiting, first_positions(waiting), strict=True)
-            )
-            names = EventNames.of_columns(itertools.chain(stored, memory))
+            captured = Captured(schema, view, waiting)
+            events = SelectedEvents(self.reads.questions.timeline, captured, used, stored, hidden, types)
+            names = EventNames.of_columns(events.of(times, events.after(), named=True, ordered=True))
         self.reads.reader.check_events(txn.lease, schema)
         return names
 

@@ -53,6 +53,23 @@ def test_retract(db: Any) -> None:
         assert now.get("totals", ("bob",)) == {"user": "bob", "us": 40}
 
 
+@pytest.mark.parametrize("where", ["hot", "settled"])
+def test_what_one_commit_brought_is_retracted_by_its_hidden_columns(db: Any, where: str) -> None:
+    first, second = fill(db)
+    if where == "settled":
+        db.consolidate()
+        if hasattr(db, "store"):
+            db.store.settle()
+    with db.transaction() as tx:
+        assert tx.retract("calls", where=(kivi.col("_commit_ts") == first) & (kivi.col("user") == "ana")) == 2
+        assert tx.retract("calls", where=kivi.col("_commit_ts") == first) == 1
+        assert tx.retract("calls", where=kivi.col("_commit_time") < 0) == 0
+    with db.snapshot() as now:
+        assert events(now) == [40]
+        assert users(now, "totals") == [("bob", 40)]
+        assert [row["_commit_ts"] for row in now.scan("calls", columns=["_commit_ts"])] == [second]
+
+
 def test_a_row_without_events_is_absent(db: Any) -> None:
     fill(db)
     with db.transaction() as tx:

@@ -104,7 +104,7 @@ EVENT = {"a": "int64", "b": "string", "ts": "timestamp", "x": "int64"}
 
 def make_tables(db: Any, cold: Path | None = None) -> None:
     """All tables of the workloads, empty. ``cold``: a directory for the settled files of events but the newest."""
-    tier = {} if cold is None else {"local": 1, "cold": f"file://{cold.absolute()}"}
+    tier = {} if cold is None else {"local": 1, "cold": cold.absolute().as_uri()}
     db.create_table("t", key={"id": "int64"}, columns=COLUMNS)
     db.create_event_table("e", event_time="ts", columns=EVENT, **tier)
     measures = {"total": kivi.sum("x"), "calls": kivi.count(), "slow": kivi.max("x")}

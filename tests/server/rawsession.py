@@ -69,7 +69,7 @@ def each_alone(response: pb.Response) -> Iterator[pb.Response]:
 
 
 class RawSession:
-    def __init__(self, endpoint: str, timeout_s: float = 30) -> None:
+    def __init__(self, endpoint: str, timeout_s: float = 110) -> None:
         self.channel = grpc.insecure_channel(endpoint)
         self.frames: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         method: Any = self.channel.stream_stream("/kivi.v1.Kivi/Exchange")

@@ -236,13 +236,14 @@ def events_of(count: int) -> bytes:
     return bytes(encode_ipc(pa.RecordBatch.from_arrays([times, pa.array(range(count), pa.int64())], ["at", "n"])))
 
 
+@pytest.mark.timeout(300)
 def test_a_transaction_of_very_many_small_appends_takes_little_more_than_its_events(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data") as server, server.connect(timeout=60) as db:
         db.create_event_table("e", event_time="at", columns={"at": "timestamp", "n": "int64"})
         event = events_of(1)
         one = pb.Operation(kind=pb.Operation.KIND_APPEND, table="e", arrow_bytes=len(event))
         body = (event + bytes(-len(event) % 8)) * 1_000
-        raw, before = RawSession(server.endpoint, timeout_s=120), peak_mib(server)  # it is about memory
+        raw, before = RawSession(server.endpoint, timeout_s=240), peak_mib(server)  # it is about memory
         raw.send(pb.Request(txn=1, begin=pb.Begin(ttl_ms=600_000)))
         for i in range(1, 41):
             raw.send((pb.Request(id=i, txn=1, operations=[one] * 1_000, apply=pb.Apply()), body))
@@ -256,6 +257,7 @@ def test_a_transaction_of_very_many_small_appends_takes_little_more_than_its_eve
         raw.close()
 
 
+@pytest.mark.timeout(300)
 def test_a_stage_of_very_many_batches_of_nothing_takes_little(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data") as server, server.connect(timeout=60) as db:
         db.create_event_table("e", event_time="at", columns={"at": "timestamp", "n": "int64"})

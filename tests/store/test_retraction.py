@@ -274,6 +274,17 @@ def test_history(tmp_path: Path, seed: int) -> None:
     history.db.close()
 
 
+def test_what_a_retraction_computed_again_is_a_boundary_of_what_is_combined(tmp_path: Path) -> None:
+    history = History(tmp_path / "data", 1)
+    for _ in range(4):
+        for step in (history.append, history.append, history.retract, history.append, history.append):
+            step()
+        history.db.store.consolidator.run_light()
+        history.check()
+        history.db.consolidate()
+    history.db.close()
+
+
 # -- what a history does not bring about -----------------------------------------------------------------
 
 
