@@ -60,7 +60,7 @@ def test_no_more_calls_begin_than_there_are_threads_for() -> None:
             yield after(0, i)
 
     for taken, _ in enumerate(called(calls()), 1):
-        assert given_ <= taken + ahead._THREADS
+        assert given_ <= taken + ahead.AT_ONCE
 
 
 def test_the_first_call_runs_where_it_is_asked_for() -> None:
@@ -84,11 +84,11 @@ def test_when_it_ends_early_nothing_more_begins() -> None:
         begun.append(i)
         return i
 
-    found = in_order(iter(range(20)), call, lambda _: False)
+    found = in_order(iter(range(20)), call)
     assert [next(found), next(found)] == [0, 1]
     found.close()  # type: ignore[attr-defined]
     time.sleep(0.05)
-    assert len(begun) <= 2 + ahead._THREADS
+    assert len(begun) <= 2 + ahead.AT_ONCE
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")

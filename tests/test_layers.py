@@ -75,7 +75,7 @@ ROOMS: dict[str, Room] = {
     ),
     "sql": Room(
         "questions in DuckDB's language over tables that it is handed: it sees no store; the one room with DuckDB",
-        below="errors model",
+        below="errors runtime model",
         packages="duckdb pyarrow",
         not_stdlib="os io socket select selectors pathlib shutil tempfile subprocess mmap fcntl asyncio",
     ),

@@ -126,7 +126,7 @@ def numbered(codes: Array, span: int, *, merged: bool = False) -> tuple[Array, A
     number -= 1
     group_of = number[codes].astype(np.int64)
     last = np.zeros(groups, np.int64)
-    np.maximum.at(last, group_of, np.arange(rows))
+    last[group_of] = np.arange(rows)  # of a place that is assigned several times the last one stays
     return group_of, last
 
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -59,17 +60,30 @@ def _parts(keys: Any) -> tuple[Array, Array]:
     return data.copy(), offsets[1:] - offsets[0]
 
 
+def _words(data: Array, ends: Array) -> Array | None:
+    """Of keys of one width the times as they stand in their bytes, to read or write in place; None: of other keys."""
+    width, rest = divmod(len(data), max(1, len(ends)))
+    if rest or not width or not (ends == np.arange(width, len(data) + 1, width)).all():
+        return None
+    return np.ndarray((len(ends),), ">u8", data, width - _TIME, (width,))
+
+
 def _times(keys: Any) -> Array:
     data, ends = _parts(keys)
-    words = data[ends[:, None] + np.arange(-_TIME, 0)].view(">u8")[:, 0].astype(np.uint64)
-    return np.asarray((words ^ _SIGN).view(np.int64))
+    words = _words(data, ends)
+    if words is None:
+        words = data[ends[:, None] + np.arange(-_TIME, 0)].view(">u8")[:, 0]
+    return np.asarray((words.astype(np.uint64) ^ _SIGN).view(np.int64))
 
 
 def _with_times(keys: Any, times: Array) -> Any:
     """The same keys with other times."""
     data, ends = _parts(keys)
-    words = (times.view(np.uint64) ^ _SIGN).astype(">u8")
-    data[ends[:, None] + np.arange(-_TIME, 0)] = words.view(np.uint8).reshape(-1, _TIME)
+    signed = times.view(np.uint64) ^ _SIGN
+    if (words := _words(data, ends)) is not None:
+        words[:] = signed
+    else:
+        data[ends[:, None] + np.arange(-_TIME, 0)] = signed.astype(">u8").view(np.uint8).reshape(-1, _TIME)
     return large_binary(np.concatenate(([0], ends)), data)
 
 
@@ -86,12 +100,15 @@ def _heads(keys: Any) -> Array:
 # -- sliding ----------------------------------------------------------------------------------------
 
 
-def slid(target: TableSchema, run: DeltaRun, size_us: int, slide_us: int, check: Check) -> Iterator[DeltaRun]:
+def slid(
+    target: TableSchema, run: DeltaRun, size_us: int, slide_us: int, check: Check
+) -> Iterator[Callable[[], DeltaRun]]:
     """The windows [w, w + size), w a multiple of ``slide_us``, that some pane lies in, in parts. ``run`` has rows of
     panes, as long as the greatest common divisor of both, and keys that end in their beginnings.
 
     A part is the windows from one key on up to another, and is made of the panes from the one up to ``size_us`` behind
-    the other. So what is held besides panes is a part, which a processor's cache holds.
+    the other. So what is held besides panes is a part, which a processor's cache holds. Each part is a call, which any
+    thread may make.
 
     Raises OutOfRange for windows that would begin before time or end after it, and for sums of floats.
     """
@@ -108,13 +125,15 @@ def slid(target: TableSchema, run: DeltaRun, size_us: int, slide_us: int, check:
         low = run.key_at(at) if at else None
         high = run.key_at(at + rows) if at + rows < run.rows else None
         upto = run.rows if high is None else run.lower(_later(high, size_us))
-        windows = _windows(target, _slice(run, slice(at, upto)), size_us, slide_us, check)
-        yield _slice(windows, slice(*_range(windows, low, high)))
+        yield partial(_part, target, _slice(run, slice(at, upto)), size_us, slide_us, check, low, high)
 
 
-def _range(run: DeltaRun, low: bytes | None, high: bytes | None) -> tuple[int, int]:
-    rows = run.slice_range(low, high)
-    return rows.start, rows.stop
+def _part(
+    target: TableSchema, run: DeltaRun, size_us: int, slide_us: int, check: Check, low: bytes | None, high: bytes | None
+) -> DeltaRun:
+    windows = _windows(target, run, size_us, slide_us, check)
+    rows = windows.slice_range(low, high)
+    return _slice(windows, slice(rows.start, rows.stop))
 
 
 def _slice(run: DeltaRun, part: slice) -> DeltaRun:

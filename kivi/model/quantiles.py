@@ -63,6 +63,9 @@ def bias_of(scale: int) -> int:
     return -math.floor(_LOWEST_EXPONENT * 2.0**scale)
 
 
+_TABLED_FROM: Final = 4_096
+"""Fewer values are not worth a table."""
+_TABLED_SCALE_MAX: Final = 7
 _AT_ONCE: Final = 16_384
 """Values of which what is computed on the way to their codes stays in a processor's cache: 9 ns each, and not 23."""
 
@@ -87,10 +90,45 @@ def _cells(scale: int) -> tuple[Array, Array]:
 
 
 def codes_of(values: Array, scale: int) -> Array:
-    """The code of each of some finite float64: int64."""
-    if len(values) <= _AT_ONCE:
-        return _codes_of(values, scale)
-    return np.concatenate([_codes_of(values[at : at + _AT_ONCE], scale) for at in range(0, len(values), _AT_ONCE)])
+    """The code of each of some finite float64: int32."""
+    codes = np.empty(len(values), np.int32)
+    is_tabled = len(values) >= _TABLED_FROM and 0 <= scale <= _TABLED_SCALE_MAX and _are_plain(values)
+    for at in range(0, len(values), _AT_ONCE):
+        part = slice(at, at + _AT_ONCE)
+        codes[part] = _tabled(values[part], scale) if is_tabled else _codes_of(values[part], scale)
+    return codes
+
+
+def _are_plain(values: Array) -> bool:
+    """Whether they are positive and not subnormal, or 0.0."""
+    tiny, least = np.finfo(np.float64).tiny, values.min()
+    if least == 0.0:
+        least = values.min(initial=np.inf, where=values.view(np.int64) != 0)  # not -0.0 either
+    return bool(least >= tiny)
+
+
+def _tabled(values: Array, scale: int) -> Array:
+    bits = values.view(np.int64)
+    lowest, bounds, shift = _table(scale)
+    top = bits >> shift
+    codes: Array = lowest[top]
+    codes += bits > bounds[top]
+    return codes
+
+
+@lru_cache(maxsize=2)
+def _table(scale: int) -> tuple[Array, Array, int]:
+    """By the first bits of a float64 from 0.0 on: its code if it is not above the one bound that may lie among those
+    that begin so, that bound, and how many bits are left out. 3 ns a value where ``_codes_of`` takes 10; 3 MB."""
+    before, bound = _cells(scale)
+    top = np.arange(0x7FF << (scale + 1))
+    exponent, cell = top >> (scale + 1), top & ((2 << scale) - 1)
+    codes = ((exponent - 1023) << scale) + before[cell] + (bias_of(scale) + 1)
+    codes[0] = 0
+    never = np.iinfo(np.int64).max
+    bounds = np.where(bound[cell] == never, never, (exponent << _MANTISSA) | bound[cell])
+    bounds[0] = never
+    return codes.astype(np.int32), bounds, _MANTISSA - scale - 1
 
 
 def _codes_of(values: Array, scale: int) -> Array:

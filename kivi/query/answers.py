@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -18,7 +18,8 @@ from kivi.errors import OutOfRange
 from kivi.model.questions import WINDOW_END, WINDOW_START, Question, Windows
 from kivi.model.rollups import derived_from
 from kivi.model.types import INT64_MAX, ColumnType
-from kivi.query.tally import Found
+from kivi.query.tally import Found, Nulls
+from kivi.runtime.ahead import in_order
 
 __all__ = ["Answer", "answered"]
 
@@ -55,22 +56,26 @@ class Answer(Iterator[pa.RecordBatch]):
 
 
 def answered(
-    question: Question, found: Iterable[Found], limit: int | None, check: Callable[[int], None]
+    question: Question, found: Iterator[Callable[[], Found]], limit: int | None, check: Callable[[int], None]
 ) -> Iterator[pa.RecordBatch]:
     """The rows that are asked for, in order: by ``order``, and where that is equal by their groups, nulls last.
 
-    ``check`` is told how many bytes they take so far. Raises what it raises, and OutOfRange for a value that its column
-    cannot hold, if that column is asked for.
+    Parts of them are made ahead, in several threads. ``check`` is told how many bytes they take so far. Raises what it
+    raises, and OutOfRange for a value that its column cannot hold, if that column is asked for.
     """
     target = question.target
     names = tuple(dict.fromkeys((*question.needed, *target.key_names)))
     types = {name: question.type_of(name) for name in names}
     fields = pa.schema([arrow_field(name, type_) for name, type_ in types.items()])
-    tables, kinds, held = [fields.empty_table()], set(), 0
-    for part in found:
-        kinds.add(part.nulls)
-        rows = _table(question, part, names, fields)
-        tables.append(rows if question.having is None else filter_batch(rows, question.having, types))
+    tables, kinds, held = [fields.empty_table()], set[Nulls](), 0
+
+    def made(part: Callable[[], Found]) -> tuple[Nulls, pa.Table]:
+        rows = _table(question, kind := part(), names, fields)
+        return kind.nulls, rows if question.having is None else filter_batch(rows, question.having, types)
+
+    for nulls, rows in in_order(found, made):
+        kinds.add(nulls)
+        tables.append(rows)
         held += tables[-1].nbytes
         check(held)
     table = pa.concat_tables(tables)

@@ -7,7 +7,8 @@ kind has a target of its own, whose key is without these columns: the usual kind
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -26,15 +27,28 @@ from kivi.errors import ResourceExhausted
 from kivi.model.questions import SESSION, WINDOW_END, Question
 from kivi.model.schema import TableSchema
 from kivi.model.types import ColumnType
+from kivi.runtime.ahead import AT_ONCE
 
-__all__ = ["CHUNK_ROWS", "Found", "Tally"]
+__all__ = ["CHUNK_ROWS", "Derived", "Found", "Nulls", "Tally"]
 
 CHUNK_ROWS: Final = 131_072
-"""Events that deltas are derived from at once."""
+"""Events that deltas are derived from at once; twice as many where no sum of floats begins anew with a chunk: what is
+derived of fewer takes longer to combine than what is derived of more takes to derive."""
 _ROWS_MIN: Final = 262_144
 """Deltas that are combined at once, at least."""
 _PART_ROWS: Final = 16_384
 _MOMENT: Final = ColumnType("timestamp")
+
+
+Nulls = tuple[str, ...]
+"""Which groups of a kind are null."""
+
+
+class Derived(NamedTuple):
+    """The deltas of so many events, by kind."""
+
+    events: int
+    runs: list[tuple[Nulls, DeltaRun]]
 
 
 class Found(NamedTuple):
@@ -42,7 +56,7 @@ class Found(NamedTuple):
 
     target: TableSchema
     rows: FixedRows
-    nulls: tuple[str, ...]
+    nulls: Nulls
 
 
 class Tally:
@@ -50,26 +64,28 @@ class Tally:
 
     def __init__(self, question: Question, bytes_max: int) -> None:
         self._question, self._bytes_max = question, bytes_max
-        self._kinds: dict[tuple[str, ...], tuple[TableSchema, Combining]] = {}
+        self._kinds: dict[Nulls, tuple[TableSchema, Combining]] = {}
+        self._targets: dict[Nulls, TableSchema] = {(): question.target}
         self.target = question.target
         self.events = 0
         """How many were looked at."""
 
-    def combining(self, nulls: tuple[str, ...] = ()) -> Combining:
+    def combining(self, nulls: Nulls = ()) -> Combining:
         """Where deltas of a kind are added: whoever does that by itself calls ``check`` now and then."""
         return self._kind(nulls)[1]
 
-    def _kind(self, nulls: tuple[str, ...]) -> tuple[TableSchema, Combining]:
-        if nulls not in self._kinds:
+    def _target(self, nulls: Nulls) -> TableSchema:
+        if nulls not in self._targets:
             target = self._question.target
-            if nulls:
-                kept = [i for i, group in enumerate(target.group_by) if group.name not in nulls]
-                target = dataclasses.replace(
-                    target,
-                    key=tuple(target.key[i] for i in kept),
-                    group_by=tuple(target.group_by[i] for i in kept),
-                    derived=(),
-                )
+            kept = [i for i, group in enumerate(target.group_by) if group.name not in nulls]
+            key, group_by = tuple(target.key[i] for i in kept), tuple(target.group_by[i] for i in kept)
+            made = dataclasses.replace(target, key=key, group_by=group_by, derived=())
+            self._targets.setdefault(nulls, made)
+        return self._targets[nulls]
+
+    def _kind(self, nulls: Nulls) -> tuple[TableSchema, Combining]:
+        if nulls not in self._kinds:
+            target = self._target(nulls)
             gather = Pieces(self._question, target) if self._gap_us is not None else Combining(target, _ROWS_MIN)
             self._kinds[nulls] = target, gather
         return self._kinds[nulls]
@@ -93,18 +109,22 @@ class Tally:
 
     # -- what comes in --------------------------------------------------------------------------
 
-    def add_events(self, events: pa.RecordBatch) -> None:
-        """Events, next in their order, with the columns that the target observes, by name.
+    def derived(self, events: pa.RecordBatch) -> Derived:
+        """What ``add_derived`` takes, of events in their order with the columns that the target observes, by name.
 
-        Raises OutOfRange, InvalidArgument for what they cannot be, and ResourceExhausted.
+        Any thread may call it. Raises OutOfRange and InvalidArgument for what events cannot be.
         """
-        self.events += events.num_rows
-        for nulls, kind in self._by_nulls(events):
-            target, combining = self._kind(nulls)
-            combining.add(self._derived(target, kind))
+        runs = [(nulls, self._derived(self._target(nulls), kind)) for nulls, kind in self._by_nulls(events)]
+        return Derived(events.num_rows, runs)
+
+    def add_derived(self, derived: Derived) -> None:
+        """Those of the events that are next in their order. Raises OutOfRange, ResourceExhausted."""
+        self.events += derived.events
+        for nulls, run in derived.runs:
+            self.combining(nulls).add(run)
         self.check()
 
-    def _by_nulls(self, events: pa.RecordBatch) -> list[tuple[tuple[str, ...], pa.RecordBatch]]:
+    def _by_nulls(self, events: pa.RecordBatch) -> list[tuple[Nulls, pa.RecordBatch]]:
         target = self._question.target
         nullable = [g for g in target.group_by if g.source != SESSION and events.column(g.source).null_count]
         if not nullable:
@@ -139,31 +159,39 @@ class Tally:
 
     # -- what comes out -------------------------------------------------------------------------
 
-    def result(self) -> Iterator[Found]:
+    def result(self) -> Iterator[Callable[[], Found]]:
         """All rows, in parts: those of one kind after the other. Without groups there is one, also of no events.
 
-        Raises OutOfRange, ResourceExhausted.
+        Each part is a call, which any thread may make. Both raise OutOfRange, ResourceExhausted.
         """
         target = self._question.target
         empty = True
         for nulls, (kind, combining) in self._kinds.items():
             if (run := combining.result()) is not None:
                 empty = False
-                yield from (Found(kind, folded(kind, part), nulls) for part in self._parts(kind, run))
+                yield from (partial(_found, kind, part, nulls) for part in self._parts(kind, run))
         if not target.key and empty:
             columns = tuple(neutral_column(column, 1) for column in target.columns)
             nothing = DeltaRun(pa.array([b""], pa.large_binary()), CTS, columns)
-            yield Found(target, folded(target, nothing), ())
+            yield partial(_found, target, partial(_itself, nothing), ())
 
-    def _parts(self, kind: TableSchema, run: DeltaRun) -> Iterator[DeltaRun]:
+    def _parts(self, kind: TableSchema, run: DeltaRun) -> Iterator[Callable[[], DeltaRun]]:
         windows = self._question.windows
         if windows is None or windows.size is None or windows.slide_us is None:
-            return pieces(run, _PART_ROWS)
+            return (partial(_itself, part) for part in pieces(run, _PART_ROWS))
 
         def check(more: int) -> None:
-            self.check(run.nbytes + more)
+            self.check(run.nbytes + AT_ONCE * more)
 
         return slid(kind, run, windows.size.count, windows.slide_us, check)
+
+
+def _itself(part: DeltaRun) -> DeltaRun:
+    return part
+
+
+def _found(kind: TableSchema, part: Callable[[], DeltaRun], nulls: Nulls) -> Found:
+    return Found(kind, folded(kind, part()), nulls)
 
 
 class Pieces(Combining):

@@ -19,11 +19,12 @@ from typing import Final, TypeVar
 from kivi.runtime.forks import register_fork_handler
 from kivi.runtime.scheduling import use_batch_scheduling
 
-__all__ = ["begin", "in_order"]
+__all__ = ["AT_ONCE", "begin", "in_order"]
 
 P = TypeVar("P")
 T = TypeVar("T")
-_THREADS: Final = min(4, os.cpu_count() or 1)
+AT_ONCE: Final = min(4, os.cpu_count() or 1)
+"""Threads, and for each caller calls whose results it has not taken."""
 
 
 class _Pool:
@@ -38,7 +39,7 @@ class _Pool:
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(_THREADS, "kivi-ahead", initializer=use_batch_scheduling)
+            self._threads = ThreadPoolExecutor(AT_ONCE, "kivi-ahead", initializer=use_batch_scheduling)
         return self._threads.submit(call)
 
 
@@ -50,8 +51,8 @@ def begin(call: Callable[[], T]) -> Future[T]:
     return _pool.submit(call)
 
 
-def in_order(parts: Iterator[P], call: Callable[[P], T], waits: Callable[[P], bool]) -> Iterator[T]:
-    """``call`` of each part, in their order; at most ``_THREADS`` of them have begun and are not taken yet.
+def in_order(parts: Iterator[P], call: Callable[[P], T], waits: Callable[[P], bool] | None = None) -> Iterator[T]:
+    """``call`` of each part, in their order; at most ``AT_ONCE`` of them have begun and are not taken yet.
 
     ``parts`` is asked for the next one by the caller's thread. What ``waits`` is true of runs there too, when it is its
     turn: an object store that does not answer keeps nobody else waiting, and a deadline is that of the caller. Raises
@@ -65,12 +66,12 @@ def in_order(parts: Iterator[P], call: Callable[[P], T], waits: Callable[[P], bo
     running = deque[Future[T]]()
     try:
         for part in parts:
-            if waits(part):
+            if waits is not None and waits(part):
                 begun.append(partial(call, part))
             else:
                 running.append(_pool.submit(partial(call, part)))
                 begun.append(running[-1].result)
-            if len(begun) == _THREADS:
+            if len(begun) == AT_ONCE:
                 yield begun.popleft()()
                 while running and running[0].done():
                     running.popleft()

@@ -34,7 +34,7 @@ class QuantilesKind(Kind):
         floats = values.astype(np.float64)
         if type_.scale:
             floats /= 10.0**type_.scale
-        return codes_of(floats, self.state.size).astype(np.int32), None
+        return codes_of(floats, self.state.size), None
 
     def grouped(self, seen: Observed, group_of: Array, groups: int) -> tuple[Items, Array] | None:
         """Counted at once where groups have many events, which need not be put into an order then."""
@@ -79,7 +79,10 @@ def counted(codes: Array, counts: Array | None, state_of: Array, states: int) ->
     keys = state_of * span
     keys += codes
     keys -= low
-    keys, sums = _by_key(keys, counts, np.bincount(state_of, minlength=states) * _DENSE >= span, state_of, span)
+    if states * span <= len(codes):  # no state need be looked at by itself
+        keys, sums = _tabled(keys, counts, states * span)
+    else:
+        keys, sums = _by_key(keys, counts, np.bincount(state_of, minlength=states) * _DENSE >= span, state_of, span)
     if not sums.all():
         keys, sums = keys[sums != 0], sums[sums != 0]
     offsets = keys.searchsorted(np.arange(states + 1) * span)

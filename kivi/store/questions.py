@@ -33,7 +33,8 @@ from kivi.mvcc.leases import Lease
 from kivi.mvcc.timeline import Timeline
 from kivi.query.answers import Answer, answered
 from kivi.query.planning import Candidate, Part, Times, planned
-from kivi.query.tally import CHUNK_ROWS, Tally
+from kivi.query.tally import CHUNK_ROWS, Derived, Tally
+from kivi.runtime.ahead import in_order
 from kivi.store.catalog import Catalog
 from kivi.store.event_selection import Captured, SelectedEvents, columns_asked, narrowed, pushed
 from kivi.store.key_ranges import asked_range, equalities
@@ -222,11 +223,15 @@ class Questions:
         batches = (
             batch for times in parts for batch in events.of(times, after, named=question.is_timed, ordered=ordered)
         )
-        for chunk in chunks(batches, CHUNK_ROWS):
+
+        def derived(chunk: pa.RecordBatch) -> Derived:
             for name, expression in question.computed:
                 read = plain(chunk.select(sorted(names(expression)) or chunk.schema.names[:1]))
                 chunk = chunk.append_column(name, evaluate(read, expression, types))
-            tally.add_events(chunk)
+            return tally.derived(chunk)
+
+        for each in in_order(chunks(batches, CHUNK_ROWS if ordered else 2 * CHUNK_ROWS), derived):
+            tally.add_derived(each)
 
 
 def _asked(wanted: Scan) -> Question:

@@ -108,6 +108,17 @@ def test_the_scale_keeps_its_promise_and_buckets_hold_their_bounds() -> None:
     assert [rank_of(q, 10) for q in (0, 0.1, 0.9, 0.91, 1)] == [1, 1, 9, 10, 10]
 
 
+@pytest.mark.parametrize("scale", [0, 3, 6, 7, 8])
+@pytest.mark.parametrize("more", [[], [0.0], [-0.0], [5e-324], [-1.5]])
+def test_many_values_have_the_codes_that_each_has_by_itself(scale: int, more: list[float]) -> None:
+    bounds = 2.0 ** (np.arange(-3 * 2**scale, 3 * 2**scale) / 2**scale)
+    ends = [np.finfo(np.float64).tiny, np.finfo(np.float64).max, 1.0, 2.0**60, 3.0]
+    some = np.concatenate([bounds, np.nextafter(bounds, 0), np.nextafter(bounds, 9), ends, more])
+    values = np.concatenate([some, np.exp2(CHANCE.uniform(-1_000, 1_000, 20_000))])
+    by_itself = [codes_of(values[at : at + 100], scale) for at in range(0, len(values), 100)]
+    assert (codes_of(values, scale) == np.concatenate(by_itself)).all()
+
+
 # -- distinct -----------------------------------------------------------------------------------------------
 
 
