@@ -146,7 +146,7 @@ def test_a_slow_answer_ends_with_the_callers_time(s3: Faulty, db: Any) -> None:
     began = time.monotonic()
     with deadlines.until(began + 0.5), pytest.raises(Unavailable, match=r"parquet.* \(no answer in time\)"):
         events(db)
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 4.5
     with deadlines.until(time.monotonic() + 0.5):
         assert sums(db, **LATE)["n"] > 0
     s3.delay_s = 0.0
