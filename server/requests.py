@@ -289,6 +289,7 @@ class Requests(ABC):
             request.sql.text,
             request.sql.parameters,
             functools.partial(self._sql_table, lease),
+            self._sql_tables,
             functools.partial(self._sql_files, lease, shared),
             functools.partial(self._sql_scan, lease, shared),
         )
@@ -303,9 +304,13 @@ class Requests(ABC):
         page = session_pb2.ScanPage()
         self._answer_page(asked, transaction, page, self._first_page(transaction, pages, page))
 
+    def _sql_tables(self) -> list[str]:
+        """Those that the caller may read."""
+        return [table.name for table in self.store.tables() if self.access.allows(table.name)]
+
     def _sql_table(self, lease: Lease, name: str) -> bytes | None:
         """What a name in a question means; None: there is no such table."""
-        known = resolve(name, [table.name for table in self.store.tables() if self.access.allows(table.name)])
+        known = resolve(name, self._sql_tables())
         self.access.require(Access.READ, "reading", known or name)
         return None if known is None else to_table(self.translator.schema(known, 0, lease)).SerializeToString()
 

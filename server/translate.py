@@ -334,9 +334,12 @@ class Translator:
         if not request.levels or not request.slots:
             raise SchemaError("CreateAggregates needs at least one level and one slot")
         levels = [list(level.columns) for level in request.levels]
-        contents = self._contents(request)
-        table = self.store.table
-        return level_schemas(table, request.name, request.source, levels, request.slots, *contents, request.tz or None)
+        measures, derived, history, retention = self._contents(request)
+        kept = dict(request.slot_retention_us) or retention
+        return level_schemas(
+            self.store.table, request.name, request.source, levels, request.slots, measures, derived, history, kept,
+            request.tz or None,
+        )  # fmt: skip
 
     def _contents(
         self, request: service_pb2.CreateAggregateRequest | service_pb2.CreateAggregatesRequest

@@ -813,7 +813,7 @@ class LevelsArguments:
     history: str | int | dt.timedelta | None = None
     tz: str | None = None
     progress: Callable[[int, int], None] | None = None
-    retention: str | int | dt.timedelta | None = None
+    retention: str | int | dt.timedelta | Mapping[str, str | int | dt.timedelta] | None = None
 
     def __post_init__(self) -> None:
         table_name(self.source)
@@ -825,6 +825,13 @@ class LevelsArguments:
         self.slots = tuple(_width(slot, self.tz) for slot in self.slots)
         if not self.levels or not self.slots:
             raise SchemaError("create_aggregates needs at least one of levels and one of slots")
+        if isinstance(self.retention, Mapping):
+            self.retention = {_width(slot, self.tz): kept for slot, kept in self.retention.items()}
+            if unknown := self.retention.keys() - {*self.slots}:
+                raise InvalidArgument(
+                    f"retention is a duration, or a dict with one for some of slots={list(self.slots)}: "
+                    f"{min(unknown)!r} is none of these"
+                )
         self.measures = _measures(self.measures)
 
     @property

@@ -70,6 +70,17 @@ class Dataset(pa.dataset.Dataset):  # type: ignore[misc]
     def schema(self) -> pa.Schema:
         return self._schema
 
+    @property
+    def states(self) -> dict[str, str]:
+        """Its columns that are states of measures, and what to name in their place."""
+        return {column.name: column.type.advice(column.name) for column in self._table.columns if column.type.is_state}
+
+    def compute(self, columns: Sequence[str]) -> None:
+        """Adds columns, each the text of a function of a state, as far as it has that state. Raises SchemaError."""
+        ours = [each for each in columns if each.partition("(")[2].partition(",")[0] in self.states]
+        named = tuple(dict.fromkeys([*self._schema.names, *ours]))
+        self._schema = OrderedScanArguments(self.name, columns=named).arrow_schema(self._table)
+
     def scanner(self, columns: Any = None, filter: Any = None, **options: Any) -> pa.dataset.Scanner:
         """``columns``: names, or a dict of pyarrow expressions, None for all; ``filter``: a pyarrow expression."""
         said = read_filter(filter, lambda name: type_of(self._seen, name))

@@ -139,8 +139,8 @@ class Database(ABC, Generic[Tx, Snap]):
 
         A level is a column, or a list of columns, to group by besides the slot of the event time; ``slots`` are widths
         as of ``kivi.time_slot``, in the time zone ``tz``. They are called like ``calls_customer_5m``, after ``name``,
-        the columns and the width. Everything else is as of ``create_aggregate``: events that are there already are read
-        once for all of them.
+        the columns and the width. ``retention`` is of all of them, or a dict by the widths of slots: ``{"5m": "30d"}``.
+        Everything else is as of ``create_aggregate``: events that are there already are read once for all of them.
         """
 
     @abstractmethod

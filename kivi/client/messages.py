@@ -200,14 +200,21 @@ def new_aggregates(wanted: LevelsArguments) -> service_pb2.CreateAggregatesReque
         levels=[service_pb2.Level(columns=columns) for columns in wanted.levels],
         slots=wanted.slots,
         tz=wanted.tz or "",
+        slot_retention_us=_by_slot(wanted),
         **_contents(wanted),
     )
 
 
+def _by_slot(wanted: LevelsArguments) -> dict[str, int]:
+    by_slot = wanted.retention if isinstance(wanted.retention, Mapping) else {}
+    return {slot: parse_duration_us(kept, "retention") for slot, kept in by_slot.items()}
+
+
 def _contents(wanted: AggregateArguments | LevelsArguments) -> dict[str, Any]:
+    kept = wanted.retention
     return {
         "measures": _measures(wanted.measures or {}),
         "derived": _derived(wanted.derived),
         "history_us": None if wanted.history is None else parse_duration_us(wanted.history, "history"),
-        "retention_us": None if wanted.retention is None else parse_duration_us(wanted.retention, "retention"),
+        "retention_us": None if kept is None or isinstance(kept, Mapping) else parse_duration_us(kept, "retention"),
     }

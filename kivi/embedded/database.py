@@ -218,10 +218,13 @@ class Snapshot(interface.Snapshot):
             table = shared.of(schema)
             return Dataset(schema, lambda asked: table.scan(asked.bound(schema)), hidden, table.files)
 
+        def every() -> Iterable[tuple[str, pa.Schema]]:
+            return ((name, self._dataset(name, commits=False).schema) for name in self._db.tables())
+
         settings = self._db.store.settings
         limits = Limits(settings.sql_memory_bytes, settings.sql_threads, settings.sql_timeout_s, settings.sql_rows)
         with self._db.store.shared_events(self._lease) as shared:
-            found = as_table(answer(wanted.text, wanted.parameters, find, limits))
+            found = as_table(answer(wanted.text, wanted.parameters, find, every, limits))
             shared.check()
             return found
 

@@ -120,9 +120,12 @@ class ColdTier:
 
     # -- reading --------------------------------------------------------------------------------
 
-    def fill(self, where: ColdObject, nbytes: int, spans: Sequence[tuple[int, int]], into: memoryview) -> None:
+    def fill(
+        self, where: ColdObject, nbytes: int, spans: Sequence[tuple[int, int]], into: memoryview, *, once: bool = False
+    ) -> None:
         """Reads these spans (offset, bytes) of an object to where they lie in it, from the cache if they are there.
 
+        ``once``: what is read is not asked for again, and takes no room in the cache.
         Raises ObjectMissing, Unavailable.
         """
         named = "/".join(where)
@@ -137,7 +140,7 @@ class ColdTier:
             for (at, size), piece in zip(missing, pieces, strict=True):
                 into[at : at + size] = piece
                 self.fetched_bytes += size
-                if self._cache is not None:
+                if self._cache is not None and not once:
                     self._cache.put(named, at, piece)
 
     def forget(self, where: ColdObject, at: int) -> None:
@@ -283,17 +286,22 @@ class ColdTier:
     def pin(self, objects: Iterable[ColdObject], path: str) -> list[ColdObject]:
         """Keeps these objects from being deleted, for a copy at ``path``: by whichever store they belong to.
 
-        The pins, for ``unpin``. Raises Unavailable.
+        The pins, for ``unpin``. Raises Unavailable, and then there are none.
         """
         of = defaultdict[tuple[str, str], list[str]](list)
         for one in objects:
             of[one.url, one.generation].append(one.key)
         pins = list[ColdObject]()
-        for (url, generation), keys in of.items():
-            where = ColdObject(url, f"{generation}/{_PINS}/{secrets.token_hex(8)}.json")
-            said = json.dumps({"path": os.path.abspath(path), "objects": sorted(keys)}, separators=(",", ":"))
-            self.store(url).write(where.key, said.encode())
-            pins.append(where)
+        try:
+            for (url, generation), keys in of.items():
+                pins.append(ColdObject(url, f"{generation}/{_PINS}/{secrets.token_hex(8)}.json"))
+                said = json.dumps({"path": os.path.abspath(path), "objects": sorted(keys)}, separators=(",", ":"))
+                self.store(url).write(pins[-1].key, said.encode())
+        except BaseException:
+            for pin in pins:  # the last one may be there, too
+                with contextlib.suppress(KiviError):
+                    self.unpin([pin])
+            raise
         return pins
 
     def unpin(self, pins: Iterable[ColdObject]) -> None:

@@ -239,9 +239,10 @@ class SettledFiles:
         *,
         named: bool = False,
         coded: Collection[str] = (),
+        once: bool = False,
     ) -> Any:
         """The columns of a row group as one RecordBatch; ``named``: with ``STAMP`` (uint64) and ``POSITION`` (int64).
-        ``coded``: columns that may come in codes, which are wide ones (``narrowed``).
+        ``coded``: columns that may come in codes, which are wide ones (``narrowed``). ``once``: see ``ColdTier.fill``.
 
         Columns that were added to the table after the file was written are null.
         """
@@ -259,7 +260,8 @@ class SettledFiles:
                 and written.column(i).has_dictionary_page
             ]
             with reader_for(file.nbytes) as reader:
-                self._fetch(file.number, file.nbytes, [group.chunks[i] for i in wanted], file.cold, reader.memory)
+                chunks = [group.chunks[i] for i in wanted]
+                self._fetch(file.number, file.nbytes, chunks, file.cold, reader.memory, once=once)
                 found = reader.opened(file.nbytes, footer, codes).read(group.index, wanted, threads=False)
             arrays = [
                 _whole(found[i], self._types[i]) if (i := self._index[name]) < file.stored
@@ -350,7 +352,7 @@ class SettledFiles:
     def whole(self, file: SettledFile) -> bytes:
         """All bytes of a file, as they were written. Raises DataLoss that names it."""
         chunks = [file.tail, *(chunk for group in file.groups for chunk in (*group.chunks, *group.filters.values()))]
-        memory = self._fetch(file.number, file.nbytes, chunks, file.cold)
+        memory = self._fetch(file.number, file.nbytes, chunks, file.cold, once=True)
         memory[: len(MAGIC)] = MAGIC  # which no chunk has
         self._parsed(file.number, file.cold, memory)
         return bytes(memory)
@@ -367,17 +369,24 @@ class SettledFiles:
             raise self._lost(number, cold, f"damaged ({error})") from None
 
     def _fetch(
-        self, number: int, nbytes: int, chunks: Sequence[Chunk], cold: ColdObject | None, memory: Any = None
+        self,
+        number: int,
+        nbytes: int,
+        chunks: Sequence[Chunk],
+        cold: ColdObject | None,
+        memory: Any = None,
+        *,
+        once: bool = False,
     ) -> Any:
         """Memory, new or as given, in which these chunks lie where they lie in the file, and are what was written."""
         memory = memory or new_memory(nbytes)
         view = memoryview(memory)[:nbytes]
-        self._fill(number, nbytes, chunks, cold, view)
+        self._fill(number, nbytes, chunks, cold, view, once=once)
         wrong = [one for one in chunks if crc32(view[one[0] : one[0] + one[1]]) != one[2]]
         if wrong and cold is not None and self.cold is not None:  # on its way, or in the cache: once more
             for at, _, _ in wrong:
                 self.cold.forget(cold, at)
-            self._fill(number, nbytes, wrong, cold, view)
+            self._fill(number, nbytes, wrong, cold, view, once=once)
         for at, size, checksum in wrong:
             if crc32(view[at : at + size]) != checksum:
                 if cold is not None and self.cold is not None:
@@ -387,7 +396,14 @@ class SettledFiles:
         return memory
 
     def _fill(
-        self, number: int, nbytes: int, chunks: Sequence[Chunk], cold: ColdObject | None, into: memoryview
+        self,
+        number: int,
+        nbytes: int,
+        chunks: Sequence[Chunk],
+        cold: ColdObject | None,
+        into: memoryview,
+        *,
+        once: bool = False,
     ) -> None:
         spans = [(at, size) for at, size, _ in chunks]
         try:
@@ -395,7 +411,7 @@ class SettledFiles:
                 there = self.place.fill(number, nbytes, spans, into)
             else:
                 assert self.cold is not None, "a table whose files may be cold is opened with the tier"
-                self.cold.fill(cold, nbytes, spans, into)
+                self.cold.fill(cold, nbytes, spans, into, once=once)
                 there = True
         except OSError as error:
             raise self._lost(number, cold, f"unreadable ({error.strerror})") from None

@@ -151,10 +151,12 @@ def level_schemas(
     measures: Mapping[str, OperatorCall] | None,
     derived: Mapping[str, str] | None = None,
     history: Duration | None = None,
-    retention: Duration | None = None,
+    retention: Duration | Mapping[str, Duration] | None = None,
     tz: str | None = None,
 ) -> list[TableSchema]:
     """An aggregate for each level, which is the columns that it groups by, and each width of slots.
+
+    ``retention``: of all of them, or by the widths of slots, as they stand in ``slots``; of others there is none.
 
     Slots are those of the event time, or of the slots of a source that is an aggregate. Raises as ``declared_schema``.
     """
@@ -170,7 +172,7 @@ def level_schemas(
             measures,
             derived,
             history,
-            retention,
+            retention.get(slot) if isinstance(retention, Mapping) else retention,
         )
         for columns in levels
         for slot in slots

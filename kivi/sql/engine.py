@@ -15,11 +15,22 @@ from kivi.errors import DataLoss, InvalidArgument, KiviError, NotFound, Resource
 from kivi.model.changes import COMMIT_TS
 from kivi.model.event_files import EventFiles
 from kivi.sql.spare import Spare
-from kivi.sql.tables import check_no_file, check_reads, quoted_text, table_names, view_of
+from kivi.sql.states import with_columns
+from kivi.sql.tables import (
+    CATALOGS,
+    check_no_file,
+    check_reads,
+    lists_tables,
+    quoted_name,
+    quoted_text,
+    table_names,
+    view_of,
+)
 
 __all__ = ["Limits", "Parameters", "Source", "answer", "as_table", "check_text", "relation", "resolve"]
 
 BATCH_ROWS: Final = 65_536
+_LISTED: Final = "listed:"
 _LOCKED: Final = {
     "python_enable_replacements": "false",
     "autoinstall_known_extensions": "false",
@@ -29,6 +40,8 @@ _LOCKED: Final = {
 }
 _spare: Final = Spare(_LOCKED)
 Parameters = Sequence[Any] | Mapping[str, Any] | None
+Every = Callable[[], Iterable[tuple[str, pa.Schema]]]
+"""The names of tables, and their columns."""
 
 
 class Source(Protocol):
@@ -44,6 +57,15 @@ class Source(Protocol):
     @property
     def schema(self) -> pa.Schema: ...
 
+    @property
+    def states(self) -> Mapping[str, str]:
+        """Its columns that are states of measures, and what to name in their place."""
+        ...
+
+    def compute(self, columns: Sequence[str]) -> None:
+        """Adds columns, each the text of a function of a state, as far as it has that state. Raises SchemaError."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -56,17 +78,19 @@ class Limits:
 
 
 def answer(
-    text: str, parameters: Parameters, find: Callable[[str], Source | None], limits: Limits
+    text: str, parameters: Parameters, find: Callable[[str], Source | None], every: Every, limits: Limits
 ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     """The answer's schema, and its batches of at most 65,536 rows, computed as they are asked for.
 
     ``find`` gives the table of a name, None if there is none; the error that it raises is raised if the text cannot do
-    without that table. Raises InvalidArgument with DuckDB's words for what it does not accept, NotFound,
-    ResourceExhausted, and what reading a table raises.
+    without that table. ``every`` gives all tables that may be named.
+
+    Raises InvalidArgument with DuckDB's words for what it does not accept, NotFound, ResourceExhausted, and what
+    reading a table raises.
     """
     asked = _Asked(_duckdb(), limits)
     try:
-        reader = asked.begin(check_text(text), parameters, find)
+        reader = asked.begin(check_text(text), parameters, find, every)
     except BaseException:
         asked.close()
         raise
@@ -135,7 +159,7 @@ class _Asked:
         self._connection.close()
         _spare.prepare(self._duckdb)
 
-    def begin(self, text: str, parameters: Parameters, find: Callable[[str], Source | None]) -> Any:
+    def begin(self, text: str, parameters: Parameters, find: Callable[[str], Source | None], every: Every) -> Any:
         self._timer.start()
         with self._told():
             statement = self._one_statement(text)
@@ -144,8 +168,17 @@ class _Asked:
             for name in sorted({name for catalog, schema, name in table_names(tree) if not (catalog or schema)}):
                 self._find(name, find)
             for catalog, schema, name in table_names(tree):
+                if schema not in CATALOGS and (catalog or schema) and lists_tables(tree):
+                    raise InvalidArgument(f"name {name!r} alone, without a schema")
                 if catalog or schema or self._spelled.get(name, name) not in self._sources:
                     check_no_file(catalog, schema, name)
+            written, computed = with_columns(statement.query, tree, self._states())
+            if computed:
+                statement = self._one_statement(written)
+                for source in self._sources.values():
+                    source.compute(computed)
+            if lists_tables(tree):
+                self._list(every)
             self._lock()
             return self._connection.sql(statement, params=parameters).to_arrow_reader(BATCH_ROWS)
 
@@ -185,6 +218,23 @@ class _Asked:
                 return
         self._sources[name] = source
 
+    def _states(self) -> dict[str, str]:
+        """The columns that are states in every table of the statement that has them, and what to name instead."""
+        sources = self._sources.values()
+        values = {name.lower() for each in sources for name in each.schema.names if name not in each.states}
+        return {name: said for each in sources for name, said in each.states.items() if name.lower() not in values}
+
+    def _list(self, every: Every) -> None:
+        """Makes an empty table for each that the statement does not name, so that it is listed."""
+        named = {name.lower() for name in self._sources}
+        for name, schema in every():
+            if name.lower() not in named:
+                self._connection.register(_LISTED, schema.empty_table())
+                self._connection.execute(
+                    f"create table if not exists {quoted_name(name)} as from {quoted_name(_LISTED)}"
+                )
+                self._connection.unregister(_LISTED)
+
     def _lock(self) -> None:
         """Lets the tables in, and nothing else any more."""
         self._paths = [path for source in self._sources.values() for each in source.files for path in each.paths]
@@ -192,7 +242,7 @@ class _Asked:
         self._connection.execute("set enable_external_access = false")
         for name, source in self._sources.items():
             if source.files:
-                rest = f"{name} in memory and blocks"
+                rest = f"{name}: what no file has"  # a name that a statement cannot ask for
                 self._connection.register(rest, source)
                 self._connection.execute(view_of(name, rest, source.schema.names, source.files, COMMIT_TS))
             else:

@@ -16,7 +16,17 @@ from typing import Any, Final
 from kivi.errors import InvalidArgument, NotFound
 from kivi.model.event_files import EventFiles
 
-__all__ = ["check_no_file", "check_reads", "quoted_name", "quoted_text", "table_names", "view_of"]
+__all__ = [
+    "CATALOGS",
+    "check_no_file",
+    "check_reads",
+    "lists_tables",
+    "nodes",
+    "quoted_name",
+    "quoted_text",
+    "table_names",
+    "view_of",
+]
 
 _TABLE_FUNCTIONS: Final = frozenset(
     [
@@ -28,12 +38,14 @@ _TABLE_FUNCTIONS: Final = frozenset(
 _READING: Final = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"})
 """Of the parts that a statement is made of those that change nothing: others insert, update, delete or copy."""
 _SCHEMAS: Final = frozenset({"", "main", "temp", "memory", "system", "information_schema", "pg_catalog"})
+CATALOGS: Final = frozenset({"information_schema", "pg_catalog"})
+_LISTS: Final = frozenset({"duckdb_columns", "duckdb_tables"})
 _IN_A_PATH: Final = re.compile(r"[/\\.:*?\[]")
 
 
 def table_names(tree: Any) -> Iterator[tuple[str, str, str]]:
     """Of a statement as DuckDB serializes it: catalog, schema and name of what is read, wherever it stands."""
-    for node in _nodes(tree):
+    for node in nodes(tree):
         if node.get("type") == "BASE_TABLE":
             yield node.get("catalog_name") or "", node.get("schema_name") or "", node["table_name"]
 
@@ -43,7 +55,7 @@ def check_reads(tree: Any) -> None:
     table, other than some that read no file."""
     if tree.get("error"):
         raise InvalidArgument(f"this is no statement that reads: {tree.get('error_message')}")
-    for node in _nodes(tree):
+    for node in nodes(tree):
         kind = str(node.get("type"))
         if (kind.endswith("_NODE") and kind not in _READING) or "info_type" in node:
             raise InvalidArgument("only a statement that reads is answered: this one changes something on the way")
@@ -53,6 +65,16 @@ def check_reads(tree: Any) -> None:
                 raise InvalidArgument(f"{name}() may not be asked for rows: select from tables of the snapshot")
 
 
+def lists_tables(tree: Any) -> bool:
+    """Whether the statement asks which tables or columns there are."""
+    return any(
+        node.get("show_type") == "SHOW_SPECIAL"
+        or (node.get("type") == "BASE_TABLE" and node.get("schema_name") in CATALOGS)
+        or (node.get("type") == "TABLE_FUNCTION" and node["function"].get("function_name") in _LISTS)
+        for node in nodes(tree)
+    )
+
+
 def check_no_file(catalog: str, schema: str, name: str) -> None:
     """Raises NotFound for a name, of no table, that DuckDB could take for a file's."""
     if catalog not in _SCHEMAS or schema not in _SCHEMAS or _IN_A_PATH.search(name):
@@ -60,7 +82,8 @@ def check_no_file(catalog: str, schema: str, name: str) -> None:
         raise NotFound(f"there is no table {full!r}", table=full)
 
 
-def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
+def nodes(tree: Any) -> Iterator[dict[str, Any]]:
+    """The parts of a statement."""
     left = [tree]
     while left:
         node = left.pop()

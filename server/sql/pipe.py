@@ -6,6 +6,7 @@ kind       from               payload                                        ans
 QUESTION   the server         text and limits, as JSON                       RESULT..., END or ERROR
 PARAMETERS the server, before an Arrow IPC stream of one row; empty: none
 TABLE      the process        a name                                         VALUE: kivi.v1.Table; empty: none
+TABLES     the process        empty                                          VALUE: the names of all, as JSON
 FILES      the process        the name of an event table, as it was told     VALUE: kivi.model.event_files
 SCAN       the process        kivi.v1.ScanSpec; of a table whose FILES were  VALUE: the scan's number
                               asked for: what these do not have
@@ -44,6 +45,7 @@ class Kind(IntEnum):
     END = 8
     ERROR = 9
     FILES = 10
+    TABLES = 11
 
 
 def send(channel: socket.socket, kind: Kind, payload: Any = b"") -> None:

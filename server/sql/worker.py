@@ -78,6 +78,12 @@ class _Server:
             files = decode_files(self.ask(Kind.FILES, schema.name.encode()))
         return Dataset(schema, lambda wanted: self._batches(schema, wanted), self._hidden, files)
 
+    def every(self) -> Iterator[tuple[str, pa.Schema]]:
+        for name in json.loads(self.ask(Kind.TABLES, b"")):
+            if found := self.ask(Kind.TABLE, name.encode()):
+                schema = from_table(types_pb2.Table.FromString(found))
+                yield name, Dataset(schema, lambda _: ()).schema
+
     def _batches(self, schema: TableSchema, wanted: ScanArguments) -> Iterator[pa.RecordBatch]:
         number = self.ask(Kind.SCAN, scan_spec(schema, wanted.bound(schema)).SerializeToString())
         while data := self.ask(Kind.NEXT, number):
@@ -107,7 +113,7 @@ def _answer(server: _Server, question: dict[str, Any], parameters: bytes, addres
         most = address_space + limits.memory_bytes + BESIDE_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
         given = next(iter(read_batches(parameters)), None)
-        schema, batches = answer(question["text"], from_batch(given), server.find, limits)
+        schema, batches = answer(question["text"], from_batch(given), server.find, server.every, limits)
         first = next(batches, None)
         if first is None:
             server.tell(Kind.RESULT, encode_ipc(schema.empty_table()))

@@ -32,12 +32,14 @@ _LATE_S: Final = 1.0
 @dataclass(frozen=True, slots=True)
 class Question:
     """``parameters``: an Arrow IPC stream, as the client sent it. ``table``: a name to an encoded kivi.v1.Table, None
-    where there is none. ``files``: an event table's name to its settled files (``encode_files``). ``scan``: an encoded
-    kivi.v1.ScanSpec to its pages, each an Arrow IPC stream. All raise what the question fails with."""
+    where there is none; ``tables``: the names of all. ``files``: an event table's name to its settled files
+    (``encode_files``). ``scan``: an encoded kivi.v1.ScanSpec to its pages, each an Arrow IPC stream. All raise what the
+    question fails with."""
 
     text: str
     parameters: bytes
     table: Callable[[str], bytes | None]
+    tables: Callable[[], list[str]]
     files: Callable[[str], bytes]
     scan: Callable[[bytes], Iterator[Any]]
 
@@ -203,6 +205,8 @@ class _Run:
         try:
             if kind is Kind.TABLE:
                 send(channel, Kind.VALUE, question.table(payload.decode()) or b"")
+            elif kind is Kind.TABLES:
+                send(channel, Kind.VALUE, json.dumps(question.tables()).encode())
             elif kind is Kind.FILES:
                 send(channel, Kind.VALUE, question.files(payload.decode()))
             elif kind is Kind.SCAN:

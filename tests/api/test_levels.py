@@ -117,3 +117,16 @@ def test_levels_together(calls: Any) -> None:
     with pytest.raises(kivi.SchemaError, match="twice"):
         calls.create_aggregates("c", source="calls", levels=["app", "app"], slots=["5m"], measures={"n": kivi.count()})
     assert len(calls.tables()) == 5
+
+
+def test_retention_by_the_widths_of_slots(calls: Any) -> None:
+    kept = {"1h": "30d", "1d": dt.timedelta(days=400)}
+    names = calls.create_aggregates(
+        "kept", source="calls", levels=["app"], slots=["5m", "1h", "1d"], measures={"n": kivi.count()}, retention=kept
+    )
+    assert [calls.describe(name)["retention_us"] for name in names] == [None, 30 * 86_400_000_000, 400 * 86_400_000_000]
+    for wrong in ({"2h": "30d"}, {"1h": "soon"}, {"app": "30d"}):
+        with pytest.raises(kivi.InvalidArgument):
+            calls.create_aggregates(
+                "wrong", source="calls", levels=["app"], slots=["1h"], measures={"n": kivi.count()}, retention=wrong
+            )

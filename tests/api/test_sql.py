@@ -202,7 +202,11 @@ def test_it_reaches_nothing_but_the_tables_that_it_names(db: Any, tmp_path: Path
         assert sorted(os.listdir(tmp_path)) == before
         told = str(snap.sql("select name, value from duckdb_settings()").to_pylist())
         assert str(tmp_path) not in told
-        assert snap.sql("select table_name from information_schema.tables").num_rows == 0
+        listed = snap.sql("select table_name from information_schema.tables")["table_name"].to_pylist()
+        assert sorted(listed) == ["calls", "calls_5m", "hosts"]
+        for qualified in ("main.calls", "memory.calls", "memory.main.calls"):  # not the empty table that is listed
+            with pytest.raises((InvalidArgument, NotFound)):
+                snap.sql(f"select (select count(*) from {qualified}) as n, * from information_schema.tables")
         assert snap.sql("select count(*) as n from calls").to_pylist() == [{"n": 1}]
 
 
@@ -356,3 +360,51 @@ def test_tables_in_two_spellings(tmp_path: Path, is_settled: bool) -> None:
             assert snap.sql("select count(*) as n from b, B as c").to_pylist() == [{"n": 4}]
             with pytest.raises(InvalidArgument, match="does not tell 'A' from 'a'"):
                 snap.sql('select (select count(*) from a) as x, (select count(*) from "A") as y')
+
+
+def test_a_statement_is_told_which_tables_and_columns_there_are(db: Any) -> None:
+    declare(db)
+    with db.snapshot() as snap:
+        assert [row["name"] for row in snap.sql("show tables").to_pylist()] == ["calls", "calls_5m", "hosts"]
+        listed = "select column_name, data_type from information_schema.columns where table_name = ? order by all"
+        assert snap.sql(listed, ["hosts"]).to_pylist() == [
+            {"column_name": "name", "data_type": "VARCHAR"},
+            {"column_name": "owner", "data_type": "VARCHAR"},
+            {"column_name": "rack", "data_type": "BIGINT"},
+            {"column_name": "visits", "data_type": "BIGINT"},
+        ]
+        names = {row["table_name"] for row in snap.sql("select table_name from duckdb_tables()").to_pylist()}
+        assert names == {"calls", "calls_5m", "hosts"}
+        for made_up in ('"calls in memory and blocks"', '"calls: what no file has"', '"listed:"'):
+            with pytest.raises(NotFound):
+                snap.sql(f"select count(*) from {made_up}, calls")
+
+
+def test_functions_of_states_are_those_of_kivi(db: Any) -> None:
+    declare(db)
+    db.append("calls", [{**each, "host": each["host"] or ""} for each in events(random.Random(2), 400)])
+    with db.snapshot() as snap:
+        found = snap.sql(
+            'select /* ü */ host, slot, p99, quantile(latency, 0.99) as same, a.slot as "ü", '
+            "Fraction_Below(a.LATENCY, 50), count(latency) over () as n "
+            "from calls_5m a where quantile(latency, 0.5) > $least order by host, slot",
+            {"least": 20.0},
+        )
+        rows = [row for row in snap.scan("calls_5m") if (row["latency"].quantile(0.5) or 0) > 20]
+        assert found["same"].to_pylist() == found["p99"].to_pylist() == [row["p99"] for row in rows]
+        below = [row["latency"].fraction_below(50) for row in rows]
+        assert found["fraction_below(latency, 50)"].to_pylist() == below and len(set(below)) > 1
+        assert set(found["n"].to_pylist()) == {len(rows)}
+        grouped = "select host, max(quantile(latency, 0.9)) as most from calls_5m group by host order by host"
+        most = {
+            host: max(r["latency"].quantile(0.9) or 0 for r in snap.scan("calls_5m") if r["host"] == host)
+            for host in {row["host"] for row in snap.scan("calls_5m")}
+        }
+        assert {row["host"]: row["most"] for row in snap.sql(grouped).to_pylist()} == most
+        for wrong in ("max(latency)", "quantile_cont(latency, 0.5)", "quantile(latency, x)", "hex(a.latency)"):
+            with pytest.raises(InvalidArgument, match="state of a measure"):
+                snap.sql(f"select {wrong} from calls_5m a, (select 0.5 as x)")
+        with pytest.raises(KiviError, match="quantile"):
+            snap.sql("select quantile(latency, 7) from calls_5m")
+        renamed = "with a as (select p99 as latency from calls_5m) select max(latency) as most from a"
+        assert snap.sql(renamed)["most"].to_pylist() == [max(row["p99"] or 0 for row in snap.scan("calls_5m"))]

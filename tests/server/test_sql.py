@@ -101,6 +101,10 @@ def test_a_token_sees_its_tables_and_none_other(server: ServerProcess) -> None:
                     snap.sql(f"select count(*) from {named}, calls")
                 assert isinstance(failed.value, InvalidArgument | PermissionDenied | NotFound)
         assert snap.sql("with secrets as (select 1 as x) select x from secrets").to_pylist() == [{"x": 1}]
+        assert snap.sql("show tables").to_pylist() == [{"name": "calls"}]
+        assert {row["table_name"] for row in snap.sql("from duckdb_columns() where not internal").to_pylist()} == {
+            "calls"
+        }
 
 
 def test_limits_end_a_question_and_say_which_they_are(snap: Any) -> None:
@@ -270,7 +274,7 @@ def test_a_process_that_the_system_does_not_start_costs_its_question_only(monkey
     workers = Workers(Limits(64 << 20, 1, 10.0, 1_000), 1)
 
     def one() -> list[Any]:
-        question = Question("select 1 as one", b"", lambda name: None, lambda name: b"[]", lambda spec: iter(()))
+        question = Question("select 1 as one", b"", lambda name: None, list, lambda name: b"[]", lambda spec: iter(()))
         return [
             row for page in workers.answer(question, 30) for batch in read_batches(page) for row in batch.to_pylist()
         ]

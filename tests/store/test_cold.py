@@ -21,6 +21,7 @@ import kivi
 from kivi.cli.commands import main
 from kivi.cli.offline import examine
 from kivi.errors import DataLoss, DiskFull, InvalidArgument, SchemaError, Unavailable
+from kivi.events.cold_tier import ColdObject
 from kivi.events.object_store import ObjectMissing, ObjectStore
 from kivi.events.range_cache import RangeCache
 from kivi.events.store import EventStore
@@ -459,6 +460,37 @@ def test_a_backup_that_fails_pins_nothing(tmp_path: Path, cold: Path, monkeypatc
         with pytest.raises(Unavailable, match="injected"):
             db.backup(tmp_path / "backups")
     assert not list((tmp_path / "backups").glob("2*"))
+
+
+def test_pins_are_all_there_or_none_is(cold: Path, monkeypatch: pytest.MonkeyPatch, db: Any) -> None:
+    db.store.cooler.cool()
+    url, write, written = f"file://{cold}", ObjectStore.write, list[str]()
+    for generation in ("g1", "g2"):
+        db.store.cold.store(url).make(generation)
+
+    def half(self: ObjectStore, key: str, data: bytes) -> None:
+        write(self, key, data)
+        written.append(key)
+        if len(written) == 2:  # it is there, and nobody knows
+            raise Unavailable("injected")
+
+    monkeypatch.setattr(ObjectStore, "write", half)
+    with pytest.raises(Unavailable, match="injected"):
+        db.store.cold.pin([ColdObject(url, f"{each}/1/1.parquet") for each in ("g1", "g2")], "copy")
+    assert len(written) == 2 and not pins(cold)
+
+
+def test_what_settling_reads_of_cold_files_takes_no_room_in_the_cache(db: Any) -> None:
+    assert db.store.cooler.cool() > 2
+    with db.transaction() as tx:
+        assert tx.retract("calls", start=T0, end=T0 + 300 * MINUTE)
+    before = db.stats()
+    db.consolidate()
+    db.store.settle()
+    after = db.stats()
+    fetched, cached = (after[name] - before[name] for name in ("cold_fetched_bytes", "cold_cache_bytes"))
+    assert fetched > cached
+    assert len(events(db)) and db.stats()["cold_cache_bytes"] > after["cold_cache_bytes"]
 
 
 def test_what_is_restored_reads_the_objects_and_deletes_none_of_them(tmp_path: Path, cold: Path, db: Any) -> None:

@@ -109,7 +109,14 @@ class Level(_message.Message):
     def __init__(self, columns: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class CreateAggregatesRequest(_message.Message):
-    __slots__ = ("name", "source", "levels", "slots", "measures", "derived", "history_us", "tz", "retention_us")
+    __slots__ = ("name", "source", "levels", "slots", "measures", "derived", "history_us", "tz", "retention_us", "slot_retention_us")
+    class SlotRetentionUsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     NAME_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     LEVELS_FIELD_NUMBER: _ClassVar[int]
@@ -119,6 +126,7 @@ class CreateAggregatesRequest(_message.Message):
     HISTORY_US_FIELD_NUMBER: _ClassVar[int]
     TZ_FIELD_NUMBER: _ClassVar[int]
     RETENTION_US_FIELD_NUMBER: _ClassVar[int]
+    SLOT_RETENTION_US_FIELD_NUMBER: _ClassVar[int]
     name: str
     source: str
     levels: _containers.RepeatedCompositeFieldContainer[Level]
@@ -128,7 +136,8 @@ class CreateAggregatesRequest(_message.Message):
     history_us: int
     tz: str
     retention_us: int
-    def __init__(self, name: _Optional[str] = ..., source: _Optional[str] = ..., levels: _Optional[_Iterable[_Union[Level, _Mapping]]] = ..., slots: _Optional[_Iterable[str]] = ..., measures: _Optional[_Iterable[_Union[_types_pb2.Measure, _Mapping]]] = ..., derived: _Optional[_Iterable[_Union[_types_pb2.Derived, _Mapping]]] = ..., history_us: _Optional[int] = ..., tz: _Optional[str] = ..., retention_us: _Optional[int] = ...) -> None: ...
+    slot_retention_us: _containers.ScalarMap[str, int]
+    def __init__(self, name: _Optional[str] = ..., source: _Optional[str] = ..., levels: _Optional[_Iterable[_Union[Level, _Mapping]]] = ..., slots: _Optional[_Iterable[str]] = ..., measures: _Optional[_Iterable[_Union[_types_pb2.Measure, _Mapping]]] = ..., derived: _Optional[_Iterable[_Union[_types_pb2.Derived, _Mapping]]] = ..., history_us: _Optional[int] = ..., tz: _Optional[str] = ..., retention_us: _Optional[int] = ..., slot_retention_us: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class CreateAggregatesResponse(_message.Message):
     __slots__ = ("done_rows", "total_rows", "tables")
