@@ -52,7 +52,7 @@ class ServerProcess:
         assert self.process is not None
         return self.process.pid
 
-    def start(self, timeout_s: float = 30.0) -> Self:
+    def start(self, timeout_s: float = 90.0) -> Self:
         """Starts it and waits until it listens. Raises RuntimeError with what it has said since then if it does not;
         EndedError, which is one, if it ended."""
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", **self.environment}
@@ -96,7 +96,7 @@ class ServerProcess:
         assert self.process is not None
         self.process.send_signal(number)
 
-    def stop(self, timeout_s: float = 30.0) -> int:
+    def stop(self, timeout_s: float = 60.0) -> int:
         """SIGTERM, and its exit code."""
         self.signal(signal.SIGTERM)
         return self.wait(timeout_s)
@@ -107,7 +107,7 @@ class ServerProcess:
             self.signal(signal.SIGKILL)
         self.wait()
 
-    def wait(self, timeout_s: float = 30.0) -> int:
+    def wait(self, timeout_s: float = 60.0) -> int:
         assert self.process is not None
         return self.process.wait(timeout_s)
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 __all__ = ["until", "wait_until"]
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 T = TypeVar("T")
 Reason = str | Callable[[], object]
 

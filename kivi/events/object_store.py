@@ -217,8 +217,6 @@ class ObjectStore:
 
     def _within(self, until: float, call: Callable[[], T]) -> T:
         """What the call gives, or TimeoutError, which is an OSError, if that takes too long."""
-        if self.url.startswith("file:"):
-            return call()
         if not self._room.acquire(timeout=max(0.0, until - time.monotonic())):
             raise TimeoutError(f"{_CALLS} calls are still under way")
         answer = list[T]()

@@ -48,7 +48,7 @@ from tests.waiting import wait_until
 __all__ = ["GrpcDriver", "LoopThread"]
 
 T = TypeVar("T")
-_PATIENCE_S = 20.0
+_PATIENCE_S = 60.0
 
 
 class LoopThread:

@@ -74,7 +74,7 @@ def test_an_update_is_not_lost_with_an_acknowledgement(monkeypatch: pytest.Monke
         monkeypatch.setattr(subscribing, "_TELL_S", 60.0)
         live: Any = db.subscribe("calls", name="a", interval_ms=0, heartbeat_ms=20)
         db.append("calls", [{"seq": 1, "ts": T0}])
-        while not (update := live.next(5.0)).changes:
+        while not (update := live.next(30.0)).changes:
             pass
         assert live.next(0.1) is None
         take = live._next
@@ -89,12 +89,12 @@ def test_an_update_is_not_lost_with_an_acknowledgement(monkeypatch: pytest.Monke
         monkeypatch.setattr(live, "_next", late)
         live._follower.tell(live._follower._told)  # just now
         db.append("calls", [{"seq": 2, "ts": T0}])
-        update = live.next(5.0)
+        update = live.next(30.0)
         while not update.changes:
-            update = live.next(5.0)
+            update = live.next(30.0)
         assert [change.row["seq"] for change in update.changes] == [2]
         with pytest.raises(NotFound, match="no durable subscription"):
-            live.next(5.0)
+            live.next(30.0)
         live.close()
 
 
@@ -108,7 +108,7 @@ def test_going_on_from_a_timestamp(server: ServerProcess) -> None:
     async def run(ts: int, had: list[dict[str, Any]]) -> None:
         client = await kivi.aio.connect(server.endpoint)
         async with client, client.subscribe("goes_on", since=ts, rows=had) as live:
-            update = await live.next(5.0)
+            update = await live.next(30.0)
             assert update is not None
             assert not update.reset
             assert live.rows == [{"id": 1, "n": 2}]
@@ -117,11 +117,11 @@ def test_going_on_from_a_timestamp(server: ServerProcess) -> None:
         db.create_table("goes_on", key={"id": "int64"}, columns={"n": "int64"}, history="1h")
         write(db, n=1)
         with db.subscribe("goes_on", interval_ms=0) as live:
-            live.next(5.0)
+            live.next(30.0)
             had, ts = live.rows, live.ts
         write(db, n=2)
         with db.subscribe("goes_on", since=ts) as live:
-            update = live.next(5.0)
+            update = live.next(30.0)
             assert update is not None
             assert [(change.kind, change.row) for change in update.changes] == [("change", {"id": 1, "n": 2})]
             with pytest.raises(InvalidArgument, match="rows="):
@@ -130,11 +130,11 @@ def test_going_on_from_a_timestamp(server: ServerProcess) -> None:
         began = time.monotonic()
         for _ in range(12):  # more than the server has threads for reads
             with db.subscribe("goes_on", since=2**62, rows=had) as live:
-                update = live.next(5.0)
+                update = live.next(30.0)
                 assert update is not None
                 assert update.reset
                 assert live.rows == [{"id": 1, "n": 2}]
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
 
 
 def test_a_client_that_goes_while_its_subscription_is_made(server: ServerProcess) -> None:
@@ -183,7 +183,7 @@ def test_the_server_goes_while_nobody_waits(tmp_path: Path) -> None:
     async def run(server: ServerProcess) -> None:
         async with await kivi.aio.connect(server.endpoint, timeout=60.0) as client:
             live = client.subscribe("rows", interval_ms=0, heartbeat_ms=20)
-            assert await live.next(5.0) is not None
+            assert await live.next(30.0) is not None
             for i in range(3):
                 await asyncio.to_thread(server.kill)
                 assert await live.next(0.2) is None  # notices, and begins again
@@ -216,7 +216,7 @@ def test_a_thread_that_waits_for_the_server_learns_that_it_is_closed(tmp_path: P
         for away_s in (0.0, 0.06, 0.09):
             lives = [db.subscribe("rows", heartbeat_ms=20, interval_ms=0) for _ in range(12)]
             for live in lives:
-                assert live.next(5.0) is not None
+                assert live.next(30.0) is not None
             given: list[Any] = []
             threads = [threading.Thread(target=waits, args=(live, given), daemon=True) for live in lives]
             for thread in threads:

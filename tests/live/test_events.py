@@ -99,7 +99,7 @@ def test_only_those_that_are_selected(db: Any) -> None:
     with db.subscribe(
         "calls", where=where, from_time=low, until_time=high, columns=["seq"], interval_ms=0
     ) as live:  # that moment is over: it ends when what is there has been read
-        update = live.next(5.0)
+        update = live.next(30.0)
         assert set(update.changes[0].row) == {"seq"}
         found = [change.row["seq"] for change in update.changes] + collect(live, 10_000)
         assert live.ended
@@ -136,7 +136,7 @@ def test_it_goes_on_where_it_was(db: Any) -> None:
     since, skip = None, 0
     for _ in range(40):
         with db.subscribe("calls", interval_ms=0, since=since, skip=skip, where=kivi.col("us") >= 100) as live:
-            update = live.next(5.0)
+            update = live.next(30.0)
             if update is None or not update.changes:
                 break
             found += [change.row["seq"] for change in update.changes]
@@ -183,11 +183,11 @@ def test_a_table_that_is_gone_or_another(db: Any) -> None:
         with db.transaction() as tx:
             tx.overwrite("calls")
         with pytest.raises(SnapshotTooOld, match="overwritten"):
-            live.next(5.0)
+            live.next(30.0)
     with db.subscribe("calls", interval_ms=0, since=db.watermark()) as live:
         db.drop("calls")
         with pytest.raises(NotFound):
-            live.next(5.0)
+            live.next(30.0)
 
 
 def test_bad_arguments(db: Any) -> None:

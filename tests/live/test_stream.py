@@ -237,7 +237,7 @@ def test_closing_while_the_server_is_away(tmp_path: Path) -> None:
     async def run(server: ServerProcess) -> None:
         async with await kivi.aio.connect(server.endpoint, timeout=20.0) as client:
             live = client.subscribe("rows", interval_ms=0, heartbeat_ms=20)
-            assert await live.next(5.0) is not None
+            assert await live.next(30.0) is not None
             server.kill()
             assert await live.next(0.2) is None
             waiting = asyncio.create_task(live.next())

@@ -91,16 +91,16 @@ def checked(
     """Runs until the minima are reached or the time is up, then checks. Raises Mismatch, or what a client met."""
     began = time.monotonic()
     with ServerProcess(data, *ARGUMENTS) as server:
-        db = server.connect()
+        db = server.connect(timeout=60)
         oracle = Oracle(TABLES)
         make_tables(db, data.parent / "objects")
         first = fund(db, oracle)
         clients: list[Client] = [
-            workload(server.connect(timeout=30.0), oracle, seed * 1_000 + i, first=first)
+            workload(server.connect(timeout=60.0), oracle, seed * 1_000 + i, first=first)
             for i, workload in enumerate(WORKLOADS)
         ]
         clients += [
-            Crowd(server.connect(timeout=30.0), oracle, seed * 1_000 + 100, first=first, callers=callers),
+            Crowd(server.connect(timeout=60.0), oracle, seed * 1_000 + 100, first=first, callers=callers),
             Tasks(server.endpoint, oracle, seed * 1_000 + 101, first=first, callers=callers),
         ]
         counted = _drive(server, db, oracle, clients, minima, seconds_max, kill_every_s)

@@ -345,7 +345,7 @@ def idle_connections(server: ServerProcess, scale: float) -> Answers:
                 out["connected"] += 1
             except OSError as error:
                 out[type(error).__name__] += 1
-        with server.connect() as db:
+        with server.connect(timeout=60) as db:
             out["and one that works " + named(db.watermark)] += 1
         time.sleep(5 * min(1.0, 10 * scale))  # idle: the storm of connecting is over in a second
     finally:

@@ -224,7 +224,7 @@ class Soak:
     def hostile(self, scale: float) -> None:
         part = self.part("hostile input and overload", least=len(ASSAULTS))
         with ServerProcess(self.place("besieged") / "data") as server:
-            with server.connect() as db:
+            with server.connect(timeout=60) as db:
                 make_tables(db)
             bystander = Bystander(server.endpoint)
             quiet_ms = bystander.quiet_ms()

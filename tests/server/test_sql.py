@@ -37,7 +37,7 @@ LONG = "select sum(range % 7) from range(1000000000000)"
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("sql")
     (folder / "tokens").write_text(f"{ROOT} admin\n{NARROW} reader tables=calls,by_*\n")
-    limits = ["sql_timeout_s=4", "sql_rows=100000", "sql_memory_bytes=64MiB", "sql_processes=2"]
+    limits = ["sql_timeout_s=6", "sql_rows=100000", "sql_memory_bytes=64MiB", "sql_processes=2"]
     told = [word for limit in limits for word in ("--set", limit)]
     moments = pa.array(range(ROWS), pa.timestamp("us", "UTC"))
     events = pa.table({"ts": moments, "x": range(ROWS)})
