@@ -32,7 +32,11 @@ def write_file(schema: TableSchema, number: int, events: Any, stamps: Any, posit
     """The bytes of a file, and its manifest row. ``events``: a batch with the table's columns, in the order of event
     time, then of their names."""
     columns = [*events.columns, pa.array(stamps.astype(np.int64)), pa.array(positions.astype(np.int32))]
-    table = pa.Table.from_arrays(columns, names=file_names(schema.columns))
+    fields = [  # of a column without nulls nothing says where they are, which halves the time that it takes to decode
+        pa.field(name, column.type, nullable=column.null_count > 0)
+        for name, column in zip(file_names(schema.columns), columns, strict=True)
+    ]
+    table = pa.Table.from_arrays(columns, schema=pa.schema(fields))
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, row_group_size=GROUP_ROWS, write_page_index=True, **_encodings(schema, table))
     data = sink.getvalue()
