@@ -167,7 +167,8 @@ class Client:
         self.acknowledged = first
         self.unknown = self.restarted = self.unreachable = 0
         self.failure: BaseException | None = None
-        self._tokens = (f"{self.name} {i}" for i in itertools.count())
+        # Some workers are several threads, of which two may not be in one generator.
+        self._tokens = map((self.name + " {}").format, itertools.count())
 
     def run(self, stop: threading.Event) -> None:
         try:
