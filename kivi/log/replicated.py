@@ -30,7 +30,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 from kivi.errors import DataLoss, KiviError, NotFound, Unavailable
@@ -99,7 +99,6 @@ class ReplicatedLog(CommitLog):
         self._flying: set[int] = set()
         self._n = 0
         self._arriving: Arrived | None = None
-        self._entry = 0
         self._done: list[Done] = []
         self.failed: KiviError | None = None
         self.lost_suffix: KiviError | None = None
@@ -243,7 +242,7 @@ class ReplicatedLog(CommitLog):
         time_us = max(before.time_us, message.time_us)
         hash_ = running_hash(before.hash, message.data)
         self._arriving = Arrived(frame, message.sequence, time_us, self._is_mine(frame.id))
-        self._number, self._entry = before.number, -1
+        self._number = before.number
         try:
             if self.seen.is_new(frame.id):
                 self.on_arrival(self._arriving)  # which may ask for what cannot be read now: then it comes again
@@ -373,8 +372,3 @@ class ReplicatedLog(CommitLog):
 
     def close(self) -> None:
         self._stream.close()
-
-
-def at_genesis(place: Place, number: int) -> Place:
-    """The place of a node that begins with a store which has given timestamps up to ``number``."""
-    return replace(place, number=number)

@@ -16,7 +16,8 @@
                      12  the gateway's callers are told
 
 Steps 3 to 8 read nothing but what the log's prefix decides, so every node decides alike: tokens, what changed when,
-facts, stages, the newest operation on a guarded aggregate row; and times are the log's. What steps 4 to 6 compare with
+facts and stages; and times are the log's. (The newest operation on an aggregate's row is not known as of the position,
+so a guard on one is refused.) What steps 4 to 6 compare with
 is kept in base with the position (``kivi.mvcc.prefix``), so a node that starts anew, or from the copy of another, goes
 on with it. Base may be ahead of the position then: nothing is read or derived until W has come to where base may be.
 
@@ -47,9 +48,7 @@ __all__ = ["PLACE", "Proposed", "ReplicatedCommitter"]
 
 PLACE: Final = meta_key("place")
 """The place in the log that belongs to the recorded position: see ``kivi.log.replicated``."""
-_NO_GUARDS: Final = (
-    "a cluster does not judge guards on rows of aggregates: read the row with read='fresh', or guard a row of a table"
-)
+_NO_GUARDS: Final = "a cluster does not judge guards on rows of aggregates: guard a row of a table"
 
 
 class Proposed(NamedTuple):

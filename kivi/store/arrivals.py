@@ -9,10 +9,7 @@ from __future__ import annotations
 
 from functools import partial
 
-import pyarrow as pa
-
 from kivi.arrow.columns import padded
-from kivi.arrow.dictionaries import together
 from kivi.arrow.ipc import own_batches
 from kivi.delta.runs import DeltaRun
 from kivi.encoding.event_names import EventNames
@@ -25,6 +22,7 @@ from kivi.mvcc.replicated import Proposed
 from kivi.mvcc.verdict import Collision
 from kivi.store.catalog import Catalog, changes, schema_guard, schema_guards
 from kivi.store.host import Contents
+from kivi.store.replay import decoded_columns
 from kivi.store.staging import data_of, sequences_of
 
 __all__ = ["decoded"]
@@ -109,14 +107,7 @@ def _undescribed(collision: Collision) -> tuple[str, tuple[object, ...], str | N
 
 
 def _events(catalog: Catalog, body: bytes | memoryview, members: int, derived_at: int) -> Events:
-    record, known = decode_events(body), catalog.schema_of
-    source = known(record.table)
-    batches = [] if source is None else [padded(batch, source) for batch in own_batches(record.events[0])]
-    runs = [
-        (table, DeltaRun.from_buffer(schema, 0, data[0]))
-        for table, data in record.runs
-        if (schema := known(table)) is not None
-    ]
-    batch = together(batches) if batches else pa.RecordBatch.from_pylist([])
+    record = decode_events(body)
+    batch, runs = decoded_columns(record, catalog.schema_of)
     guards = [schema_guard(record.table)]
     return Events(derived_at, record, batch, runs, members, told(_told_nobody), guards, [body])

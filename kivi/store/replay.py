@@ -12,6 +12,8 @@ commit: conflict facts begin at the last record.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pyarrow as pa
 
 from kivi.arrow.columns import padded
@@ -26,12 +28,14 @@ from kivi.encoding.keyspaces import Space, row_key, split_row_key, table_prefix
 from kivi.engine import Engine
 from kivi.errors import DataLoss
 from kivi.log import Kind, Record
+from kivi.model.schema import TableSchema
 from kivi.mvcc.applied import Applied, PendingEvents, Retracted
 from kivi.mvcc.consolidate import POSITION
 from kivi.mvcc.groups import events_applied
 from kivi.mvcc.prefix import Definition
 from kivi.mvcc.record import (
     Abort,
+    EventsRecord,
     NewFloor,
     Other,
     Stage,
@@ -170,17 +174,24 @@ def _replay_commit(store: Contents, record: Record) -> None:
         store.tokens.remember_batch(*commit.batch, cts)
 
 
+def decoded_columns(
+    record: EventsRecord, known: Callable[[int], TableSchema | None]
+) -> tuple[pa.RecordBatch, list[tuple[int, DeltaRun]]]:
+    """The events of a record and its runs, of the tables that are there."""
+    source = known(record.table)
+    batches = [] if source is None else [padded(batch, source) for batch in own_batches(record.events[0])]
+    runs = [
+        (table, DeltaRun.from_buffer(schema, 0, data[0]))
+        for table, data in record.runs
+        if (schema := known(table)) is not None
+    ]
+    return together(batches) if batches else pa.RecordBatch.from_pylist([]), runs
+
+
 def _replay_events(store: Contents, record: Record) -> None:
     found = decode_events(record.body)
     known = store.catalog.schema_of
-    source = known(found.table)
-    batches = [] if source is None else [padded(batch, source) for batch in own_batches(found.events[0])]
-    runs = [
-        (table, DeltaRun.from_buffer(schema, 0, data[0]))
-        for table, data in found.runs
-        if (schema := known(table)) is not None
-    ]
-    batch = together(batches) if batches else pa.RecordBatch.from_pylist([])
+    batch, runs = decoded_columns(found, known)
     found.derived = [row for row in found.derived if known(row[0]) is not None]
     store.pending.apply(record.last, events_applied(found, record.sequence, record.count, batch, runs))
     store.timeline.note(record.sequence, record.time_us, record.count)

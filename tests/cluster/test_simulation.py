@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from kivi.errors import Unavailable
 from tests.cluster.simulation import Simulation
+from tests.oracle import Read
 
 SEEDS = range(12)
 STEPS = 400
@@ -25,3 +27,17 @@ def test_a_seed_gives_the_same_history_again() -> None:
         simulation.run(STEPS)
         histories.append(simulation.history)
     assert histories[0] == histories[1]
+
+
+def test_a_log_that_has_lost_what_it_acknowledged_takes_no_writes_and_reads_go_on() -> None:
+    simulation = Simulation(2)
+    simulation.run(200)
+    simulation.finish()
+    simulation.servers.lose(3)
+    for node in simulation.nodes:
+        node.pump()
+        with pytest.raises(Unavailable, match="reseed"):
+            node.log.check_writable()
+        with node.db.snapshot() as snap:
+            assert snap.ts == node.log.place.number
+            assert node.scan(snap, "t") == simulation.oracle.state(snap.ts).answer(Read(snap.ts, "t", None, None))
