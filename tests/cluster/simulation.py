@@ -492,8 +492,12 @@ class Simulation:
             self.after(self.rng.randint(10_000, 1_000_000), lambda: self._back(node))
 
     def _back(self, node: Node) -> None:
+        """What the crash left of a pass must not be seen, from the first moment on."""
         if node in self.nodes and node.store is None:
             node.start()
+            if node.serves:
+                with node.db.snapshot() as snap:
+                    self._look(node, snap)
 
     def do_cut(self) -> None:
         if (node := self._serving()) is not None:
