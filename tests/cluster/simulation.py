@@ -99,9 +99,11 @@ class Node:
         """What was not flushed is gone, or some of it."""
         sim = self.simulation
         assert self.store is not None
+        if self.serves and sim.rng.random() < 0.7:
+            self.store.consolidate()  # in the middle of a pass, as it is kept
         self.client.close()
         self.store._closed = True
-        self.engine.crash(keep=sim.rng.randint(0, 30))
+        self.engine.crash(keep=sim.rng.randint(0, self.engine.stats()["unflushed_batches"]))
         self.store = None
         self.snapshots = []
 
