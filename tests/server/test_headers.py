@@ -32,7 +32,7 @@ from kivi.wire.v1 import service_pb2, session_pb2
 from tests.server.peers import Peer, run
 from tests.server.rawsession import RawSession
 from tests.serverproc import ServerProcess
-from tests.waiting import until
+from tests.waiting import until, wait_until
 
 pb = session_pb2
 MIB = 1 << 20
@@ -210,10 +210,10 @@ def test_a_transaction_that_is_busy_is_not_begun_again(raw, db, accounts):
     for i in range(20):
         assert raw.reply(100 + i).error.reason == "InvalidArgument"
     assert raw.reply(3).start_ts == begun
-    assert db.stats()["leases"] == 1
+    wait_until(lambda: db.stats()["leases"] == 1)
     raw.send(pb.Request(id=4, txn=1, release=pb.Release()))
     raw.reply(4)
-    assert db.stats()["leases"] == 0
+    wait_until(lambda: db.stats()["leases"] == 0)
 
 
 def test_of_transactions_beyond_the_limit_few_are_remembered(raw, db, accounts):
@@ -224,8 +224,8 @@ def test_of_transactions_beyond_the_limit_few_are_remembered(raw, db, accounts):
     assert not raw.reply(1).HasField("error") and not raw.reply(2).HasField("error")
     assert raw.reply(3).error.reason == "ResourceExhausted"
     assert raw.reply(4).error.reason == "SnapshotTooOld"
-    stats = db.stats()
-    assert stats["leases"] == most and stats["server_open_transactions"] <= 2 * most
+    wait_until(lambda: db.stats()["leases"] == most)
+    assert db.stats()["server_open_transactions"] <= 2 * most
 
 
 # -- batches of few events ----------------------------------------------------------------------------
