@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kivi.errors import Unavailable
+from kivi.errors import DiskFull, Unavailable
 from kivi.log.stream import Acknowledged, Message, Stream
 
 if TYPE_CHECKING:
@@ -56,6 +56,9 @@ class Servers:
     spoilt: list[dict[int, bytes | None]] = field(default_factory=lambda: [{} for _ in range(COPIES)])
     clients: list[Client] = field(default_factory=list)
     clock_us: int = 0
+    max_message_bytes: int = 700
+    """So small that many a frame comes in parts."""
+    max_messages: int = 1_000_000
 
     @property
     def last(self) -> int:
@@ -72,6 +75,9 @@ class Servers:
         tail, self.tail = self.tail, []
         for name, data, done in tail:
             if self.names.get(name, 0) < sim.now_us - WINDOW_US:  # else the servers leave it out
+                if len(self.log) >= self.max_messages:
+                    sim.after(sim.rng.randint(1, faults.delay_us), partial(done, DiskFull("the stream is full")))
+                    continue
                 back = sim.rng.random() < faults.clock_back
                 self.clock_us = sim.now_us - (sim.rng.randint(0, 3_000_000) if back else 0)
                 sequence = self.last + 1
@@ -133,7 +139,7 @@ class Client(Stream):
 
     def __init__(self, servers: Servers) -> None:
         self.servers = servers
-        self.max_message_bytes = 1 << 20
+        self.max_message_bytes = servers.max_message_bytes
         self.on_news: Callable[[], None] = lambda: None
         self.cut = False
         self.calm = False

@@ -233,7 +233,7 @@ class Simulation:
 
     def do_retry(self) -> None:
         if (node := self._serving()) is not None:
-            node.log.retry(all_of_them=self.rng.random() < 0.3)
+            node.log.outbox.retry(all_of_them=self.rng.random() < 0.3)
 
     def do_begin(self) -> None:
         if len(self.open) < 8 and (node := self._serving()) is not None:
@@ -477,7 +477,7 @@ class Simulation:
             self.now_us += 1_000
             self._happen()
             node.client.cut = False
-            node.log.retry()
+            node.log.outbox.retry()
             node.pump()
 
     # -- faults -----------------------------------------------------------------------------------
@@ -547,8 +547,9 @@ class Simulation:
             self.now_us += 50_000
             self._happen()
             for node in self.nodes:
-                node.log.retry(all_of_them=True)
-                node.pump()
+                node.log.outbox.retry(all_of_them=self.rng.random() < 0.1)
+                while node.log.pump():
+                    pass
             places = {(node.log.place.sequence, node.log.proposed) for node in self.nodes}
             self._open_ended = len(places) > 1 or places != {(self.servers.last, 0)}
             if not self._open_ended and not self._events:
