@@ -66,6 +66,11 @@ class Members:
     def find(self, node: int) -> Member | None:
         return self._of.get(node)
 
+    def is_evicted(self, node: int) -> bool:
+        """What it published in part will not be waited for."""
+        member = self._of.get(node)
+        return member is not None and member.state is State.EVICTED
+
     def enter(self, entry: Entry, time_us: int) -> None:
         """An entry of the log, at this time of it. Raises DataLoss for one that cannot be read."""
         try:

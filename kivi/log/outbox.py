@@ -108,6 +108,12 @@ class Outbox:
             self._publish(n)
         return len(due)
 
+    def again(self, n: int) -> None:
+        """What has come of it does not count any longer: all of it is due again, with ``retry``."""
+        with self._lock:
+            if (waiting := self._waiting.get(n)) is not None:
+                waiting.flying.clear()
+
     def arrived(self, n: int) -> None:
         """It has come back."""
         with self._lock:

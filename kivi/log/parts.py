@@ -57,10 +57,12 @@ class Parts:
         held = self._of[id_]
         return tuple(held.at[place] for place in range(held.of))
 
-    def forget(self, is_over: Callable[[FrameId], bool]) -> None:
-        """Lets go of those that have come, or never will."""
-        for id_ in [id_ for id_ in self._of if is_over(id_)]:
+    def forget(self, is_over: Callable[[FrameId], bool]) -> list[FrameId]:
+        """Lets go of those that have come, or never will: which."""
+        gone = [id_ for id_ in self._of if is_over(id_)]
+        for id_ in gone:
             self._nbytes -= sum(map(len, self._of.pop(id_).data.values()))
+        return gone
 
     def first(self) -> int | None:
         """The first message that has a part of what is not complete."""

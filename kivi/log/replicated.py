@@ -95,17 +95,17 @@ class _Prefix:
         seen = FrameIds(content["frames"].encode())
         return cls(place, seen, Members(content["members"]), Parts(content["parts"]))
 
-    def step(self, step: _Step) -> None:
-        """One message further."""
+    def step(self, step: _Step) -> list[FrameId]:
+        """One message further. The frames whose parts are not waited for any longer."""
         self.place = step.place
         if step.part is not None:
             self.parts.note(step.part, step.place.sequence)
         if step.frame is None:
-            return
+            return []
         for entry in step.entries:
             self.members.enter(entry, step.place.time_us)
         self.seen.see(step.frame)
-        self.parts.forget(lambda id_: not self.seen.is_new(id_))
+        return self.parts.forget(lambda id_: not self.seen.is_new(id_) or self.members.is_evicted(id_.node))
 
     def content(self) -> dict[str, Any]:
         at = self.place
@@ -327,7 +327,9 @@ class ReplicatedLog(CommitLog):
         entries = () if frame is None else tuple(entry for entry in frame.entries if entry.kind.is_about_nodes)
         step = _Step(place, part, None if frame is None else frame.id, entries)
         self._since.append(step if part is None else replace(step, part=replace(part, data=b"")))
-        self._now.step(step)
+        for id_ in self._now.step(step):
+            if self._is_mine(id_):
+                self.outbox.again(id_.n)
         self._hashes.append((message.sequence, hash_))
         self._last_message = message.data
         if isinstance(held, Frame) and self._is_mine(held.id):
@@ -343,6 +345,9 @@ class ReplicatedLog(CommitLog):
         return held
 
     def _one(self, sequence: int) -> _Sound:
+        first = self._stream.bounds()[0]
+        if first > sequence:
+            raise DataLoss(f"the log begins at {first}, and this node needs {sequence} again: bootstrap it again")
         found = self._sound(sequence, 1)
         if not found:
             raise DataLoss(f"message {sequence} of the log is gone")

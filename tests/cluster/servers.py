@@ -8,6 +8,7 @@ thread, so a seed gives the same log again.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -56,6 +57,8 @@ class Servers:
     spoilt: list[dict[int, bytes | None]] = field(default_factory=lambda: [{} for _ in range(COPIES)])
     clients: list[Client] = field(default_factory=list)
     clock_us: int = 0
+    grew: list[tuple[float, int]] = field(default_factory=list)
+    """When each message came, by a clock that is right."""
     max_message_bytes: int = 700
     """So small that many a frame comes in parts."""
     max_messages: int = 1_000_000
@@ -82,6 +85,7 @@ class Servers:
                 self.clock_us = sim.now_us - (sim.rng.randint(0, 3_000_000) if back else 0)
                 sequence = self.last + 1
                 self.log.append(Message(sequence, self.clock_us, data))
+                self.grew.append((sim.clock(), sequence))
                 self.names[name] = sim.now_us
                 self._spoil(sequence, data)
             if sim.rng.random() < faults.unacknowledged:
@@ -104,6 +108,11 @@ class Servers:
                 wrong = bytearray(data)
                 wrong[sim.rng.randrange(len(wrong))] ^= 1 << sim.rng.randrange(8)
                 spoilt[sequence] = bytes(wrong)
+
+    def last_at(self, at_s: float) -> int:
+        """The last message that there was at this time."""
+        place = bisect.bisect_right(self.grew, at_s, key=lambda grown: grown[0])
+        return self.grew[place - 1][1] if place else 0
 
     def change_leader(self) -> None:
         """What only the old leader had is gone; nobody has seen it."""
