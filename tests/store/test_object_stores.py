@@ -125,7 +125,7 @@ def test_what_stays_unavailable_is_an_error_that_names_it_and_everything_else_go
         began = time.monotonic()
         with pytest.raises(Unavailable, match=r"s3://bucket/some/prefix/.*parquet.* cannot be reached .*tried again"):
             events(again)
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 60
         assert sums(again, **LATE) == late
         append(again, 600, 200, late=0)
         again.store.settle(100)
