@@ -43,7 +43,6 @@ __all__ = ["Arrived", "Place", "ReplicatedLog"]
 
 _log = logging.getLogger("kivi.log")
 _AT_ONCE: Final = 256
-_ASK_AGAIN: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,22 +207,25 @@ class ReplicatedLog(CommitLog):
         return found[:count]
 
     def _sound(self, first: int, count: int) -> list[Message]:
-        found: list[Message] = []
-        for asked in range(_ASK_AGAIN + 1):
-            expected = first + len(found)
-            messages = self._stream.fetch(expected, count - len(found), asked)
+        """Messages from ``first`` on that follow on one another. A copy that cannot be asked may be the sound one."""
+        away: Unavailable | None = None
+        for asked in range(self._stream.copies + 1):
+            try:
+                messages = self._stream.fetch(first, count, asked)
+            except Unavailable as error:
+                away = error
+                continue
+            found: list[Message] = []
             for message in messages:
-                if message.sequence != expected or not self._is_whole(message):
+                if message.sequence != first + len(found) or not self._is_whole(message):
                     break
                 found.append(message)
-                expected += 1
-            else:
-                if found or self._stream.bounds()[1] < first:
-                    return found
-        if found:
-            return found  # the rest is asked for with the next step
-        if self._stream.bounds()[1] < first:
-            return []
+            if found:
+                return found  # what is behind a hole is asked for with the next step
+            if not messages and self._stream.bounds()[1] < first:
+                return []
+        if away is not None:
+            raise away
         raise DataLoss(
             f"message {first} of the log cannot be read from any copy: nothing behind it is applied; repair the "
             "log's servers, or bootstrap the cluster from the best node"

@@ -32,6 +32,9 @@ class Stream(ABC):
     max_message_bytes: int
     """The limit of a message."""
 
+    copies: int
+    """How many copies can be asked, each by its number."""
+
     on_news: Callable[[], None]
     """Called, by any thread, when there may be messages that were not read."""
 
@@ -43,8 +46,8 @@ class Stream(ABC):
     def fetch(self, first: int, count: int, attempt: int = 0) -> Sequence[Message]:
         """Messages from ``first`` on, ascending, at most ``count``: as some copy has them, so perhaps with holes.
 
-        ``attempt``: how often they were asked for in vain; each one asks another copy. Raises Unavailable if none can
-        be asked.
+        ``attempt``: 0 for whichever copy is near, which may be behind; 1 to ``copies`` for that one. Raises
+        Unavailable if it cannot be asked; one that is asked by its number also if it has nothing from ``first`` on.
         """
 
     @abstractmethod

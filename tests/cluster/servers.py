@@ -134,6 +134,7 @@ class Client(Stream):
     def __init__(self, servers: Servers) -> None:
         self.servers = servers
         self.max_message_bytes = 1 << 20
+        self.copies = COPIES
         self.on_news: Callable[[], None] = lambda: None
         self.cut = False
         self.calm = False
@@ -165,8 +166,11 @@ class Client(Stream):
         servers, rng = self.servers, self.servers.simulation.rng
         self._ask()
         behind = 0 if attempt or rng.random() > servers.faults.behind else rng.randint(1, 5)
-        copy = attempt % COPIES if attempt else rng.randrange(COPIES)
-        return servers.read(copy, first, count, servers.last - behind)
+        copy = attempt - 1 if attempt else rng.randrange(COPIES)
+        found = servers.read(copy, first, count, servers.last - behind)
+        if attempt and not found:
+            raise Unavailable(f"copy {copy} has nothing from message {first} on")
+        return found
 
     def bounds(self) -> tuple[int, int]:
         self._ask()
