@@ -146,7 +146,7 @@ def test_a_heartbeat_between_updates_names_the_state_that_it_has(db: Any) -> Non
         put(db, 1, v=0)
         assert live.next(60.0) is not None
         put(db, 1, v=1)
-        beats = set()
+        beats = set[Any]()
         while len(beats) <= 5:
             assert live.next(0.02) is None
             beats.add(live._follower.heard_at)

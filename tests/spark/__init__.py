@@ -1,1 +1,1 @@
-"""A package to pytest as well, so that what its tests share for as long as the package lasts ends with it: a server, a browser."""
+"""To pytest, a package: what its tests share, such as a server or a browser, ends with the last of them."""

@@ -484,8 +484,8 @@ def test_by_default_a_stream_is_settled_behind_itself_which_rests_meanwhile(tmp_
             rows += len(keys)
             return bool(db.stats()["settling_rested_seconds"])
 
-        wait_until(stream, timeout_s=60)
-        wait_until(lambda: db.stats()["settling"] == 0, timeout_s=60)  # once nothing comes, all of it
+        wait_until(stream, timeout_s=120)
+        wait_until(lambda: db.stats()["settling"] == 0, timeout_s=120)  # once nothing comes, all of it
         stats = db.stats()
         assert stats["settled_rows"] == rows and stats["settled_depth"] == stats["settled_write_amplification"] == 1
         with db.snapshot() as snapshot:
