@@ -100,7 +100,7 @@ def _settling(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -
 def require(program: str) -> str:
     """The path of ``program``; without it, skips the test, or fails it in continuous integration (``KIVI_CI``)."""
     for name in PROGRAMS.get(program, (program,)):
-        if path := shutil.which(name):
+        if path := shutil.which(name, path=os.path.dirname(sys.executable)) or shutil.which(name):
             return path
     reason = f"{program} is not installed"
     if os.environ.get("KIVI_CI"):

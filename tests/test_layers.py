@@ -59,7 +59,7 @@ ROOMS: dict[str, Room] = {
     "log": Room(
         "bytes in a chain: the log knows no tables, so that a replicated log can take its place",
         below="errors runtime",
-        packages="numpy",
+        packages="nats numpy",
     ),
     "model": Room(
         "what a user declares, as plain data: no I/O",

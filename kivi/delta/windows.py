@@ -6,17 +6,18 @@
     windows of three, each    (a, 16:58) (a, 16:59) (a, 17:00) (a, 17:01) (a, 17:02)
     under its beginning        00         00+01      00+01+02   01+02      02
 
-**Sliding windows.** Every event was looked at once, when it entered its pane; states are combined from there on. Where
-a window has few panes, or begins seldom, each pane's row is copied to the windows that it is in. Of many panes windows
-grow by doubling: those of 2 panes from those of 1, of 4 from 2, and a window of 13 is 8 + 4 + 1 panes, so that a row
-takes part in about 2 log n combinations and not in n.
+**Sliding windows.** Every event was looked at once, when it entered its pane; states are combined from there on. Rows
+are in order of their groups and then of time, so a window is a few rows one after the other, and windows are in the
+order of both their first rows and their last ones: which these are is counted, and nothing is sorted. Blocks of rows
+grow by doubling, those of 2 rows from those of 1, of 4 from 2, and a window of 13 rows is a block of 1, of 4 and of 8,
+so that a row takes part in about 2 log n combinations and not in n, whatever the measure is: no inverse is needed.
 
 **Sessions.** Of each chunk of events the *pieces* of sessions are known, each under the time of its first event and
 with that of its last. Two pieces are of one session if no more than the gap lies between them, or if they overlap: more
 events only fill gaps. So sorting pieces by their beginnings, with the latest end so far, finds the sessions whatever
 the chunks were.
 
-Sums of floats are added pane by pane, piece by piece, in the order of time. Pure: no I/O and no clock.
+Sums of floats are added block by block, piece by piece, in the order of time. Pure: no I/O and no clock.
 """
 
 from __future__ import annotations
@@ -24,18 +25,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from kivi.delta.combine import combine
+from kivi.delta.combine import combine, finite_sums, most_of
 from kivi.delta.rolling import CTS
-from kivi.delta.runs import Array, Cells, DeltaRun
+from kivi.delta.runs import Array, Cells, DeltaRun, RunColumn, neutral_of, ufunc_of
+from kivi.delta.states import States
+from kivi.encoding.base_rows import is_wide
 from kivi.encoding.keys import large_binary
 from kivi.errors import OutOfRange
-from kivi.model.schema import TableSchema
+from kivi.model.schema import Column, TableSchema
 from kivi.model.types import INT64_MAX, INT64_MIN
+from kivi.states.kinds import ByGroup, stretches
 
 __all__ = ["session_starts", "sessions", "slid"]
 
@@ -97,6 +101,19 @@ def _heads(keys: Any) -> Array:
     return codes
 
 
+def _goes_on(keys: Any) -> Array:
+    """Of each key but the first, whether it is of the same group as the one before. Keys are in order."""
+    data, ends = _parts(keys)
+    if _words(data, ends) is None:
+        codes = _heads(keys)
+        return np.asarray(codes[1:] == codes[:-1])
+    width = len(data) // len(ends)
+    if width == _TIME:
+        return np.ones(len(ends) - 1, np.bool_)
+    heads = np.ndarray((len(ends),), f"S{width - _TIME}", data, 0, (width,))
+    return np.asarray(heads[1:] == heads[:-1])
+
+
 # -- sliding ----------------------------------------------------------------------------------------
 
 
@@ -106,9 +123,9 @@ def slid(
     """The windows [w, w + size), w a multiple of ``slide_us``, that some pane lies in, in parts. ``run`` has rows of
     panes, as long as the greatest common divisor of both, and keys that end in their beginnings.
 
-    A part is the windows from one key on up to another, and is made of the panes from the one up to ``size_us`` behind
-    the other. So what is held besides panes is a part, which a processor's cache holds. Each part is a call, which any
-    thread may make.
+    A part is some windows one after the other, and is made of the panes from the first one's on to the last one's. So
+    what is held besides panes is a part, which a processor's cache holds. Each part is a call, which any thread may
+    make.
 
     Raises OutOfRange for windows that would begin before time or end after it, and for sums of floats.
     """
@@ -119,77 +136,121 @@ def slid(
         raise OutOfRange("the first windows would begin before time: bound the question by start")
     if int(times.max()) > INT64_MAX - size_us:
         raise OutOfRange("the last windows would end after time: bound the question by end")
+    if run.rows > INT64_MAX // (size_us // slide_us + 1):
+        check(INT64_MAX)
+    spans = _Spans.of(times, _goes_on(run.keys), size_us, slide_us)
     has_states = any(column.state is not None for column in target.columns)
     rows = max(_STATES_ROWS if has_states else _ROWS, 4 * size_us // math.gcd(size_us, slide_us))
-    for at in range(0, run.rows, rows):
-        low = run.key_at(at) if at else None
-        high = run.key_at(at + rows) if at + rows < run.rows else None
-        upto = run.rows if high is None else run.lower(_later(high, size_us))
-        yield partial(_part, target, _slice(run, slice(at, upto)), size_us, slide_us, check, low, high)
+    windows = int(spans.begun[-1])
+    step = max(1, min(rows, rows * windows // run.rows))
+    for low in range(0, windows, step):
+        yield partial(_part, target, run, spans, slide_us, range(low, min(low + step, windows)), check)
 
 
-def _part(
-    target: TableSchema, run: DeltaRun, size_us: int, slide_us: int, check: Check, low: bytes | None, high: bytes | None
-) -> DeltaRun:
-    windows = _windows(target, run, size_us, slide_us, check)
-    rows = windows.slice_range(low, high)
-    return _slice(windows, slice(rows.start, rows.stop))
+class _Spans(NamedTuple):
+    """The consecutive rows that each window is made of. Windows are numbered in the order of their keys.
+
+    Of each row, ``latest`` says which multiple of the slide is the last that begins no later; ``begun`` how many
+    windows have this row or an earlier one as their first, and ``ended`` as their last.
+    """
+
+    latest: Array
+    begun: Array
+    ended: Array
+
+    @staticmethod
+    def of(times: Array, goes_on: Array, size_us: int, slide_us: int) -> _Spans:
+        """``goes_on``: of each row but the first, whether it is of the same group as the one before."""
+        latest, missed = times // slide_us, (times - size_us) // slide_us  # the last that ends before the row
+        after, upto = missed.copy(), latest.copy()
+        np.maximum(missed[1:], latest[:-1], out=after[1:], where=goes_on)  # whose first row is the one before
+        np.minimum(latest[:-1], missed[1:], out=upto[:-1], where=goes_on)  # whose last row is a later one
+        return _Spans(latest, np.cumsum(latest - after), np.cumsum(upto - missed))
+
+    def rows(self, windows: range) -> tuple[Array, Array]:
+        """The first row of each window, and the one behind its last."""
+        return _numbered(self.begun, windows), _numbered(self.ended, windows) + 1
 
 
-def _slice(run: DeltaRun, part: slice) -> DeltaRun:
-    keys = run.keys.slice(part.start, part.stop - part.start)
-    return DeltaRun(keys, CTS, tuple(cells.take(part) for cells in run.columns))
+def _numbered(counted: Array, windows: range) -> Array:
+    """The row of each of the windows, where ``counted`` says how many are of each row or an earlier one."""
+    low, high = np.searchsorted(counted, [windows.start, windows.stop - 1], "right")
+    counts = np.diff(np.minimum(counted[low : high + 1], windows.stop), prepend=windows.start)
+    return np.repeat(np.arange(low, high + 1), counts)
 
 
-def _later(key: bytes, size_us: int) -> bytes:
-    """The key of the same group so much later."""
-    time = int.from_bytes(key[-_TIME:], "big") + size_us
-    return key[:-_TIME] + min(time, 2**64 - 1).to_bytes(_TIME, "big")
+def _part(target: TableSchema, run: DeltaRun, spans: _Spans, slide_us: int, windows: range, check: Check) -> DeltaRun:
+    first, beyond = spans.rows(windows)
+    starts = spans.latest[first] - (spans.begun[first] - 1 - np.arange(windows.start, windows.stop))
+    keys = _with_times(run.keys.take(pa.array(first)), starts * slide_us)
+    rows = slice(int(first[0]), int(beyond[-1]))
+    check((rows.stop - rows.start + 2 * len(windows)) * run.nbytes // run.rows)
+    blocks = _Blocks(first - rows.start, beyond - first, check)
+    columns = [
+        blocks.over(target, column, cells.take(rows)) for column, cells in zip(target.columns, run.columns, strict=True)
+    ]
+    return DeltaRun(keys, CTS, tuple(columns))
 
 
-def _windows(target: TableSchema, run: DeltaRun, size_us: int, slide_us: int, check: Check) -> DeltaRun:
-    pane_us = math.gcd(size_us, slide_us)
-    panes, copies = size_us // pane_us, -(-size_us // slide_us)
-    if copies > 2 * panes.bit_length():
-        return _doubled(target, run, pane_us, panes, slide_us, check)
-    times = _times(run.keys)
-    last = times // slide_us * slide_us
-    check(copies * run.nbytes)
-    starts = [last - copy * slide_us for copy in range(copies)]
-    return combine(target, [_moved(run, each, each + size_us > times) for each in starts])
+class _Blocks:
+    """Windows over rows, so many from each ``first`` one on, put together of blocks of 1, 2, 4 ... rows."""
 
+    def __init__(self, first: Array, lengths: Array, check: Check) -> None:
+        self._first, self._lengths, self._check = first, lengths, check
+        self._longest = int(lengths.max())
+        self._steps = list(self._blocks())
 
-def _doubled(target: TableSchema, run: DeltaRun, pane_us: int, panes: int, slide_us: int, check: Check) -> DeltaRun:
-    """``power`` has, under each moment, the panes of so much time from there on; ``found`` those of the bits so far."""
-    power, covered, found = run, 0, None
-    for bit in range(panes.bit_length()):
-        if bit:
-            power = _joined(target, power, power, pane_us << (bit - 1), check)
-        if panes >> bit & 1:
-            found = power if found is None else _joined(target, found, power, covered * pane_us, check)
-            covered |= 1 << bit
-    assert found is not None
-    times = _times(found.keys)
-    return _moved(found, times, times % slide_us == 0)
+    def _blocks(self) -> Iterator[tuple[int, Array, Array]]:
+        """(half a block's rows, which windows have such a block, with which row it begins), in the order of time."""
+        at = self._first.copy()
+        for bit in range(self._longest.bit_length()):
+            has = np.flatnonzero(self._lengths >> bit & 1)
+            yield (1 << bit) >> 1, has, at[has]
+            at[has] += 1 << bit
 
+    def over(self, target: TableSchema, column: Column, cells: RunColumn) -> RunColumn:
+        """The column of the windows. Raises OutOfRange for sums of floats."""
+        if isinstance(cells, States):
+            return self._states(cells)
+        if is_wide(column):
+            if cells.high is None and most_of(cells.values) * self._longest <= INT64_MAX:
+                return Cells(self._numbers(np.add, cells.values, 0))
+            low, high = cells.limbs()
+            return Cells.of_limbs(self._numbers(np.add, low, 0), self._numbers(np.add, high, 0))
+        if column.operator == "sum":
+            with np.errstate(over="ignore", invalid="ignore"):
+                return finite_sums(target, column, self._numbers(np.add, cells.values, 0.0))
+        pick, neutral = ufunc_of(column), neutral_of(column)
+        if cells.valid is None:
+            return Cells(self._numbers(pick, cells.values, neutral))
+        found = self._numbers(pick, np.where(cells.valid, cells.values, neutral), neutral)
+        seen = self._numbers(np.logical_or, cells.valid, False)
+        return Cells(found) if seen.all() else Cells(np.where(seen, found, 0), None, seen)
 
-def _joined(target: TableSchema, first: DeltaRun, second: DeltaRun, after_us: int, check: Check) -> DeltaRun:
-    """Each moment's row of ``first``, and behind it that of ``second`` so much later."""
-    times = _times(second.keys)
-    moved = _moved(second, times - after_us, np.ones(second.rows, np.bool_))
-    check(first.nbytes + moved.nbytes)
-    return combine(target, [first, moved])
+    def _numbers(self, ufunc: np.ufunc, block: Array, neutral: float) -> Array:
+        found = np.full(len(self._first), neutral, block.dtype)
+        for half, has, rows in self._steps:
+            if half:
+                block = ufunc(block[:-half], block[half:])
+            found[has] = ufunc(found[has], block[rows])
+        return found
 
-
-def _moved(run: DeltaRun, times: Array, kept: Array) -> DeltaRun:
-    """Some rows under other times; their keys are in order, and may be there twice."""
-    if not kept.all():
-        index = np.flatnonzero(kept)
-        columns = tuple(cells.take(index) for cells in run.columns)
-        run, times = DeltaRun(run.keys.take(pa.array(index)), CTS, columns), times[index]
-    moved = DeltaRun(_with_times(run.keys, times), CTS, run.columns)
-    moved.distinct = False
-    return moved
+    def _states(self, block: States) -> States:
+        windows = len(self._first)
+        if self._longest <= 2 * self._longest.bit_length():  # a few at once are fewer steps
+            self._check(self._longest * block.nbytes)
+            index = stretches(self._first, self._lengths)
+            return block.take(index).grouped(ByGroup(np.repeat(np.arange(windows), self._lengths), windows))
+        found = States.none(block.kind, windows)
+        for half, has, rows in self._steps:
+            if half:
+                count = len(block) - half
+                pairs = States.joined([block.take(slice(0, count)), block.take(slice(half, None))])
+                block = pairs.grouped(ByGroup(np.tile(np.arange(count), 2), count))
+            pairs = States.joined([found, block.take(rows)])
+            self._check(block.nbytes + pairs.nbytes)
+            found = pairs.grouped(ByGroup(np.concatenate([np.arange(windows), has]), windows))
+        return found
 
 
 # -- sessions ---------------------------------------------------------------------------------------

@@ -28,6 +28,8 @@ class _Waiting:
     flying: set[int] = field(default_factory=set)
     doubtful: bool = False
     """An attempt has ended and nobody knows how."""
+    round: int = 0
+    """How often what came of it had ceased to count: the log's servers would leave out a name that they know."""
 
 
 class Outbox:
@@ -77,8 +79,7 @@ class Outbox:
             due = [i for i in range(len(waiting.messages)) if i not in waiting.flying]
             waiting.flying.update(due)
         for i in due:
-            part = f".{i:x}" if len(waiting.messages) > 1 else ""
-            name = f"{self._node:x}.{self._boot:x}.{n:x}{part}"
+            name = f"{self._node:x}.{self._boot:x}.{n:x}.{i:x}.{waiting.round:x}"
             self._stream.publish(name, waiting.messages[i], partial(self._acknowledged, n, i, waiting))
 
     def _acknowledged(self, n: int, i: int, waiting: _Waiting, error: BaseException | None) -> None:
@@ -113,6 +114,7 @@ class Outbox:
         with self._lock:
             if (waiting := self._waiting.get(n)) is not None:
                 waiting.flying.clear()
+                waiting.round += 1
 
     def arrived(self, n: int) -> None:
         """It has come back."""

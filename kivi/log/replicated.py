@@ -50,7 +50,6 @@ __all__ = ["Arrived", "Place", "ReplicatedLog"]
 
 _log = logging.getLogger("kivi.log")
 _AT_ONCE: Final = 256
-_ASK_AGAIN: Final = 3
 MAX_FRAME_BYTES: Final = 64 << 20
 """Of one record; with the records that are published with it a frame may be larger."""
 
@@ -267,23 +266,19 @@ class ReplicatedLog(CommitLog):
         return found[:count]
 
     def _sound(self, first: int, count: int) -> list[_Sound]:
-        found: list[_Sound] = []
-        for asked in range(_ASK_AGAIN + 1):
-            expected = first + len(found)
-            messages = self._stream.fetch(expected, count - len(found), asked)
-            for message in messages:
+        """Messages from ``first`` on that follow on one another; [] if the log ends before."""
+        for asked in range(self._stream.attempts + 1):
+            found: list[_Sound] = []
+            for message in self._stream.fetch(first, count, asked):
                 held = self._decoded(message)
-                if message.sequence != expected or held is None:
+                if message.sequence != first + len(found) or held is None:
                     break
                 found.append((message, held))
-                expected += 1
-            else:
-                if found or self._stream.bounds()[1] < first:
-                    return found
-        if found:
-            return found  # the rest is asked for with the next step
-        if self._stream.bounds()[1] < first:
-            return []
+            if found:
+                return found  # what is behind a hole is asked for with the next step
+            if not asked and self._stream.bounds()[1] < first:
+                return []
+        self._stream.check_copies()
         raise DataLoss(
             f"message {first} of the log cannot be read from any copy: nothing behind it is applied; repair the "
             "log's servers, or bootstrap the cluster from the best node"

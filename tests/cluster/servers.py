@@ -149,6 +149,7 @@ class Client(Stream):
     def __init__(self, servers: Servers) -> None:
         self.servers = servers
         self.max_message_bytes = servers.max_message_bytes
+        self.attempts = COPIES
         self.on_news: Callable[[], None] = lambda: None
         self.cut = False
         self.calm = False
@@ -180,8 +181,11 @@ class Client(Stream):
         servers, rng = self.servers, self.servers.simulation.rng
         self._ask()
         behind = 0 if attempt or rng.random() > servers.faults.behind else rng.randint(1, 5)
-        copy = attempt % COPIES if attempt else rng.randrange(COPIES)
+        copy = attempt - 1 if attempt else rng.randrange(COPIES)
         return servers.read(copy, first, count, servers.last - behind)
+
+    def check_copies(self) -> None:
+        self._ask()
 
     def bounds(self) -> tuple[int, int]:
         self._ask()

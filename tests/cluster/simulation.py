@@ -230,7 +230,7 @@ class Simulation:
 
     # -- steps ------------------------------------------------------------------------------------
 
-    STEPS = (
+    STEPS: tuple[tuple[str, float], ...] = (
         ("pump", 30), ("begin", 8), ("work", 14), ("commit", 10), ("write", 4), ("append_each", 4), ("again", 3),
         ("fence", 5),
         ("retry", 4), ("snapshot", 4), ("look", 5), ("fold", 5), ("stop", 0.5), ("kill", 0.8), ("cut", 0.4),

