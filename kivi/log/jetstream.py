@@ -16,7 +16,7 @@ lost (measured: 899 of 1,500 messages, after one flipped bit). So what is missin
 others as often as it takes.
 
 **What has to be true of the servers.** They sync every write (``sync_interval: always``): a stream cannot say so, so
-``kivi.log.natsserver`` writes it into their configuration, and an operator does for other ones. They are 2.11 or newer.
+``kivi.log.natsserver`` writes it into their configuration, and an operator does for others. They are 2.11.11 or newer.
 """
 
 from __future__ import annotations
