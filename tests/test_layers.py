@@ -118,6 +118,10 @@ ROOMS: dict[str, Room] = {
         below="errors runtime engine log model arrow states encoding delta mvcc events query",
         packages="numpy pyarrow",
     ),
+    "cluster": Room(
+        "a store over a log that others keep: it knows the log's servers, and no wire and no clients",
+        below="errors runtime engine log model encoding mvcc store",
+    ),
     "live": Room(
         "follows the store's commits for subscribers; nobody who commits waits for it",
         below="errors model arrow states encoding delta mvcc store",

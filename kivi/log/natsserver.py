@@ -8,8 +8,9 @@ Where ``kivi serve`` is not told of servers that run elsewhere, each node superv
 JetStream has no lock on its store, and two servers on one would ruin it. So the lock is a descriptor that the process
 inherits: if a node was killed, the one that takes its place finds the lock held, and ends the old server first.
 
-A server that ends, or whose JetStream has turned itself off (a full disk does that, and only a restart ends it), is
-started again, with growing pauses. ``problem`` says what is wrong as long as something is.
+A server that ends is started again, with growing pauses, and so is one that has given up a stream or JetStream as a
+whole: a full disk does that, and room on the disk does not end it. ``problem`` says what is wrong as long as something
+is.
 """
 
 from __future__ import annotations
@@ -39,12 +40,14 @@ from kivi.errors import InvalidArgument, Unavailable
 __all__ = ["NatsServer", "find_nats_server", "version_of"]
 
 _log = logging.getLogger("kivi.log")
-OLDEST: Final = (2, 11)
-"""Direct gets in batches."""
+OLDEST: Final = (2, 11, 11)
+"""The oldest that the tests have passed on; 2.11 has direct gets in batches."""
 _PAUSE_S: Final = 0.5
 _PAUSE_MAX_S: Final = 30.0
 _LOOK_S: Final = 1.0
 _HEALTHY_S: Final = 10.0
+_OFF: Final = re.compile(r"write error|not enabled|disabled")
+"""Of what is wrong, what stays so until the server is started again, though there may be room on the disk by now."""
 _MAX_PAYLOAD: Final = 2 << 20
 
 
@@ -211,11 +214,11 @@ class NatsServer:
         return False
 
     def look(self) -> str:
-        """What is wrong with it now, in words; "" if JetStream is on. Streams may still be catching up."""
+        """What is wrong with it now, in words; "" if JetStream is on and what it stores is up to date."""
         process = self.process
         if process is None or process.poll() is not None:
             return "it does not run"
-        url = f"http://127.0.0.1:{self._monitor}/healthz?js-enabled-only=true"
+        url = f"http://127.0.0.1:{self._monitor}/healthz"
         try:
             with urllib.request.urlopen(url, timeout=2.0):
                 return ""
@@ -227,10 +230,10 @@ class NatsServer:
 
     def _supervise(self) -> None:
         pause_s, well_since = _PAUSE_S, time.monotonic()
-        while not self._ending.wait(_LOOK_S if not self.problem else 0.2):
+        while not self._ending.wait(_LOOK_S):
             self.problem = self.look()
             ended = self.process is None or self.process.poll() is not None
-            if not ended and "not well" not in self.problem:
+            if not ended and not _OFF.search(self.problem):
                 if not self.problem and time.monotonic() - well_since > _HEALTHY_S:
                     pause_s = _PAUSE_S
                 continue

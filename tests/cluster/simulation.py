@@ -674,7 +674,8 @@ class Simulation:
             for snap in node.snapshots:
                 self._look(node, snap)
             with node.db.snapshot() as snap:
-                assert snap.ts == self.nodes[0].log.place.number
+                if snap.ts != self.nodes[0].log.place.number:
+                    raise Mismatch(f"R1: node {node.id} reads at {snap.ts}, the log is at {self.nodes[0].log.place}")
                 self._look(node, snap)
         report = self.oracle.check()
         self.counted["commits"], self.counted["reads"] = report.commits, report.reads

@@ -27,6 +27,7 @@ from kivi.errors import Conflict, InvalidArgument, RowExists, SnapshotTooOld
 from kivi.log.memory import MemoryLog
 from kivi.log.segmented import SegmentedLog
 from kivi.model.outcomes import ABORTED
+from kivi.mvcc.combine import is_combined
 from kivi.mvcc.commit import Aborted
 from kivi.mvcc.groups import Outcome
 from kivi.runtime.settings import Settings
@@ -58,7 +59,6 @@ TABLES: dict[str, Table] = {
             "values": (Distinct(7), lambda e: e["x"]),
             "mean": (Moments("avg"), lambda e: e["x"]),
             "deviation": (Moments("stddev"), lambda e: e["x"]),
-            "share": (Moments("avg"), lambda e: e["x"] / 7),
             "newest": (Winner("last"), lambda e: e["x"]),
             "oldest": (Winner("first"), lambda e: e["x"] if e["x"] >= 0 else None),
             "worst": (Winner("argmax"), lambda e: (e["s"], e["x"])),
@@ -66,7 +66,9 @@ TABLES: dict[str, Table] = {
             "often": (Top(2, most=4), lambda e: e["s"]),
         },
     ),
+    "shares": Aggregate("e", ("a",), lambda event: (event["a"],), {"share": (Moments("avg"), lambda e: e["x"] / 7)}),
 }
+"""Deltas of ``agg`` are combined; of ``shares``, which adds floats, never."""
 MEASURES = {
     "total": kivi.sum("x"),
     "calls": kivi.count(),
@@ -77,7 +79,6 @@ MEASURES = {
     "values": kivi.distinct("x", 0.1),
     "mean": kivi.avg("x"),
     "deviation": kivi.stddev("x"),
-    "share": kivi.avg(kivi.col("x") / 7),
     "newest": kivi.last("x"),
     "oldest": kivi.first("x", where=kivi.col("x") >= 0),
     "worst": kivi.argmax("s", by="x"),
@@ -150,6 +151,8 @@ class World:
         self.db.create_table("h", key={"id": "int64"}, columns=columns, history="1h")
         self.db.create_event_table("e", event_time="ts", columns=EVENT)
         self.db.create_aggregate("agg", source="e", group_by=["a"], measures=MEASURES)
+        self.db.create_aggregate("shares", source="e", group_by=["a"], measures={"share": kivi.avg(kivi.col("x") / 7)})
+        assert [is_combined(self.store.table(name)) for name in ("agg", "shares")] == [True, False]
         self.first = self.last = self.db.watermark()
 
     def _open(self) -> None:
@@ -291,7 +294,7 @@ class World:
                     tx.append("e", events)
                     ops.append(Op("append", "e", events=events))
                 case "get":
-                    for name in (table, "agg"):
+                    for name in (table, "agg", "shares"):
                         assert plain(tx.get(name, key)) == self._read(opened, name, key)
                 case "scan":
                     for name in TABLES:
