@@ -203,8 +203,8 @@ ROOMS: dict[str, Room] = {
     "server.process": Room(
         "the process stands on top: nothing imports it",
         below="errors runtime wire store server server.http",
-        lazy="server.otlp",
-        packages="google grpc grpc_health opentelemetry prometheus_client pyarrow",
+        lazy="cluster server.otlp",
+        packages="google grpc grpc_health nats opentelemetry prometheus_client pyarrow",
     ),
     "apm_demo": Room(
         "an application like any other: it proves that the public names are enough",
