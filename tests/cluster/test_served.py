@@ -39,15 +39,15 @@ def nodes(tmp_path: Path, nats: NatsCluster) -> Iterator[list[ServerProcess]]:
 class Client(threading.Thread):
     """Appends events by one node, each with its sum in the same commit; ``done`` is what was acknowledged."""
 
-    def __init__(self, node: ServerProcess, seed: int, commits: int) -> None:
+    def __init__(self, endpoint: str, seed: int, commits: int) -> None:
         super().__init__()
-        self.node, self.rng, self.commits = node, random.Random(seed), commits
+        self.endpoint, self.rng, self.commits = endpoint, random.Random(seed), commits
         self.done: Counter[int] = Counter()
         self.failure: BaseException | None = None
 
     def run(self) -> None:
         try:
-            with kivi.connect(self.node.endpoint) as db:
+            with kivi.connect(self.endpoint) as db:
                 for i in range(self.commits):
                     endpoint, value = self.rng.randrange(ENDPOINTS), self.rng.randrange(1000)
                     with db.transaction() as tx:
@@ -86,7 +86,7 @@ def test_any_node_takes_writes_and_all_answer_alike(nodes: list[ServerProcess]) 
     for node in nodes:
         with kivi.connect(node.endpoint) as db, db.snapshot(min_snapshot=made):
             pass
-    clients = [Client(node, seed, 40) for seed, node in enumerate([*nodes, *nodes])]
+    clients = [Client(node.endpoint, seed, 40) for seed, node in enumerate([*nodes, *nodes])]
     for client in clients:
         client.start()
     for client in clients:
@@ -106,10 +106,10 @@ def test_any_node_takes_writes_and_all_answer_alike(nodes: list[ServerProcess]) 
 def test_a_node_that_was_killed_comes_back_with_all_that_was_acknowledged(nodes: list[ServerProcess]) -> None:
     with kivi.connect(nodes[0].endpoint) as db:
         _make(db)
-    first = Client(nodes[0], 1, 20)
+    first = Client(nodes[0].endpoint, 1, 20)
     first.run()
     nodes[1].kill()
-    second = Client(nodes[2], 2, 20)
+    second = Client(nodes[2].endpoint, 2, 20)
     second.run()
     assert first.failure is None and second.failure is None
     nodes[1].start()
@@ -119,6 +119,28 @@ def test_a_node_that_was_killed_comes_back_with_all_that_was_acknowledged(nodes:
     answers = [_answers(node, last) for node in nodes]
     assert answers[0] == answers[1] == answers[2]
     assert {row["endpoint"]: row["us"] for row in answers[1][1]} == dict(wanted)  # type: ignore[attr-defined]
+
+
+def test_a_client_of_several_nodes_goes_on_with_another_one(nodes: list[ServerProcess]) -> None:
+    """Each node is killed once and comes back, while clients commit: no call fails, and nothing counts twice."""
+    everywhere = ",".join(node.endpoint for node in nodes)
+    with kivi.connect(everywhere) as db:
+        _make(db)
+    clients = [Client(everywhere, seed, 60) for seed in range(3)]
+    for client in clients:
+        client.start()
+    for node in nodes:
+        node.kill()
+        node.start()
+    for client in clients:
+        client.join()
+    assert [client.failure for client in clients] == [None] * len(clients)
+    wanted = sum((client.done for client in clients), Counter())
+    with kivi.connect(everywhere) as db:
+        last = db.watermark()
+    answers = [_answers(node, last) for node in nodes]
+    assert answers[0] == answers[1] == answers[2]
+    assert {row["endpoint"]: row["us"] for row in answers[0][1]} == dict(wanted)  # type: ignore[attr-defined]
 
 
 def test_without_its_log_a_cluster_reads_and_takes_no_writes(nodes: list[ServerProcess], nats: NatsCluster) -> None:
