@@ -43,14 +43,14 @@ class StoredFile:
         self._footer = footer
         self._reader = pq.ParquetFile(source, metadata=footer, read_dictionary=list(coded) or None).reader
 
-    def read(self, index: int, columns: Sequence[int], *, threads: bool = True) -> dict[int, Any]:
-        """Of a row group the columns with these numbers, each a ChunkedArray; with ``threads`` several at a time.
+    def read(self, groups: Sequence[int], columns: Sequence[int], *, threads: bool = True) -> dict[int, Any]:
+        """Of some row groups the columns with these numbers, each a ChunkedArray; with ``threads`` several at a time.
 
         Raises one of ``FAILURES``.
         """
         wanted = sorted(set(columns))
-        threads = threads and len(wanted) > 1 and self._footer.row_group(index).num_rows >= _THREADS_FROM
-        table = self._reader.read_row_group(index, column_indices=wanted, use_threads=threads)
+        threads = threads and len(wanted) > 1 and self._footer.row_group(groups[0]).num_rows >= _THREADS_FROM
+        table = self._reader.read_row_groups(list(groups), column_indices=wanted, use_threads=threads)
         return dict(zip(wanted, table.columns, strict=True))
 
 

@@ -52,7 +52,7 @@ class PageReader:
                 self._names = footer.schema.names
             for at, size in zip(group.chunk_offsets, group.chunk_bytes, strict=True):
                 self._memory[at : at + size] = bodies.take(size)
-            found = self._file.read(group.index, group.columns)
+            found = self._file.read([group.index], group.columns)
             names = [self._names[number] for number in group.columns]
             batch = pa.RecordBatch.from_arrays([whole(found[number]) for number in group.columns], names)
         except (*FAILURES, IndexError) as error:

@@ -46,7 +46,17 @@ from kivi.model.expressions import Expr
 from kivi.model.schema import Column, TableSchema
 from kivi.runtime.checksum import crc32
 
-__all__ = ["GROUP_ROWS", "Chunk", "Group", "SettledFile", "SettledFiles", "StoredGroup", "decode_file", "file_names"]
+__all__ = [
+    "GROUP_ROWS",
+    "Chunk",
+    "Group",
+    "SettledFile",
+    "SettledFiles",
+    "StoredGroup",
+    "Stretch",
+    "decode_file",
+    "file_names",
+]
 
 GROUP_ROWS: Final = 65_536
 _VERSION: Final = 2
@@ -78,6 +88,37 @@ class Group:
     def index(self) -> int:
         """Its number in the file."""
         return self.start // GROUP_ROWS
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Row groups of one file that follow each other, at least one, as if they were one."""
+
+    groups: Sequence[Group]
+
+    @property
+    def start(self) -> int:
+        return self.groups[0].start
+
+    @property
+    def time_min(self) -> int:
+        return self.groups[0].time_min
+
+    @property
+    def time_max(self) -> int:
+        return self.groups[-1].time_max
+
+    @cached_property
+    def rows(self) -> int:
+        return sum(group.rows for group in self.groups)
+
+    @cached_property
+    def first_cts(self) -> int:
+        return min(group.first_cts for group in self.groups)
+
+    @cached_property
+    def last_cts(self) -> int:
+        return max(group.last_cts for group in self.groups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,14 +275,14 @@ class SettledFiles:
     def read(
         self,
         file: SettledFile,
-        group: Group,
+        part: Stretch,
         columns: Sequence[str],
         *,
         named: bool = False,
         coded: Collection[str] = (),
         once: bool = False,
     ) -> Any:
-        """The columns of a row group as one RecordBatch; ``named``: with ``STAMP`` (uint64) and ``POSITION`` (int64).
+        """The columns of row groups as one RecordBatch; ``named``: with ``STAMP`` (uint64) and ``POSITION`` (int64).
         ``coded``: columns that may come in codes, which are wide ones (``narrowed``). ``once``: see ``ColdTier.fill``.
 
         Columns that were added to the table after the file was written are null.
@@ -251,21 +292,22 @@ class SettledFiles:
             wanted += [file.stored, file.stored + 1]
         footer, _ = self._footer(file.number, file.nbytes, file.tail, file.cold)
         try:
-            written = footer.row_group(group.index)
+            written = [footer.row_group(group.index) for group in part.groups]
             codes = [
-                written.column(i).path_in_schema
+                written[0].column(i).path_in_schema
                 for name in coded
                 if (i := self._index[name]) in wanted
                 and self._types[i] in (pa.string(), pa.binary())
-                and written.column(i).has_dictionary_page
+                and all(group.column(i).has_dictionary_page for group in written)
             ]
             with reader_for(file.nbytes) as reader:
-                chunks = [group.chunks[i] for i in wanted]
+                chunks = [group.chunks[i] for group in part.groups for i in wanted]
                 self._fetch(file.number, file.nbytes, chunks, file.cold, reader.memory, once=once)
-                found = reader.opened(file.nbytes, footer, codes).read(group.index, wanted, threads=False)
+                numbers = [group.index for group in part.groups]
+                found = reader.opened(file.nbytes, footer, codes).read(numbers, wanted, threads=False)
             arrays = [
                 _whole(found[i], self._types[i]) if (i := self._index[name]) < file.stored
-                else pa.nulls(group.rows, self._types[i])
+                else pa.nulls(part.rows, self._types[i])
                 for name in columns
             ]  # fmt: skip
             names = list(columns)
@@ -275,8 +317,8 @@ class SettledFiles:
             batch = pa.RecordBatch.from_arrays(arrays, names)
         except FAILURES as error:
             raise self._lost(file.number, file.cold, f"damaged ({error})") from None
-        if batch.num_rows != group.rows:
-            said = f"damaged (a row group has {batch.num_rows} events, its manifest {group.rows})"
+        if batch.num_rows != part.rows:
+            said = f"damaged (row groups have {batch.num_rows} events, their manifest {part.rows})"
             raise self._lost(file.number, file.cold, said)
         return batch
 
@@ -431,10 +473,10 @@ class SettledFiles:
             )
         return DataLoss(f"{name} of event table {self.schema.name!r} is {how}: {todo}", path=name)
 
-    def rows_at(self, erased: Counts, group: Group) -> Counts:
-        """Those of these rows of the file that lie in the group, as rows of it."""
-        low, high = np.searchsorted(erased, [group.start, group.start + group.rows])
-        return erased[low:high] - group.start
+    def rows_at(self, erased: Counts, part: Group | Stretch) -> Counts:
+        """Those of these rows of the file that lie in a part of it, as rows of that."""
+        low, high = np.searchsorted(erased, [part.start, part.start + part.rows])
+        return erased[low:high] - part.start
 
 
 def _whole(column: Any, type_: Any) -> Any:

@@ -24,7 +24,7 @@ from kivi.errors import InvalidArgument
 from kivi.events.blocks import Blocks, Counts
 from kivi.events.commit_order import Source, in_commit_order
 from kivi.events.pruning import always, never, outside
-from kivi.events.settled_files import Group, SettledFile, SettledFiles, StoredGroup
+from kivi.events.settled_files import Group, SettledFile, SettledFiles, StoredGroup, Stretch
 from kivi.events.summing import Sums
 from kivi.model.changes import COMMIT_TS
 from kivi.model.event_files import EventFiles
@@ -34,6 +34,9 @@ from kivi.runtime.ahead import in_order
 __all__ = ["SettledView", "Wanted"]
 
 _NONE: Final = np.zeros(0, np.int64)
+_GROUPS_MAX: Final = 4
+_BYTES_MAX: Final = 32 << 20
+"""So many row groups are read at a time, if all their columns take so many bytes (decision 0049)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +117,13 @@ class SettledView:
             yield pa.RecordBatch.from_arrays([found[name] for name in wanted.outputs], wanted.outputs)
 
     def _read(self, wanted: Wanted, columns: list[str], file: SettledFile, group: Group) -> Any:
-        return self._selected(file, group, wanted, named=True).select(columns)
+        return self._selected(file, Stretch((group,)), wanted, named=True).select(columns)
 
     def as_it_lies(self, wanted: Wanted) -> Iterator[Any]:
         """Record batches, and if ``stored_bytes`` allows it ``StoredGroup``, by files, in each by event time."""
         outputs = list(wanted.outputs)
-        for part in in_order(self._groups(wanted), lambda part: self._part(*part, wanted), _is_cold):
+        most = 1 if wanted.stored_bytes else _GROUPS_MAX
+        for part in in_order(_stretches(self._groups(wanted), most), lambda part: self._part(*part, wanted), _is_cold):
             if isinstance(part, StoredGroup):
                 yield part
             elif part.num_rows:
@@ -163,7 +167,8 @@ class SettledView:
                 else:
                     cut.append((file, group))
 
-        for facts in in_order(iter(cut), lambda part: into.facts_of(self._selected(*part, wanted)), _is_cold):
+        parts = _stretches(iter(cut))
+        for facts in in_order(parts, lambda part: into.facts_of(self._selected(*part, wanted)), _is_cold):
             into.add_known(*facts)
         return known, len(cut)
 
@@ -205,11 +210,11 @@ class SettledView:
         erased = self._erased_rows(file)
         return not len(erased if isinstance(part, SettledFile) else self.files.rows_at(erased, part))
 
-    def _part(self, file: SettledFile, group: Group, wanted: Wanted) -> Any:
-        """A row group as it is stored, or as a batch."""
-        if wanted.stored_bytes and (stored := self._stored(file, group, wanted)) is not None:
+    def _part(self, file: SettledFile, part: Stretch, wanted: Wanted) -> Any:
+        """A row group as it is stored, or some of them as a batch."""
+        if wanted.stored_bytes and (stored := self._stored(file, part.groups[0], wanted)) is not None:
             return stored
-        return self._selected(file, group, wanted)
+        return self._selected(file, part, wanted)
 
     def _stored(self, file: SettledFile, group: Group, wanted: Wanted) -> StoredGroup | None:
         """A row group as it is stored; None if some of its events are not asked for, or not there."""
@@ -222,17 +227,17 @@ class SettledView:
         if self.owner.closed:
             raise InvalidArgument("this view of an event table is closed: take another one")
 
-    def _selected(self, file: SettledFile, group: Group, wanted: Wanted, named: bool = False) -> Any:
+    def _selected(self, file: SettledFile, part: Stretch, wanted: Wanted, named: bool = False) -> Any:
         """Of a row group the events that are asked for, with these columns and perhaps others."""
         self._check_open()
         schema, where = self.files.schema, wanted.where
-        low = wanted.low_us if wanted.low_us is not None and group.time_min < wanted.low_us else None
-        high = wanted.high_us if wanted.high_us is not None and group.time_max >= wanted.high_us else None
+        low = wanted.low_us if wanted.low_us is not None and part.time_min < wanted.low_us else None
+        high = wanted.high_us if wanted.high_us is not None and part.time_max >= wanted.high_us else None
         is_cut = low is not None or high is not None
         asked = names(where) if where is not None else set()
         used = {*wanted.outputs, *asked, *([schema.event_time] if is_cut else [])}
         columns = [c.name for c in schema.columns if c.name in used] or [schema.event_time or ""]
-        batch = self._seen(file, group, wanted, columns, columns if wanted.coded else asked, named)
+        batch = self._seen(file, part, wanted, columns, columns if wanted.coded else asked, named)
         if is_cut:  # they are in the order of event time
             times = stored_array(schema.column(schema.event_time or "").type, batch.column(schema.event_time))
             start = 0 if low is None else int(np.searchsorted(times, low))
@@ -249,49 +254,49 @@ class SettledView:
         return narrowed(batch) if wanted.coded else plain(batch)
 
     def _seen(
-        self, file: SettledFile, group: Group, wanted: Wanted, columns: list[str], coded: Collection[str], named: bool
+        self, file: SettledFile, part: Stretch, wanted: Wanted, columns: list[str], coded: Collection[str], named: bool
     ) -> Any:
         """Of a row group the events that are there for this view, between the bounds of names."""
         stamped = COMMIT_TS in wanted.outputs and COMMIT_TS not in columns
-        cut = group.first_cts < wanted.first_cts or group.last_cts > wanted.upto or group.last_cts >= wanted.beyond[0]
-        cut = cut or group.first_cts <= wanted.first[0]
+        cut = part.first_cts < wanted.first_cts or part.last_cts > wanted.upto or part.last_cts >= wanted.beyond[0]
+        cut = cut or part.first_cts <= wanted.first[0]
         picks = wanted.named is not None or wanted.retracted_at is not None
-        hidden = not picks and _meets(group, self._hidden(file))
+        hidden = not picks and _meets(part, self._hidden(file))
         gone = self.owner.is_partial
         named = named or stamped or cut or picks or hidden or gone or STAMP in wanted.outputs
         coded = [name for name in coded if name in columns]
-        batch = self.files.read(file, group, columns, named=named, coded=coded)
+        batch = self.files.read(file, part, columns, named=named, coded=coded)
         if stamped:
             batch = batch.append_column(COMMIT_TS, batch.column(STAMP).view(pa.int64()))
-        erased = _NONE if picks else self.files.rows_at(self._erased_rows(file), group)
+        erased = _NONE if picks else self.files.rows_at(self._erased_rows(file), part)
         if not (len(erased) or picks or hidden or cut or gone):
             return batch
-        left = np.ones(group.rows, np.bool_)
+        left = np.ones(part.rows, np.bool_)
         left[erased] = False
         if picks:
             left[:] = False
-            left[self._picked(file, group, wanted, batch)] = True
+            left[self._picked(file, part, wanted, batch)] = True
         if hidden:
             left[self._hidden(file).rows_among(*_names(batch))] = False
         if cut:
             left &= _between(*_names(batch), wanted)
         if gone:
-            left &= self._is_kept(group, *_names(batch))
+            left &= self._is_kept(part, *_names(batch))
         return batch if left.all() else picked(batch, np.flatnonzero(left))
 
-    def _is_kept(self, group: Group, stamps: Any, positions: Any) -> Any:
+    def _is_kept(self, part: Stretch, stamps: Any, positions: Any) -> Any:
         """Which of the names are of commits whose headers are there."""
-        kept = np.zeros(group.rows, np.bool_)
-        for (first, at), (last, to) in self.owner.spans(group.first_cts, group.last_cts):
+        kept = np.zeros(part.rows, np.bool_)
+        for (first, at), (last, to) in self.owner.spans(part.first_cts, part.last_cts):
             begins = (stamps > np.uint64(first)) | ((stamps == np.uint64(first)) & (positions >= at))
             kept |= begins & ((stamps < np.uint64(last)) | ((stamps == np.uint64(last)) & (positions <= to)))
         return kept
 
-    def _picked(self, file: SettledFile, group: Group, wanted: Wanted, batch: Any) -> Counts:
+    def _picked(self, file: SettledFile, part: Stretch, wanted: Wanted, batch: Any) -> Counts:
         if wanted.named is not None:
             return wanted.named.rows_among(*_names(batch))
         assert wanted.retracted_at is not None
-        known = self.files.rows_at(self._erased_rows(file, wanted.retracted_at), group)
+        known = self.files.rows_at(self._erased_rows(file, wanted.retracted_at), part)
         pending = EventNames.union(
             [self.owner.names_at(wanted.retracted_at), self._names_of(file, wanted.retracted_at)]
         )
@@ -318,7 +323,28 @@ class SettledView:
         return found
 
 
-def _is_cold(part: tuple[SettledFile, Group]) -> bool:
+def _stretches(
+    parts: Iterator[tuple[SettledFile, Group]], most: int = _GROUPS_MAX
+) -> Iterator[tuple[SettledFile, Stretch]]:
+    """Row groups that follow each other together: the first by itself, then two, then up to ``most``.
+
+    A question of little is not kept waiting, and one of much passes the interpreter's lock on less often.
+    """
+    held, wanted = list[tuple[SettledFile, Group]](), 1
+    for file, group in parts:
+        if held:
+            before, last = held[-1]
+            rows = group.start + group.rows - held[0][1].start
+            follows = before is file and last.start + last.rows == group.start and file.cold is None
+            if len(held) == wanted or not follows or rows * file.raw_bytes > _BYTES_MAX * file.rows:
+                yield before, Stretch([each for _, each in held])
+                held, wanted = [], min(most, 2 * wanted)
+        held.append((file, group))
+    if held:
+        yield held[0][0], Stretch([group for _, group in held])
+
+
+def _is_cold(part: tuple[SettledFile, Group | Stretch]) -> bool:
     return part[0].cold is not None
 
 
@@ -326,7 +352,7 @@ def _names(batch: Any) -> tuple[Any, Any]:
     return batch.column(STAMP).to_numpy(), batch.column(POSITION).to_numpy()
 
 
-def _meets(part: SettledFile | Group, found: EventNames) -> bool:
+def _meets(part: SettledFile | Group | Stretch, found: EventNames) -> bool:
     """Whether one of the names is of a commit of its range."""
     low, high = np.searchsorted(found.stamps, np.array([part.first_cts, part.last_cts + 1], np.uint64))
     return bool(low < high)

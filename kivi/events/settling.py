@@ -35,7 +35,7 @@ from kivi.events.blocks import Block, Blocks, Counts, Erased, Meta, first_positi
 from kivi.events.combining import combinable, portions, too_deep
 from kivi.events.file_writing import write_file
 from kivi.events.manifest import Manifest
-from kivi.events.settled_files import Group, SettledFile, SettledFiles
+from kivi.events.settled_files import Group, SettledFile, SettledFiles, Stretch
 
 __all__ = ["FILE_ROWS", "Lock", "Parts", "Settling", "data_of", "named_rows"]
 
@@ -225,7 +225,7 @@ class Settling:
                 found = list[_Events]()
                 for file, group in _groups(inputs, low, high):
                     with _reading(file):
-                        batch = settled.read(file, group, every, named=True, once=True)
+                        batch = settled.read(file, Stretch((group,)), every, named=True, once=True)
                     times = _times(base, batch)
                     start, stop = (int(np.searchsorted(times, bound)) for bound in (low, high))
                     stamps, positions = (batch.column(name).to_numpy()[start:stop] for name in (STAMP, POSITION))
@@ -429,7 +429,7 @@ def named_rows(settled: SettledFiles, file: SettledFile, names: EventNames) -> C
         for group in file.groups:
             low, high = np.searchsorted(names.stamps, np.array([group.first_cts, group.last_cts + 1], np.uint64))
             if low < high:
-                batch = settled.read(file, group, [], named=True, once=True)
+                batch = settled.read(file, Stretch((group,)), [], named=True, once=True)
                 yield group.start + names.rows_among(*(batch.column(name).to_numpy() for name in (STAMP, POSITION)))
 
     return np.concatenate([np.zeros(0, np.int64), *found()])
