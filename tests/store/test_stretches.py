@@ -1,4 +1,4 @@
-"""Row groups of a settled file that are read several at a time: the same events as one by one, cut wherever they are."""
+"""Row groups of a settled file are read several at a time: the same events as one by one, wherever they are cut."""
 
 from __future__ import annotations
 
