@@ -20,11 +20,12 @@ help: ## Show this list
 venv: $(INSTALLED) ## Create .venv and install everything into it (the other tasks do so by themselves)
 	$(say) '$(VENV) is ready'
 
-# In four processes, by file, on two cores too: a third of the time is waiting for another process (Spark, a browser, a server).
+# In six processes, by file, on two cores too: four leave a third of the time to waiting (for Spark, a browser, a server, a
+# timer). Each takes half a gigabyte, and Spark's Java another one.
 # The layers are one of the checks.
 test: check ## Run the checks, then the tests
 	$(say) 'tests'
-	@$(BIN)/python -m pytest -q -n 4 --dist loadgroup --no-loadscope-reorder -m 'not story' --ignore tests/test_layers.py
+	@$(BIN)/python -m pytest -q -n 6 --dist loadgroup --no-loadscope-reorder -m 'not story' --ignore tests/test_layers.py
 
 # What works on disk, or between processes or threads, is what differs from one Python to another; the rest of the tests
 # needs Spark, browsers and servers of others, or says the same through another door (api, golden), and runs on one.
@@ -35,7 +36,7 @@ pythons: $(INSTALLED) ## Run the tests of the store and of the client on every o
 
 stories: $(INSTALLED) ## The long tests: Spark drivers that are killed, clusters, the site, the package, the image (CI runs them too)
 	$(say) 'stories'
-	@$(BIN)/python -m pytest -q -n 3 --dist load -m story
+	@$(BIN)/python -m pytest -q -n 4 --dist load -m story
 
 # Where its workers do not start within 3 s, as on a busy machine, mypy ends with 2: once more, then, and by itself.
 check: $(INSTALLED) ## Formatting, lint, types, layers, protos, generated code

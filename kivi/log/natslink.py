@@ -1,8 +1,7 @@
-"""Connections to NATS servers, from threads: their event loop is in a thread of its own.
+"""A connection to NATS servers, from threads: its event loop is in a thread of its own.
 
-A ``Nats`` has one connection to whichever of its servers answers, which moves to another one when that server goes
-away, and one to each single server, made when somebody asks for it: a server answers a direct get from its own copy if
-it has one. Nothing is buffered while there is no connection: what is sent then fails at once.
+It is to whichever of the servers answers, and moves to another one when that one goes away. Nothing is buffered while
+there is no connection: what is sent then fails at once.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import contextlib
 import itertools
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -34,29 +33,25 @@ _ENDS: Final = frozenset({"204", "404", "408", "412", "503"})
 
 
 class Link:
-    """One connection. Everything but ``answering`` is called in the event loop."""
+    """The connection, for those in the event loop."""
 
-    def __init__(self, servers: Sequence[str], options: dict[str, Any], *, moves: bool) -> None:
-        self._servers, self._options, self._moves = list(servers), options, moves
+    def __init__(self, servers: Sequence[str], options: dict[str, Any]) -> None:
+        self._servers, self._options = list(servers), options
         self._tokens = itertools.count(1)
         self._waiting: dict[str, Callable[[Msg], None]] = {}
         self._inbox = ""
         self.client: Client | None = None
         self.on_connected: Callable[[], None] = lambda: None
-        self._opening = asyncio.Lock()
 
     @property
-    def answering(self) -> bool:
-        return self.client is not None and self.client.is_connected
+    def open(self) -> Client:
+        """The client library's connection."""
+        if self.client is None:
+            raise Unavailable("the connection to NATS is closed")
+        return self.client
 
-    async def open(self) -> Client:
-        """The connection, made if there is none. Raises what the client library raises."""
-        async with self._opening:
-            if self.client is not None and (self._moves or self.client.is_connected):
-                return self.client
-            return await self._open()
-
-    async def _open(self) -> Client:
+    async def connect(self) -> None:
+        """Raises what the client library raises; goes on for ever while no server answers."""
         from nats.aio.client import Client
 
         client = Client()
@@ -69,8 +64,7 @@ class Link:
 
         await client.connect(
             servers=self._servers,
-            allow_reconnect=self._moves,
-            max_reconnect_attempts=-1 if self._moves else 1,
+            max_reconnect_attempts=-1,
             reconnect_time_wait=0.25,  # type: ignore[arg-type] # seconds, whole or not
             connect_timeout=CONNECT_S,
             ping_interval=PING_S,
@@ -83,7 +77,6 @@ class Link:
         self._inbox = client.new_inbox()
         await client.subscribe(f"{self._inbox}.*", cb=self._answered, pending_msgs_limit=0, pending_bytes_limit=0)
         self.client = client
-        return client
 
     async def _answered(self, message: Msg) -> None:
         waiting = self._waiting.get(message.subject.rpartition(".")[2])
@@ -94,7 +87,7 @@ class Link:
         self, subject: str, payload: bytes, answered: Callable[[Msg], None], headers: dict[str, str] | None = None
     ) -> str:
         """Sends a request; ``answered`` is called with each answer, until ``forget`` with what this returns."""
-        client = await self.open()
+        client = self.open
         token = format(next(self._tokens), "x")
         self._waiting[token] = answered
         try:
@@ -152,7 +145,7 @@ def status(message: Msg) -> str:
 
 
 class Nats:
-    """``servers``: the URLs (``nats://HOST:PORT``, or ``tls://``) of **all** servers that may have a copy of a stream.
+    """``servers``: the URLs (``nats://HOST:PORT``, or ``tls://``) of some of the servers, better of all.
 
     ``options`` are those of ``nats.connect`` that say who one is: ``user_credentials``, ``user``, ``password``,
     ``token``, ``tls``. Raises Unavailable if no server answers within ``timeout_s``, InvalidArgument if the client
@@ -169,10 +162,9 @@ class Nats:
         self._thread = threading.Thread(target=self._run, name="kivi-nats", daemon=True)
         self._thread.start()
         self._closed = False
-        self.main = Link(self.servers, options, moves=True)
-        self.each = [Link([server], options, moves=False) for server in self.servers]
+        self.link = Link(self.servers, options)
         try:
-            self.call(self.main.open(), timeout_s)
+            self.call(self.link.connect(), timeout_s)
         except Unavailable as error:
             self.close()
             raise Unavailable(f"no NATS server answers at {', '.join(self.servers)}: {error.message}") from None
@@ -206,18 +198,11 @@ class Nats:
         self.loop.call_soon_threadsafe(run)
 
     def close(self) -> None:
-        """Ends all connections. Idempotent."""
+        """Ends it. Idempotent."""
         if self._closed:
             return
         with contextlib.suppress(Unavailable):
-            self.call(self._close(), 5.0)
+            self.call(self.link.close(), 5.0)
         self._closed = True
         self.soon(self.loop.stop)
         self._thread.join(5.0)
-
-    async def _close(self) -> None:
-        async def quietly(closing: Awaitable[None]) -> None:
-            with contextlib.suppress(Exception):
-                await closing
-
-        await asyncio.gather(*[quietly(link.close()) for link in (self.main, *self.each)])

@@ -39,8 +39,8 @@ from kivi.errors import InvalidArgument, Unavailable
 __all__ = ["NatsServer", "find_nats_server", "version_of"]
 
 _log = logging.getLogger("kivi.log")
-OLDEST: Final = (2, 11)
-"""Direct gets in batches."""
+OLDEST: Final = (2, 11, 11)
+"""The oldest that the tests have passed on; 2.11 has direct gets in batches."""
 _PAUSE_S: Final = 0.5
 _PAUSE_MAX_S: Final = 30.0
 _LOOK_S: Final = 1.0

@@ -207,25 +207,18 @@ class ReplicatedLog(CommitLog):
         return found[:count]
 
     def _sound(self, first: int, count: int) -> list[Message]:
-        """Messages from ``first`` on that follow on one another. A copy that cannot be asked may be the sound one."""
-        away: Unavailable | None = None
-        for asked in range(self._stream.copies + 1):
-            try:
-                messages = self._stream.fetch(first, count, asked)
-            except Unavailable as error:
-                away = error
-                continue
+        """Messages from ``first`` on that follow on one another; [] if the log ends before."""
+        for asked in range(self._stream.attempts + 1):
             found: list[Message] = []
-            for message in messages:
+            for message in self._stream.fetch(first, count, asked):
                 if message.sequence != first + len(found) or not self._is_whole(message):
                     break
                 found.append(message)
             if found:
                 return found  # what is behind a hole is asked for with the next step
-            if not messages and self._stream.bounds()[1] < first:
+            if not asked and self._stream.bounds()[1] < first:
                 return []
-        if away is not None:
-            raise away
+        self._stream.check_copies()
         raise DataLoss(
             f"message {first} of the log cannot be read from any copy: nothing behind it is applied; repair the "
             "log's servers, or bootstrap the cluster from the best node"

@@ -32,8 +32,8 @@ class Stream(ABC):
     max_message_bytes: int
     """The limit of a message."""
 
-    copies: int
-    """How many copies can be asked, each by its number."""
+    attempts: int
+    """How many attempts of ``fetch`` ask every copy, or as good as surely."""
 
     on_news: Callable[[], None]
     """Called, by any thread, when there may be messages that were not read."""
@@ -46,13 +46,17 @@ class Stream(ABC):
     def fetch(self, first: int, count: int, attempt: int = 0) -> Sequence[Message]:
         """Messages from ``first`` on, ascending, at most ``count``: as some copy has them, so perhaps with holes.
 
-        ``attempt``: 0 for whichever copy is near, which may be behind; 1 to ``copies`` for that one. Raises
-        Unavailable if it cannot be asked; one that is asked by its number also if it has nothing from ``first`` on.
+        ``attempt``: 0 for whichever copy is near, which may be behind; 1 to ``attempts`` where that had not what is
+        wanted. Raises Unavailable.
         """
 
     @abstractmethod
     def bounds(self) -> tuple[int, int]:
         """The first and the last sequence that the leader has; (n + 1, n) if it has none. Raises Unavailable."""
+
+    @abstractmethod
+    def check_copies(self) -> None:
+        """Raises Unavailable if a copy cannot be asked now, or is behind: it may have what no other one has."""
 
     @abstractmethod
     def purge(self, below: int) -> None:

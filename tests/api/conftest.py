@@ -87,7 +87,7 @@ class _Threaded:
                 value = getattr(self._tx, name)(*args, **kwargs)
                 return await value if inspect.isawaitable(value) else value
 
-            return asyncio.run_coroutine_threadsafe(wait(), self._loop).result(30)
+            return asyncio.run_coroutine_threadsafe(wait(), self._loop).result(60)
 
         return call
 

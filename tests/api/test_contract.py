@@ -738,7 +738,7 @@ def test_a_database_that_was_closed_says_so_at_once(accounts):
     for use in (db.tables, db.watermark, db.stats, lambda: db.describe("accounts"), write):
         with pytest.raises(kivi.Unavailable, match="closed"):
             use()
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 20  # a client waits for 30 s
 
 
 # -- overwriting ---------------------------------------------------------------------------------------------
@@ -841,10 +841,9 @@ def forgetful(db):
     db.create_aggregate("by_x", source="kept", group_by=["x"], measures={"n": kivi.count()})
     db.append("kept", [{"ts": AT - 3 * HOUR, "x": -1}, {"ts": AT, "x": -1}])
     db.consolidate()
-    until = time.monotonic() + 60
-    while "complete_since_us" not in db.describe("kept")["statistics"]:
-        assert time.monotonic() < until, "the floor does not move"
-        time.sleep(0.05)
+    wait_until(
+        lambda: "complete_since_us" in db.describe("kept")["statistics"], reason="the floor does not move", pause_s=0.05
+    )
     return db
 
 

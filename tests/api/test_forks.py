@@ -64,7 +64,7 @@ def all_refused():
     refused(lambda: appender.append(ts=2, w="large" * 100_000))
     appender.flush()
     for future in gathered:
-        refused(lambda: future.result(timeout=5))
+        refused(lambda: future.result(timeout=60))
     appender.close()
     held.close()
     db.close()
@@ -73,7 +73,7 @@ def all_refused():
             own.run(add)
 
 def no_updates():
-    refused(lambda: live.next(5))
+    refused(lambda: live.next(60))
     refused(live.next)
     refused(lambda: db.subscribe("t"))
     live.close()
@@ -84,10 +84,10 @@ for _ in range(3):
     gathered += [appender.append(ts=3, w="b"), appender.append(ts=4, w="large" * 100_000)]
 
 live = db.subscribe("t")  # not before: with its stream gRPC aborts most children that connect, see below
-assert live.next(20).changes
+assert live.next(60).changes
 in_a_child(no_updates)
 begun.commit()
-assert live.next(20).changes
+assert live.next(60).changes
 live.close()
 appender.close()
 assert all(future.result() for future in gathered)

@@ -98,11 +98,11 @@ def test_blind_writes_of_one_row_are_all_committed(db: Any) -> None:
 def test_a_view_is_followed(db: Any) -> None:
     filled(db)
     with db.subscribe("by_name", where=kivi.col("name") == "ada", interval_ms=0) as live:
-        live.next(timeout_s=5.0)
+        live.next(timeout_s=60.0)
         assert {row["id"] for row in live.rows} == {0, 2}
         with db.transaction() as tx:
             tx.put("accounts", (0,), name="eve")
-        wait_until(lambda: live.next(timeout_s=5.0) and {row["id"] for row in live.rows} == {2})
+        wait_until(lambda: live.next(timeout_s=60.0) and {row["id"] for row in live.rows} == {2})
 
 
 def test_what_is_refused(db: Any) -> None:

@@ -212,7 +212,7 @@ def test_append_every_format_and_follow(cli, tmp_path):
         wait_for(11)
     finally:
         following.send_signal(signal.SIGINT)
-        assert following.wait(20) == 0
+        assert following.wait(60) == 0
 
 
 def test_append_leaves_late_events_out_if_it_is_told_to(cli, tmp_path):
@@ -521,7 +521,7 @@ def test_watch_prints_changes_as_they_come(cli: Cli) -> None:
             found = next(lines)
             assert (found["kind"], found["new"], found["row"]) == ("add", 0, {"id": 2, "n": 7})
             process.terminate()
-            assert process.wait(20) == 0
+            assert process.wait(60) == 0
         with db.snapshot() as snapshot:
             (count,) = snapshot.summary("ev", {"n": kivi.count()}).values()
     until = "2023-11-17T00:00:00Z"
@@ -557,5 +557,5 @@ def test_watch_draws_a_state_on_a_terminal(cli: Cli) -> None:
                     tx.delta("drawn", (1,), n=n)
                 draws(3 if n == 3 else 7)
             process.terminate()
-            assert process.wait(20) == 0
+            assert process.wait(60) == 0
         os.close(parent)

@@ -96,7 +96,7 @@ class Proxy:
         self._listener.close()
         self.cut()
         for thread in self._threads:
-            thread.join(5)
+            thread.join(60)
 
     def __enter__(self) -> Proxy:
         return self

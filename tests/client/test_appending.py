@@ -102,10 +102,10 @@ def test_every_event_of_every_thread_is_in_the_batch_its_future_tells(switching,
         for i in range(count):
             if len(futures) >= 50:
                 at, oldest = futures.popleft()
-                told[who, at] = oldest.result(30)
+                told[who, at] = oldest.result(60)
             futures.append((i, app.append(who=who, ts=i, i=i)))
         for at, future in futures:
-            told[who, at] = future.result(30)
+            told[who, at] = future.result(60)
 
     with appender(db, 0, max_events) as app:
         threads = [threading.Thread(target=produce, args=(who, app)) for who in range(8)]
@@ -130,7 +130,7 @@ class Slow(list[Any]):
 
     def append(self, row: Any) -> None:
         self.came.set()
-        assert self.go.wait(10)
+        assert self.go.wait(60)
         super().append(row)
 
     def __len__(self) -> int:
@@ -151,7 +151,7 @@ def test_a_row_that_comes_too_late_joins_the_next_batch(moment):
         late: list[AppendFuture] = []
         thread = threading.Thread(target=lambda: late.append(app.append(ts=1, who=1, i=3)))
         thread.start()
-        assert rows.came.wait(10)  # it has read which batch gathers
+        assert rows.came.wait(60)  # it has read which batch gathers
         if moment == "when it is sealed":
             db.gate.clear()
             with app._changed:
@@ -160,7 +160,7 @@ def test_a_row_that_comes_too_late_joins_the_next_batch(moment):
         else:
             app.flush()
             rows.go.set()
-        thread.join(10)
+        thread.join(60)
         db.gate.set()
         assert not early[0].exception()
     assert [batch.num_rows for batch in db.batches] == [3, 1]
@@ -193,7 +193,7 @@ def test_closing_while_threads_append_loses_and_doubles_nothing(switching, text)
         time.sleep(0.002)
         app.close()
         for thread in threads:
-            thread.join(30)
+            thread.join(60)
             assert not thread.is_alive()
         stored = sorted((row["who"], row["i"]) for row in db.rows())
         assert stored == sorted(accepted)
@@ -210,7 +210,7 @@ def test_append_waits_when_so_many_events_are_not_durable():
         blocked.join(0.2)
         assert blocked.is_alive() and not futures[0].done()
         db.gate.set()
-        blocked.join(30)
+        blocked.join(60)
         assert not blocked.is_alive()
     assert len(db.rows()) == len(futures) == EVENTS_BUFFERED_MAX
 
@@ -234,7 +234,7 @@ def test_large_events_of_many_threads_stay_within_the_bytes(threads):
         assert len(accepted) * 500_000 <= BYTES_BUFFERED_MAX + BATCH_BYTES + 1_000_000
         db.gate.set()
         for thread in producing:
-            thread.join(30)
+            thread.join(60)
     assert len(db.rows()) == 320
     assert all(batch.nbytes <= BATCH_BYTES + 1_000_000 for batch in db.batches)
 
@@ -278,7 +278,7 @@ def test_bounds_do_not_wait_for_a_long_linger():
     db = Fake()
     with appender(db, linger_ms=600_000, max_events=10**9) as app:
         futures = [app.append(ts=1, who=1, i=i) for i in range(EVENTS_BUFFERED_MAX + 10)]
-        assert futures[0].result(10) == 1
+        assert futures[0].result(60) == 1
 
 
 def test_a_failed_batch_fails_its_own_events_only():
@@ -428,7 +428,7 @@ def test_many_threads_wait_for_one_batch():
 
         def ask(k: int) -> None:
             if k % 2:
-                answers.append(futures[k].result(20))
+                answers.append(futures[k].result(60))
             else:  # the parts of a whole Future are made by all of them at once
                 done, _ = concurrent.futures.wait(futures, timeout=20)
                 answers.append(1 if done == set(futures) else done)
@@ -438,7 +438,7 @@ def test_many_threads_wait_for_one_batch():
             thread.start()
         db.gate.set()
         for thread in threads:
-            thread.join(30)
+            thread.join(60)
             assert not thread.is_alive()
         assert answers == [1] * 40
 
@@ -457,7 +457,7 @@ def test_a_future_keeps_no_events():
 def run(test: Any, db: AioFake, linger_ms: float = 0, max_events: int = 10_000) -> None:
     async def main() -> None:
         async with kivi.aio.appender.Appender(db, AppenderArguments("ev", linger_ms, max_events)) as app:
-            await asyncio.wait_for(test(app), 30)
+            await asyncio.wait_for(test(app), 60)
 
     asyncio.run(main())
     gc.collect()  # a future whose exception nobody asked for would say so here
@@ -554,7 +554,7 @@ def test_asyncio_an_appender_whose_tasks_are_cancelled_settles_every_future(each
         await asyncio.sleep(0)
         for task in asyncio.all_tasks() - {asyncio.current_task(), flushing}:
             task.cancel()
-        await asyncio.wait_for(flushing, 5)
+        await asyncio.wait_for(flushing, 60)
         with pytest.raises(Unavailable, match="closed"):
             app.append(ts=1, who=1, i=25)
         return [(future.token, future.place, future.exception()) for future in futures]

@@ -324,10 +324,10 @@ def test_appender_futures_tell_each_events_commit(db, events):
             app.append(e="x", ts=NOW, v=1)
         with pytest.raises(kivi.SchemaError):
             app.append(e=1, nonsense=1)
-        assert futures[0].result(timeout=10) <= futures[-1].result(timeout=10)
+        assert futures[0].result(timeout=60) <= futures[-1].result(timeout=60)
         called = threading.Event()
         futures[-1].add_done_callback(lambda future: called.set())
-        assert called.wait(5)
+        assert called.wait(60)
     with db.snapshot() as snap:
         assert sum(row["total"] for row in snap.scan("by_e")) == sum(range(1_000))
         assert [row["v"] for row in snap.scan("ev")] == list(range(1_000))  # in order
@@ -345,7 +345,7 @@ def test_an_appends_future_is_a_future_like_any_other(db, events):
         first.add_done_callback(raises)
         first.add_done_callback(heard.append)
         assert not first.cancel() and first.running() and not first.done()
-        done, not_done = concurrent.futures.wait(futures, timeout=10)
+        done, not_done = concurrent.futures.wait(futures, timeout=60)
         assert done == set(futures) and not not_done
         assert heard == [first]
         assert {future.result() for future in concurrent.futures.as_completed(futures)} == {first.result()}
@@ -368,7 +368,7 @@ def test_an_appenders_event_that_is_too_large_concerns_no_other(db):
         futures += [
             app.append(ts=NOW, text=f"{i:05}" + "y" * 8_000) for i in range(9_000)
         ]  # 72 MB: no message holds it
-    assert len({future.result(timeout=30) for future in futures}) > 4
+    assert len({future.result(timeout=60) for future in futures}) > 4
     with db.snapshot() as snap:
         texts = [row["text"] for row in snap.scan("large")]
     assert [text[:5] for text in texts] == ["a", "b", *(f"{i:05}" for i in range(9_000))]
@@ -434,7 +434,7 @@ def test_nothing_listens_there():
 
 def test_a_lost_reply_is_found_by_its_token(server, db, accounts):
     """Every tenth commit's reply is lost: each is applied once, and the client says when."""
-    with Proxy(server.port) as proxy, proxy.connect(timeout=20) as through:
+    with Proxy(server.port) as proxy, proxy.connect(timeout=60) as through:
         for i in range(30):
             with through.transaction() as tx:
                 tx.delta(accounts, (1,), balance=1)
@@ -453,7 +453,7 @@ def test_a_lost_reply_is_found_by_its_token(server, db, accounts):
 def test_a_large_append_is_sent_again_whole(server, db):
     """Its reply is lost, and then the server hears all of it again: once in the table, and in all its events."""
     db.create_event_table("again", event_time="ts", columns={"ts": "timestamp", "n": "int64"})
-    with Proxy(server.port) as proxy, proxy.connect(timeout=20) as through:
+    with Proxy(server.port) as proxy, proxy.connect(timeout=60) as through:
         stamps = []
         for i in range(3):
             numbers = np.arange(50_000 + i)
@@ -472,7 +472,7 @@ def test_a_large_append_is_sent_again_whole(server, db):
 
 def test_a_read_by_itself_outlives_a_connection(server, db, accounts):
     """What it read before the connection was lost is read anew, and never older than what this client has seen."""
-    with Proxy(server.port) as proxy, proxy.connect(timeout=20) as through:
+    with Proxy(server.port) as proxy, proxy.connect(timeout=60) as through:
         for i in range(4):
             with through.transaction() as tx:
                 tx.delta(accounts, (1,), balance=1)
@@ -480,9 +480,9 @@ def test_a_read_by_itself_outlives_a_connection(server, db, accounts):
             timer = threading.Timer(0.2, proxy.lose)
             timer.start()
             assert through.get(accounts, (1,))["balance"] == i + 1
-    with Proxy(server.port) as proxy, proxy.connect(timeout=0.5) as through:
+    with Proxy(server.port) as proxy, proxy.connect() as through:
         assert through.get(accounts, (1,))
-        proxy.mute = True
+        proxy.mute, through._core.timeout_s = True, 0.5
         with pytest.raises(kivi.Unavailable, match=r"no answer from localhost:\d+ within 0.5 s"):
             through.get(accounts, (1,))
 
@@ -527,23 +527,23 @@ def test_rows_that_are_read_together_are_of_one_moment(server, db, more):
 
 
 def test_a_reply_that_never_comes_is_commit_unknown(server, db, accounts):
-    with Proxy(server.port) as proxy, proxy.connect(timeout=1.0) as through:
+    with Proxy(server.port) as proxy, proxy.connect() as through:
         with pytest.raises(kivi.CommitUnknown) as caught, through.transaction() as tx:
             tx.delta(accounts, (1,), balance=1)
             assert tx.start_ts
-            proxy.mute = True
+            proxy.mute, through._core.timeout_s = True, 1.0
         assert db.outcome(caught.value.token) == db.watermark()  # it did commit, and the token tells
     assert balance(db) == 1
 
 
 def test_a_stage_that_is_not_answered_is_unavailable_when_the_time_is_up(server, events):
-    with Proxy(server.port) as proxy, proxy.connect(timeout=1.0) as through:
+    with Proxy(server.port) as proxy, proxy.connect() as through:
         assert through.stage("ev", [{"e": 1, "ts": NOW, "v": 1}])
-        proxy.mute = True
+        proxy.mute, through._core.timeout_s = True, 1.0
         began = time.monotonic()
         with pytest.raises(kivi.Unavailable, match="no answer from localhost:[0-9]+ within 1 s"):
             through.stage("ev", [{"e": 1, "ts": NOW, "v": 1}])
-        assert 0.9 < time.monotonic() - began < 5
+        assert 0.9 < time.monotonic() - began < 30
 
 
 def test_a_snapshot_lost_with_its_connection(server, db, accounts):

@@ -94,7 +94,7 @@ def test_an_append_whose_client_is_closed_may_have_committed_and_says_so(alone: 
             db.append(table, events, token=first)
             alone.signal(signal.SIGSTOP)
             appended = pool.submit(db.append, table, events, token=second)
-            time.sleep(0.2)
+            time.sleep(1.0)
             db.close()
             appended.result()
 
@@ -231,13 +231,14 @@ def test_a_snapshot_whose_beginning_was_cancelled_is_let_go_of(alone: ServerProc
 @pytest.mark.parametrize("kind", ["plain", "kept", "shared"])
 def test_a_snapshot_whose_beginning_took_too_long_is_let_go_of(alone: ServerProcess, kind: str) -> None:
     async def test() -> None:
-        async with await kivi.aio.connect(alone.endpoint, timeout=0.5) as db:
+        async with await kivi.aio.connect(alone.endpoint) as db:
 
             async def reads() -> None:
                 async with db.snapshot(**SNAPSHOTS[kind]) as snap:
                     await snap.get("t", (1,))
 
             await reads()
+            db._core.timeout_s = 0.5
             alone.signal(signal.SIGSTOP)
             outcomes = await asyncio.gather(*[reads() for _ in range(20)], return_exceptions=True)
             alone.signal(signal.SIGCONT)
@@ -250,7 +251,8 @@ def test_a_snapshot_whose_beginning_took_too_long_is_let_go_of(alone: ServerProc
 
 
 def test_a_shared_snapshot_whose_beginning_took_too_long_for_a_thread_is_let_go_of(alone: ServerProcess) -> None:
-    with alone.connect(timeout=0.5) as db:
+    with alone.connect() as db:
+        db._core.timeout_s = 0.5
         alone.signal(signal.SIGSTOP)
         with pytest.raises(kivi.errors.Unavailable):
             db.snapshot(shared=True, ttl_s=3600).__enter__()

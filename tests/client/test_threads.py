@@ -33,7 +33,7 @@ def test_closing_leaves_no_thread_behind(server, events):
         with server.connect() as db:
             live = db.subscribe(events)
             db.append(events, [{"ts": 0, "v": 0}])
-            assert live.next(5) is not None
+            assert live.next(60) is not None
             db.create_aggregate("threads_sum", events, ["v"], {"n": kivi.count()})
             db.drop("threads_sum")
             for i in range(5):
@@ -104,11 +104,11 @@ def test_updates_read_ahead_are_not_lost_when_the_client_closes(server, events):
         live = db.subscribe(events, where=kivi.col("v") > 100)
         for i in range(101, 140):
             db.append(events, [{"ts": i, "v": i}])
-        first = live.next(5)
+        first = live.next(60)
         assert first is not None
     seen = [change.row["v"] for change in first.changes]
     with pytest.raises(kivi.Unavailable, match="closed"):
-        while (update := live.next(5)) is not None:
+        while (update := live.next(60)) is not None:
             seen += [change.row["v"] for change in update.changes]
     assert seen == list(range(101, 101 + len(seen)))
 

@@ -134,7 +134,7 @@ class Client(Stream):
     def __init__(self, servers: Servers) -> None:
         self.servers = servers
         self.max_message_bytes = 1 << 20
-        self.copies = COPIES
+        self.attempts = COPIES
         self.on_news: Callable[[], None] = lambda: None
         self.cut = False
         self.calm = False
@@ -167,10 +167,10 @@ class Client(Stream):
         self._ask()
         behind = 0 if attempt or rng.random() > servers.faults.behind else rng.randint(1, 5)
         copy = attempt - 1 if attempt else rng.randrange(COPIES)
-        found = servers.read(copy, first, count, servers.last - behind)
-        if attempt and not found:
-            raise Unavailable(f"copy {copy} has nothing from message {first} on")
-        return found
+        return servers.read(copy, first, count, servers.last - behind)
+
+    def check_copies(self) -> None:
+        self._ask()
 
     def bounds(self) -> tuple[int, int]:
         self._ask()

@@ -12,7 +12,7 @@ from tests.conftest import require
 from tests.demo.dashboards import FLAGS
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def _driver() -> Iterator[Any]:
     chromium, driver_path = require("chromium"), require("chromedriver")
     from selenium import webdriver

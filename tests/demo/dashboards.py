@@ -74,7 +74,7 @@ class Stand:
         self.db.append("llm_requests", [{"ts": r.pop("ts_us"), **r} for r in requests])
 
     def get(self, path: str) -> dict[str, Any]:
-        with urllib.request.urlopen(self.address.rstrip("/") + path, timeout=20) as answer:
+        with urllib.request.urlopen(self.address.rstrip("/") + path, timeout=60) as answer:
             found: dict[str, Any] = json.load(answer)
             return found
 
@@ -122,9 +122,7 @@ def shown(browser: Any, selector: str) -> str:
 
 
 def until(browser: Any, condition: Callable[[], Any]) -> Any:
-    return wait_until(
-        condition, 30, reason=lambda: f"the page does not show it: {shown(browser, 'body')}", pause_s=0.05
-    )
+    return wait_until(condition, reason=lambda: f"the page does not show it: {shown(browser, 'body')}", pause_s=0.05)
 
 
 def cells(browser: Any, selector: str) -> list[str]:

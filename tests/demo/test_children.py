@@ -51,7 +51,7 @@ def test_a_kill_takes_the_whole_session(start: Callable[[str], Child]) -> None:
     if not Path("/proc/self/stat").exists():
         pytest.skip("needs /proc")
     child = start(GRANDCHILD)
-    inner = int(child.wait_for("", 20))
+    inner = int(child.wait_for("", 60))
     assert not gone(inner)
     child._gone_s = 0.2
     child.kill()
@@ -62,7 +62,7 @@ def test_a_kill_takes_the_whole_session(start: Callable[[str], Child]) -> None:
 def test_what_was_said_is_in_the_failure(start: Callable[[str], Child]) -> None:
     child = start("import sys; print('hello', flush=True); sys.exit('the reason')")
     with pytest.raises(Failure, match=r"(?s)ended before it said 'ready'.*the reason.*program\.log"):
-        child.wait_for("ready", 20)
+        child.wait_for("ready", 60)
     with pytest.raises(Failure, match="exit code 1"):
         child.check()
 
@@ -75,8 +75,8 @@ def test_silence_is_a_failure(start: Callable[[str], Child]) -> None:
 
 def test_lines_are_read_as_they_come(start: Callable[[str], Child]) -> None:
     child = start("print('ready 7', flush=True); print('more', flush=True)")
-    assert child.wait_for("ready", 20) == "7"
-    child.wait(20)
+    assert child.wait_for("ready", 60) == "7"
+    child.wait(60)
     assert wait_until(lambda: list(child.lines())) == ["more"]
 
 
@@ -88,7 +88,7 @@ def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     program = (
         "import sys, time; from pathlib import Path; from apm_demo.children import Child; "
         f"child = Child('inner', Path({str(tmp_path / 'inner.log')!r}), 'inner', cwd=Path({str(tmp_path)!r})); "
-        "print(child.wait_for('', 30), flush=True); time.sleep(300)"
+        "print(child.wait_for('', 60), flush=True); time.sleep(300)"
     )
     parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env={**os.environ})
     assert parent.stdout is not None

@@ -150,7 +150,7 @@ def test_a_server_that_is_away_is_said_and_come_back_from(stand: Stand) -> None:
         with contextlib.suppress(urllib.error.HTTPError):
             return stand.get("/api/view")
 
-    view = wait_until(shows, 30, reason="the dashboard did not come back", pause_s=0.2)
+    view = wait_until(shows, reason="the dashboard did not come back", pause_s=0.2)
     assert sums(view) == recount("customer")
 
 
@@ -168,7 +168,7 @@ class Stream:
     """A browser's stream: what it is told, and the state that it would show."""
 
     def __init__(self, stand: Stand, path: str) -> None:
-        self._connection = http.client.HTTPConnection(stand.address.split("/")[2], timeout=20)
+        self._connection = http.client.HTTPConnection(stand.address.split("/")[2], timeout=60)
         self._connection.request("GET", path)
         self._answer = self._connection.getresponse()
         self.state: dict[str, dict[str, Any]] = {}

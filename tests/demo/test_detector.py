@@ -52,7 +52,7 @@ def test_anomalies_are_raised_once_as_they_happen_though_all_is_killed(tmp_path:
         child = Child(
             f"detector-{number}", tmp_path / f"{number}.log", "apm_demo.detector", "--endpoint", server.endpoint
         )
-        child.wait_for("ready invocations -> invocations_anomalies", 30)
+        child.wait_for("ready invocations -> invocations_anomalies", 60)
         return child
 
     def until(count: int) -> float:
@@ -89,7 +89,7 @@ def test_anomalies_are_raised_once_as_they_happen_though_all_is_killed(tmp_path:
             (row,) = [row for row in server.read("invocations_anomalies") if row["duration_us"] == 300_000]
             assert (row["previous_sum_us"], row["previous_count"]) == (80_000_000, 2_000)
             running.terminate()
-            running.wait(20)
+            running.wait(60)
         finally:
             running.stop()
 

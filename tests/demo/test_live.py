@@ -44,7 +44,7 @@ def test_it_makes_the_tables_serves_the_dashboard_and_lands_events(server: Serve
     landing = tmp_path / "landing"
     process, address = start(server, landing)
     try:
-        with urllib.request.urlopen(address, timeout=30) as page:
+        with urllib.request.urlopen(address, timeout=60) as page:
             assert page.status == 200
 
         def landed() -> list[Path]:

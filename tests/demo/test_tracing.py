@@ -25,7 +25,7 @@ def test_calls_of_the_web_service_are_invocations_though_the_server_is_killed(tm
         try:
             ports: dict[str, int] = json.loads(service.wait_for("ready", 60))
             answered: Counter[tuple[str, ...]] = Counter()
-            with httpx.Client(trust_env=False, timeout=30) as client:
+            with httpx.Client(trust_env=False, timeout=60) as client:
                 for turn in range(CALLS):
                     if turn == CALLS // 2:
                         server.restart()

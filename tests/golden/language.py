@@ -308,7 +308,7 @@ class Runner:
             yield f"{finished.name}: finished @{self.stamps.text(finished.held)}, not acknowledged yet"
         for session in sorted(waiting, key=lambda s: s.held):
             assert session.thread is not None
-            session.thread.join(10)
+            session.thread.join(60)
             assert session.outcome, f"{session.name} is not acknowledged, and the watermark is past its commit"
             del self.sessions[session.name]
             yield f"{session.name}: {self._outcome_of(session)}"
@@ -406,7 +406,7 @@ class Runner:
         how()
         for session in waiting if self.driver.outlives else ():
             assert session.thread is not None
-            session.thread.join(10)
+            session.thread.join(60)
             told = session.outcome or ["nothing"]
             assert told == [session.held], f"{session.name} held {session.held}, and after the restart was told {told}"
 

@@ -42,14 +42,14 @@ def test_what_came_after_a_task_stopped_waiting_is_not_delivered(server: ServerP
                 await client.append("calls", [{"seq": 1, "ts": T0}])
                 await asyncio.sleep(1.0)
             async with client.subscribe("calls", name="task", interval_ms=0) as live:
-                update = await live.next(10.0)
+                update = await live.next(60.0)
                 assert update is not None
                 assert [change.row["seq"] for change in update.changes if change.row is not None] == [1]
             live = client.subscribe("calls", since=0, where=kivi.col("seq") < 0, interval_ms=0)
             waiting = asyncio.create_task(live.next())
             await asyncio.sleep(0.3)
             await live.close()
-            assert await asyncio.wait_for(waiting, 5.0) is None
+            assert await asyncio.wait_for(waiting, 60.0) is None
 
     asyncio.run(run())
 
@@ -63,7 +63,7 @@ def test_a_thread_that_waits_learns_that_it_is_closed(server: ServerProcess) -> 
             thread.start()
             time.sleep(0.01)
             live.close()
-            thread.join(5.0)
+            thread.join(60.0)
             assert given == [None]
 
 
@@ -74,7 +74,7 @@ def test_an_update_is_not_lost_with_an_acknowledgement(monkeypatch: pytest.Monke
         monkeypatch.setattr(subscribing, "_TELL_S", 60.0)
         live: Any = db.subscribe("calls", name="a", interval_ms=0, heartbeat_ms=20)
         db.append("calls", [{"seq": 1, "ts": T0}])
-        while not (update := live.next(30.0)).changes:
+        while not (update := live.next(60.0)).changes:
             pass
         assert live.next(0.1) is None
         take = live._next
@@ -89,12 +89,12 @@ def test_an_update_is_not_lost_with_an_acknowledgement(monkeypatch: pytest.Monke
         monkeypatch.setattr(live, "_next", late)
         live._follower.tell(live._follower._told)  # just now
         db.append("calls", [{"seq": 2, "ts": T0}])
-        update = live.next(30.0)
+        update = live.next(60.0)
         while not update.changes:
-            update = live.next(30.0)
+            update = live.next(60.0)
         assert [change.row["seq"] for change in update.changes] == [2]
         with pytest.raises(NotFound, match="no durable subscription"):
-            live.next(30.0)
+            live.next(60.0)
         live.close()
 
 
@@ -108,7 +108,7 @@ def test_going_on_from_a_timestamp(server: ServerProcess) -> None:
     async def run(ts: int, had: list[dict[str, Any]]) -> None:
         client = await kivi.aio.connect(server.endpoint)
         async with client, client.subscribe("goes_on", since=ts, rows=had) as live:
-            update = await live.next(30.0)
+            update = await live.next(60.0)
             assert update is not None
             assert not update.reset
             assert live.rows == [{"id": 1, "n": 2}]
@@ -117,11 +117,11 @@ def test_going_on_from_a_timestamp(server: ServerProcess) -> None:
         db.create_table("goes_on", key={"id": "int64"}, columns={"n": "int64"}, history="1h")
         write(db, n=1)
         with db.subscribe("goes_on", interval_ms=0) as live:
-            live.next(30.0)
+            live.next(60.0)
             had, ts = live.rows, live.ts
         write(db, n=2)
         with db.subscribe("goes_on", since=ts) as live:
-            update = live.next(30.0)
+            update = live.next(60.0)
             assert update is not None
             assert [(change.kind, change.row) for change in update.changes] == [("change", {"id": 1, "n": 2})]
             with pytest.raises(InvalidArgument, match="rows="):
@@ -130,11 +130,11 @@ def test_going_on_from_a_timestamp(server: ServerProcess) -> None:
         began = time.monotonic()
         for _ in range(12):  # more than the server has threads for reads
             with db.subscribe("goes_on", since=2**62, rows=had) as live:
-                update = live.next(30.0)
+                update = live.next(60.0)
                 assert update is not None
                 assert update.reset
                 assert live.rows == [{"id": 1, "n": 2}]
-        assert time.monotonic() - began < 30
+        assert time.monotonic() - began < 120
 
 
 def test_a_client_that_goes_while_its_subscription_is_made(server: ServerProcess) -> None:
@@ -183,7 +183,7 @@ def test_the_server_goes_while_nobody_waits(tmp_path: Path) -> None:
     async def run(server: ServerProcess) -> None:
         async with await kivi.aio.connect(server.endpoint, timeout=60.0) as client:
             live = client.subscribe("rows", interval_ms=0, heartbeat_ms=20)
-            assert await live.next(30.0) is not None
+            assert await live.next(60.0) is not None
             for i in range(3):
                 await asyncio.to_thread(server.kill)
                 assert await live.next(0.2) is None  # notices, and begins again
@@ -192,9 +192,9 @@ def test_the_server_goes_while_nobody_waits(tmp_path: Path) -> None:
                 await client.append("calls", [{"seq": i, "ts": T0}])
                 async with client.transaction() as tx:
                     await tx.put("rows", (i,), n=i, text="")
-                update = await live.next(10.0)
+                update = await live.next(60.0)
                 while update is not None and all(row["id"] != i for row in live.rows):
-                    update = await live.next(10.0)
+                    update = await live.next(60.0)
                 assert live.rows[-1]["id"] == i
             await live.close()
 
@@ -216,7 +216,7 @@ def test_a_thread_that_waits_for_the_server_learns_that_it_is_closed(tmp_path: P
         for away_s in (0.0, 0.06, 0.09):
             lives = [db.subscribe("rows", heartbeat_ms=20, interval_ms=0) for _ in range(12)]
             for live in lives:
-                assert live.next(30.0) is not None
+                assert live.next(60.0) is not None
             given: list[Any] = []
             threads = [threading.Thread(target=waits, args=(live, given), daemon=True) for live in lives]
             for thread in threads:
@@ -228,5 +228,5 @@ def test_a_thread_that_waits_for_the_server_learns_that_it_is_closed(tmp_path: P
                 live.close()
                 time.sleep(0.02)
             for thread in threads:
-                thread.join(10.0)
+                thread.join(60.0)
             assert given == [None] * len(lives)

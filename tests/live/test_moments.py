@@ -87,7 +87,7 @@ def test_its_moment_is_over_while_a_commit_is_held_up(db: Any) -> None:
     add(db, 0)
     with db.subscribe("calls", interval_ms=0) as live:
         assert numbers(live) == [0]  # and all that is needed for it is loaded
-    until, since = int(time.time() * 1e6) + 1_200_000, db.watermark()
+    until, since = int(time.time() * 1e6) + 3_000_000, db.watermark()
     with (
         db.subscribe("calls", since=since, until_time=until, interval_ms=0, heartbeat_ms=60_000) as live,
         db.subscribe("rows", interval_ms=0, heartbeat_ms=20) as other,
@@ -97,9 +97,9 @@ def test_its_moment_is_over_while_a_commit_is_held_up(db: Any) -> None:
         tx.append("calls", [{"seq": 1, "ts": T0}])
         cts, _ = hold(db.store, tx)
         assert time.time() * 1e6 < until
-        assert live.next(1.6) is None
+        assert live.next(3.4) is None
         assert other.next(0.1) is None
-        assert other.silent_s < 1.0  # it is longer that the commit is held up
+        assert other.silent_s < 2.5  # it is longer that the commit is held up
         db.store.committer.finish_held(cts)
         assert numbers(live, 30.0) == [1]
         assert live.ended
@@ -119,7 +119,7 @@ def test_a_commit_that_finishes_as_its_moment_is_over(db: Any, monkeypatch: pyte
         find(live)
 
     monkeypatch.setattr(db.hub, "_find_end", late)
-    until, since = int(time.time() * 1e6) + 800_000, db.watermark()
+    until, since = int(time.time() * 1e6) + 2_500_000, db.watermark()
     with db.subscribe("calls", since=since, until_time=until, interval_ms=0, heartbeat_ms=60_000) as live:
         tx = db.transaction()
         tx.append("calls", [{"seq": 1, "ts": T0}])
@@ -130,35 +130,33 @@ def test_a_commit_that_finishes_as_its_moment_is_over(db: Any, monkeypatch: pyte
 
 
 def test_a_long_heartbeat_does_not_put_off_the_end(db: Any) -> None:
-    until = int(time.time() * 1e6) + 700_000
+    until = int(time.time() * 1e6) + 2_500_000
     with db.subscribe("calls", until_time=until, interval_ms=0, heartbeat_ms=3_600_000) as live:
         assert live.next(0.1) is None
         add(db, 1)
         assert numbers(live, 30.0) == [1]
         assert live.ended
-        assert time.time() * 1e6 < until + 2_000_000
+        assert time.time() * 1e6 < until + 60_000_000
 
 
 def test_a_heartbeat_between_updates_names_the_state_that_it_has(db: Any) -> None:
     """``ts`` does not run ahead of ``rows`` while changes wait for the interval, and it is heard of all the same."""
-    with db.subscribe("rows", interval_ms=1_500, heartbeat_ms=20) as live:
-        live.next(30.0)
+    with db.subscribe("rows", interval_ms=4_000, heartbeat_ms=20) as live:
+        live.next(60.0)
         put(db, 1, v=0)
-        assert live.next(30.0) is not None
+        assert live.next(60.0) is not None
         put(db, 1, v=1)
-        deadline, beats = time.monotonic() + 1.0, set()
-        while time.monotonic() < deadline:
-            if live.next(0.02) is not None:
-                break
+        beats = set[Any]()
+        while len(beats) <= 5:
+            assert live.next(0.02) is None
             beats.add(live._follower.heard_at)
             assert live.rows == at(db, live.ts)
-        assert len(beats) > 5
-        assert live.next(30.0) is not None
+        assert live.next(60.0) is not None
         assert live.rows == [{"id": 1, "n": 0, "v": 1}]
 
 
 def test_events_come_at_most_once_in_an_interval(db: Any) -> None:
-    with db.subscribe("calls", since=0, interval_ms=500, heartbeat_ms=20) as live:
+    with db.subscribe("calls", since=0, interval_ms=1_500, heartbeat_ms=20) as live:
         began, sent, updates, found = time.monotonic(), 0, 0, 0
         while found < 20:
             if sent < 20:
@@ -168,8 +166,8 @@ def test_events_come_at_most_once_in_an_interval(db: Any) -> None:
             if update is not None:
                 updates += 1
                 found += len(update.changes)
-            assert live.silent_s < 0.45  # less than the interval
-        assert updates <= (time.monotonic() - began) / 0.5 + 1
+            assert live.silent_s < 1.4  # less than the interval
+        assert updates <= (time.monotonic() - began) / 1.5 + 1
 
 
 def test_intervals_are_told_of_the_same_snapshots(db: Any) -> None:
@@ -198,7 +196,7 @@ def test_an_interval_holds_up_nothing_of_what_is_there(db: Any) -> None:
     with db.subscribe("calls", since=0, interval_ms=60_000) as live:
         found: list[int] = []
         while len(found) < 15_000:
-            update = live.next(30.0)
+            update = live.next(60.0)
             assert update is not None
             found += [change.row["seq"] for change in update.changes]
     assert found == list(range(15_000))
@@ -210,7 +208,7 @@ def test_no_interval_ends_the_subscriptions_of_others(db: Any) -> None:
             put(db, n, v=n)
             for live in (odd, other):
                 while live.ts < db.watermark():
-                    live.next(30.0)
+                    live.next(60.0)
                 assert live.rows == at(db, live.ts)
 
 
@@ -225,9 +223,9 @@ def test_what_is_scheduled_stays_few(db: Any, monkeypatch: pytest.MonkeyPatch) -
     """Whatever the interval and the heartbeat, and however many come and go."""
     monkeypatch.setattr(schedule, "_SPARE", 8)
     with db.subscribe("rows", interval_ms=3_600_000, heartbeat_ms=3_600_000) as live:
-        live.next(30.0)
+        live.next(60.0)
         put(db, 0, v=0)
-        assert live.next(30.0) is not None
+        assert live.next(60.0) is not None
         for i in range(30):
             put(db, 0, v=i)
             live.next(0.01)
@@ -252,7 +250,7 @@ def test_a_table_made_again_is_another(db: Any) -> None:
     with db.transaction() as tx:
         tx.put("rows", (5,), w=5)
     with db.subscribe("rows", interval_ms=0, since=ts) as live:  # what it had was of another table
-        update = live.next(30.0)
+        update = live.next(60.0)
         assert update is not None
         assert update.reset
         assert live.rows == [{"id": 5, "w": 5}]
@@ -260,7 +258,7 @@ def test_a_table_made_again_is_another(db: Any) -> None:
             old.next(30.0)
         with db.transaction() as tx:
             tx.put("rows", (6,), w=6)
-        assert live.next(30.0) is not None
+        assert live.next(60.0) is not None
         assert len(live.rows) == 2
 
 
@@ -271,17 +269,17 @@ def test_a_limit_does_not_lift_the_limit(db: Any, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ResourceExhausted, match="prefix or a predicate"):
         db.subscribe("rows", limit=1_000)
     with db.subscribe("rows", limit=30, order_by="v", interval_ms=0) as live:
-        assert len(live.next(30.0).changes) == 30
+        assert len(live.next(60.0).changes) == 30
 
 
 def test_a_sum_beyond_its_column_ends_it(db: Any) -> None:
     with db.subscribe("rows", interval_ms=0) as live:
-        live.next(30.0)
+        live.next(60.0)
         for _ in range(2):
             with db.transaction() as tx:
                 tx.delta("rows", (1,), n=2**63 - 1)
         with pytest.raises(OutOfRange):
-            while live.next(30.0) is not None:
+            while live.next(60.0) is not None:
                 pass
         assert live.ended
         assert live.next(0.1) is None
@@ -293,7 +291,7 @@ def test_a_sum_beyond_its_column_that_is_only_asked_about(db: Any) -> None:
         with db.transaction() as tx:
             tx.delta("rows", (1,), n=2**63 - 1)
     with db.subscribe("rows", where=kivi.col("n") > 5, columns=["id"], interval_ms=0) as live:
-        assert live.next(30.0) is not None
+        assert live.next(60.0) is not None
         assert live.rows == [{"id": 1}]
 
 
@@ -325,14 +323,14 @@ def test_a_floor_that_moves_as_it_joins(db: Any, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(db.hub, "_join", late)
     with db.subscribe("calls", limit=5, interval_ms=0) as live:
-        live.next(30.0)
+        live.next(60.0)
         assert [row["seq"] for row in live.rows] == [3]
 
 
 def test_a_floor_that_moves_and_nothing_is_committed(db: Any) -> None:
     add(db, 1, 2, 3)
     with db.subscribe("calls", limit=5, interval_ms=0, heartbeat_ms=20) as live:
-        live.next(30.0)
+        live.next(60.0)
         cts = db.store.retention.set_floor(db.store.table("calls"), T0 + 2)
         while live.ts < cts:
             live.next(0.05)
@@ -348,7 +346,7 @@ def test_an_ask_is_not_swallowed_by_one_that_had_ended(db: Any) -> None:
         with db.hub._lock:
             db.hub._asked.append((live._live, answers.put))
             db.hub._answer_ended()  # which one whose thread had ended asks for, a moment too late
-        assert answers.get(timeout=5.0).reset
+        assert answers.get(timeout=60.0).reset
 
 
 def test_one_that_lost_its_connection_gets_what_it_was_handed_again(db: Any) -> None:

@@ -152,7 +152,7 @@ def test_every_state_is_the_querys(db: Database, name: str) -> None:
         change(db, rng)
     judge = Judge(db, table, keep, **wanted)
     with db.subscribe(table, interval_ms=0, heartbeat_ms=10, **wanted) as live:
-        first = live.next(10.0)
+        first = live.next(60.0)
         assert first is not None
         assert first.reset
         assert live.rows == judge(live.ts)
@@ -208,9 +208,8 @@ def test_states_of_many_subscribers_while_others_commit(db: Database) -> None:
             live = db.subscribe(table, interval_ms=(0, 20, 100)[i % 3], heartbeat_ms=50, **wanted)
             lives.append((live, Judge(db, table, keep, **wanted)))
         rng = random.Random(5)
-        deadline = time.monotonic() + 3
-        states = 0
-        while time.monotonic() < deadline:
+        began, states = time.monotonic(), 0
+        while (lasted_s := time.monotonic() - began) < 3 or (states <= 50 and lasted_s < PATIENCE_S):
             live, judge = rng.choice(lives)
             if live.next(0.02) is not None:
                 assert live.rows == judge(live.ts)
@@ -227,13 +226,13 @@ def test_states_of_many_subscribers_while_others_commit(db: Database) -> None:
 
 def test_a_hot_row_is_told_once_in_an_interval(db: Database) -> None:
     with db.subscribe("rows", prefix=(1,), interval_ms=300, heartbeat_ms=10) as live:
-        live.next(30.0)
+        live.next(60.0)
         began, updates = time.monotonic(), 0
-        while time.monotonic() - began < 1.5:
+        while (lasted_s := time.monotonic() - began) < 1.5 or updates < 3:
             with db.transaction() as tx:
                 tx.delta("rows", (1, "a"), n=1)
             updates += live.next(0.0) is not None
-        assert 3 <= updates <= 6
+        assert updates <= lasted_s / 0.3 + 2
         until_quiet(live, db.watermark(), Judge(db, "rows", lambda row: row["part"] == 1))
 
 
@@ -242,17 +241,17 @@ def test_kinds_of_changes(db: Database) -> None:
         for i, name in enumerate("abc"):
             tx.put("rows", (0, name), level=float(i))
     with db.subscribe("rows", order_by="-level", columns=["name", "level"], interval_ms=0) as live:
-        assert kinds(live.next(30.0)) == [("add", None, 0, "c"), ("add", None, 1, "b"), ("add", None, 2, "a")]
+        assert kinds(live.next(60.0)) == [("add", None, 0, "c"), ("add", None, 1, "b"), ("add", None, 2, "a")]
         with db.transaction() as tx:
             tx.put("rows", (0, "a"), level=9.0)
-        assert kinds(live.next(30.0)) == [("move", 2, 0, "a")]
+        assert kinds(live.next(60.0)) == [("move", 2, 0, "a")]
         with db.transaction() as tx:
             tx.put("rows", (0, "b"), level=0.5)
-        assert kinds(live.next(30.0)) == [("change", 2, 2, "b")]
+        assert kinds(live.next(60.0)) == [("change", 2, 2, "b")]
         with db.transaction() as tx:
             tx.delete("rows", (0, "c"))
             tx.put("rows", (0, "d"), level=5.0)
-        assert kinds(live.next(30.0)) == [("remove", 1, None, None), ("add", None, 1, "d")]
+        assert kinds(live.next(60.0)) == [("remove", 1, None, None), ("add", None, 1, "d")]
         with db.transaction() as tx:
             tx.put("rows", (0, "a"), text="which nobody shows")
         assert live.next(0.2) is None
@@ -271,13 +270,13 @@ def test_it_goes_on_from_a_timestamp(db: Database) -> None:
     for _ in range(30):
         change(db, rng)
     with db.subscribe("rows", interval_ms=0) as live:
-        live.next(30.0)
+        live.next(60.0)
         had, ts = list(live.rows), live.ts
     for _ in range(10):
         change(db, rng)
     for rows in (had, None):
         with db.subscribe("rows", interval_ms=0, since=ts, rows=rows) as live:
-            update = live.next(30.0)
+            update = live.next(60.0)
             assert update is not None
             assert not update.reset
             assert applied(had, update.changes, value=lambda change: change.row) == judge(live.ts)
@@ -290,9 +289,9 @@ def test_it_goes_on_from_a_timestamp(db: Database) -> None:
         db.subscribe("rows", interval_ms=0, since=ts, rows=had[:1]) as live,
         pytest.raises(InvalidArgument, match="not what its query gives at since"),
     ):
-        live.next(30.0)
+        live.next(60.0)
     with db.subscribe("rows", interval_ms=0, since=db.watermark() + 1_000, rows=had) as live:  # of another store
-        update = live.next(30.0)
+        update = live.next(60.0)
         assert update is not None
         assert update.reset
         assert live.rows == judge(live.ts)
@@ -304,7 +303,7 @@ def test_it_goes_on_from_a_timestamp(db: Database) -> None:
         tx.put("plain", (1,), n=2)
     db.consolidate()
     with db.subscribe("plain", interval_ms=0, since=ts) as live:
-        update = live.next(30.0)
+        update = live.next(60.0)
         assert update is not None
         assert update.reset
         assert live.rows == [{"id": 1, "n": 2}]
@@ -315,19 +314,19 @@ def test_an_overwritten_table_is_read_again_and_a_dropped_one_ends_it(db: Databa
         tx.put("rows", (1, "a"), text="old")
         tx.put("rows", (1, "b"), text="stays")
     with db.subscribe("rows", columns=["name", "text"], interval_ms=0) as live:
-        live.next(30.0)
+        live.next(60.0)
         with db.transaction() as tx:
             tx.overwrite("rows")
             tx.put("rows", (1, "b"), text="stays")
             tx.put("rows", (1, "c"), text="new")
-        update = live.next(30.0)
+        update = live.next(60.0)
         assert kinds(update) == [("remove", 0, None, None), ("add", None, 1, "c")]
         with db.transaction() as tx:
             tx.put("rows", (1, "d"), text="later")
-        assert kinds(live.next(30.0)) == [("add", None, 2, "d")]
+        assert kinds(live.next(60.0)) == [("add", None, 2, "d")]
         db.drop("rows")
         with pytest.raises(NotFound, match="rows"):
-            live.next(30.0)
+            live.next(60.0)
         assert live.next(0.1) is None
 
 
@@ -472,12 +471,12 @@ def test_what_cannot_be_subscribed_to(db: Database, monkeypatch: pytest.MonkeyPa
     with pytest.raises(ResourceExhausted, match="limit, a prefix or a predicate"):
         db.subscribe("rows")
     with db.subscribe("rows", prefix=(7,), interval_ms=0) as live:
-        live.next(30.0)
+        live.next(60.0)
         with db.transaction() as tx:
             for name in "abcd":
                 tx.put("rows", (7, name), text="x")
         with pytest.raises(ResourceExhausted):
-            live.next(30.0)
+            live.next(60.0)
     monkeypatch.setattr(hubs, "LIVES_MAX", 0)
     with pytest.raises(ResourceExhausted, match="live_subscriptions_max"):
         db.subscribe("rows", limit=1)
@@ -485,7 +484,7 @@ def test_what_cannot_be_subscribed_to(db: Database, monkeypatch: pytest.MonkeyPa
 
 def test_nothing_runs_without_subscribers(db: Database) -> None:
     live = db.subscribe("rows")
-    live.next(30.0)
+    live.next(60.0)
     assert db.store.pending.feed.on
     live.close()
     wait_until(lambda: not db.store.pending.feed.on)

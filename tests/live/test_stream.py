@@ -82,7 +82,7 @@ def test_what_begins_just_as_all_others_have_begun_begins_too(tmp_path: Path, fi
                 done.set()
 
         requests = said()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await stream.serve(requests.__anext__, write)
         return found
 
@@ -106,7 +106,7 @@ class Raw:
             request_serializer=pb.SubscribeRequest.SerializeToString,
             response_deserializer=pb.SubscribeResponse.FromString,
         )
-        self.call = call(iter(self._out.get, None), timeout=20.0)
+        self.call = call(iter(self._out.get, None), timeout=60.0)
 
     def begin(self, number: int, room: int, table: str = "rows", **more: Any) -> None:
         spec = types_pb2.ScanSpec(table=table)
@@ -235,15 +235,15 @@ def test_subscriptions_come_and_go_while_others_stay(server: ServerProcess) -> N
 
 def test_closing_while_the_server_is_away(tmp_path: Path) -> None:
     async def run(server: ServerProcess) -> None:
-        async with await kivi.aio.connect(server.endpoint, timeout=20.0) as client:
+        async with await kivi.aio.connect(server.endpoint, timeout=60.0) as client:
             live = client.subscribe("rows", interval_ms=0, heartbeat_ms=20)
-            assert await live.next(30.0) is not None
+            assert await live.next(60.0) is not None
             server.kill()
             assert await live.next(0.2) is None
             waiting = asyncio.create_task(live.next())
             await asyncio.sleep(0.3)
             await live.close()
-            assert await asyncio.wait_for(waiting, 5.0) is None
+            assert await asyncio.wait_for(waiting, 60.0) is None
 
     with ServerProcess(tmp_path / "store") as server:
         with server.connect() as db:

@@ -9,12 +9,22 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+from kivi.errors import Unavailable
 from kivi.log.jetstream import JetStream
 from kivi.log.natslink import Nats
 from kivi.log.natsserver import NatsServer, Peers, find_nats_server
+from kivi.log.stream import Stream
 from tests.waiting import wait_until
 
-__all__ = ["NatsCluster"]
+__all__ = ["NatsCluster", "copies_are_equal"]
+
+
+def copies_are_equal(stream: Stream) -> bool:
+    """Whether none is away, or behind."""
+    with contextlib.suppress(Unavailable):
+        stream.check_copies()
+        return True
+    return False
 
 
 def _ports(count: int) -> list[int]:
@@ -66,7 +76,7 @@ class NatsCluster:
 
     def _answers(self) -> bool:
         with contextlib.suppress(Exception), contextlib.closing(Nats(self.urls)) as nats:
-            message = nats.call(nats.main.request("$JS.API.INFO", b"", 2.0), 3.0)
+            message = nats.call(nats.link.request("$JS.API.INFO", b"", 2.0), 3.0)
             return "error" not in json.loads(message.data)
         return False
 

@@ -74,7 +74,7 @@ class Heard:
 
     def of(self, ones: list[One]) -> list[Any]:
         with self.changed:
-            assert self.changed.wait_for(lambda: all(one in self.outcomes for one in ones), 10)
+            assert self.changed.wait_for(lambda: all(one in self.outcomes for one in ones), 60)
         return [self.outcomes[one] for one in ones]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -131,11 +132,15 @@ def test_shrinkable_histories() -> None:
     run_state_machine_as_test(Machine, settings=chosen)
 
 
-def scheduled(seed: int, steps: int = STEPS, path: Path | None = None) -> Counter[str]:
-    """One deterministic history, in memory or on disk. What happened, counted."""
+def scheduled(
+    seed: int, steps: int = STEPS, path: Path | None = None, begins: Callable[[], None] = lambda: None
+) -> Counter[str]:
+    """One deterministic history, in memory or on disk. What happened, counted. ``begins`` is called when its tables are
+    there."""
     rng = random.Random(seed)
     world = World(path, few_rows=(0, 3, 24)[seed % 3])
     try:
+        begins()
         for _ in range(steps):
             (step,) = rng.choices(list(WEIGHTS), list(WEIGHTS.values()))
             step(world, rng)

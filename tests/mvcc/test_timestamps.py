@@ -55,7 +55,7 @@ def test_r13_a_timestamp_that_was_in_flight_at_a_crash_is_not_handed_out_again(
     real = Files.pwritev
 
     def pwritev(self: Files, *args: Any) -> int:
-        assert writes.wait(20)
+        assert writes.wait(60)
         return real(self, *args)
 
     monkeypatch.setattr(Files, "pwritev", pwritev)

@@ -201,7 +201,7 @@ def test_r16_nobody_hears_of_a_fence_before_it_is_durable() -> None:
     log.hold = False
     log.release()
     for thread in threads:
-        thread.join(5)
+        thread.join(60)
     assert said == [("aborted", None)] * 3
     assert isinstance(outcomes[0].error, Aborted)
     assert total(driver) == 0
@@ -443,7 +443,7 @@ def test_r16_while_many_tokens_are_written_others_commit_and_none_is_lost(
         name = f"t{len(stamps)}"
         thread = threading.Thread(target=lambda: stamps.update({name: add(driver, token=name)}))
         thread.start()
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive(), "a commit waits for consolidation"
 
     def rows(self: Tokens, upto: int) -> Iterator[tuple[bytes, bytes]]:

@@ -68,7 +68,7 @@ def fill(disk: Path, name: str = "filler") -> Path:
 
 def metrics(server: ServerProcess) -> dict[str, float]:
     address = [line for line in list(server.output) if line.startswith("metrics on ")][-1].split()[-1]
-    with urllib.request.urlopen(address, timeout=10) as reply:
+    with urllib.request.urlopen(address, timeout=60) as reply:
         text = reply.read().decode()
     out: dict[str, float] = {}
     for family in text_string_to_metric_families(text):
@@ -297,7 +297,7 @@ def test_a_failed_sync_of_the_log_stops_the_server_which_says_what_to_do(broken:
         names.write_text("/log/0")  # its segments: the log syncs its mark by itself, once a second
         with pytest.raises(kivi.CommitUnknown), db.transaction(token="mine") as tx:
             tx.put("t", (2,), data=b"unknown")
-        assert server.wait(15) == 1
+        assert server.wait(60) == 1
     (said,) = [line for line in map(json.loads, logged(server)) if "so does the server" in line["message"]]
     assert said["level"] == "error" and "failed" in said["message"]
     assert "start the server again" in server.output[-1]

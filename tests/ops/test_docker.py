@@ -149,7 +149,7 @@ def test_the_image_serves_is_healthy_and_stops(image: Path) -> None:
         version = run(image, entry, "python", "-c", "import kivi, kivi_server; print(kivi.__file__)")
         assert version.stdout.startswith(str(image / "opt/kivi")), version.stderr
         server.terminate()
-        assert server.wait(30) == 0
+        assert server.wait(60) == 0
         assert run(image, entry, *check[1:], KIVI_ENDPOINT=address).returncode == 1
     finally:
         with contextlib.suppress(ProcessLookupError):

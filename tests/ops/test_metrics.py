@@ -96,7 +96,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Load, str
 
 
 def page(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=10) as reply:
+    with urllib.request.urlopen(url, timeout=60) as reply:
         return str(reply.read().decode())
 
 

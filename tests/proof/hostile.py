@@ -88,7 +88,7 @@ class Bystander:
         self.process.stdin.close()
         self._reader.join()
         self.process.stdout.close()
-        return self.process.wait(30)
+        return self.process.wait(60)
 
     def quiet_ms(self) -> float:
         """The 99th percentile when nothing happens; waits until there are enough of them."""

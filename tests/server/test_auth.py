@@ -24,7 +24,7 @@ from kivi.wire.methods import SERVICE, path
 from kivi.wire.v1 import service_pb2, session_pb2, types_pb2
 from tests.server.rawsession import each_alone, frame
 from tests.serverproc import ServerProcess
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 ROOT, WRITER, READER = "root-4f1d0c", "writer-9a77b2", "reader-51e0aa"
 DASHBOARD, FEEDER = "dashboard-c0ffee", "feeder-77aa01"
@@ -70,7 +70,7 @@ def call(server: ServerProcess, method: Any, token: str | None, request: Any = N
         made = getattr(channel, kind)(path(method.name), lambda data: data, lambda data: data)
         given = iter([message]) if method.client_streaming else message
         try:
-            reply = made(given, metadata=metadata, timeout=10)
+            reply = made(given, metadata=metadata, timeout=60)
             if method.server_streaming:
                 for _ in reply:
                     pass
@@ -114,7 +114,7 @@ def test_no_call_for_spans_works_without_the_right_role_and_table(server: Server
         with grpc.insecure_channel(otlp) as channel:
             try:
                 channel.unary_unary(f"/{SPANS}/{method.name}")(
-                    request.SerializeToString(), metadata=metadata, timeout=10
+                    request.SerializeToString(), metadata=metadata, timeout=60
                 )
             except grpc.RpcError as error:
                 code: grpc.StatusCode = error.code()
@@ -145,7 +145,7 @@ def answers_of(server: ServerProcess, token: str, *requests: session_pb2.Request
     """One frame of a session, without the client library."""
     with grpc.insecure_channel(server.endpoint) as channel:
         made = channel.stream_stream(path("Exchange"), lambda data: data, lambda data: data)
-        replies = made(iter([frame(*requests)]), metadata=(("authorization", f"Bearer {token}"),), timeout=10)
+        replies = made(iter([frame(*requests)]), metadata=(("authorization", f"Bearer {token}"),), timeout=60)
         frames = [session_pb2.ServerFrame.FromString(split(data)[0]) for data in replies]
         return [answer for one in frames for response in one.responses for answer in each_alone(response)]
 
@@ -308,7 +308,7 @@ def test_the_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data", "--token-file", str(tokens)) as server:
         with server.connect(access_token=ROOT) as db:
             db.create_table("t", key={"id": "int64"}, columns={"n": kivi.sum("int64")})
-        with server.connect(access_token=READER, timeout=5) as session:
+        with server.connect(access_token=READER, timeout=60) as session:
 
             def reads() -> bool:
                 try:
@@ -331,11 +331,11 @@ def test_the_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
             wait_until(lambda: "the tokens stay as they were" in "".join(server.output))
             assert reads() and not writes()
             tokens.write_text(f"{ROOT} admin\n{READER} writer\n{FEEDER} reader\n")
-            wait_until(writes, 10, pause_s=0.1)  # the open session goes on with what its token may do now
+            wait_until(writes, pause_s=0.1)  # the open session goes on with what its token may do now
             with server.connect(access_token=FEEDER) as other:
                 assert other.tables() == ["t"]
             tokens.write_text(f"{ROOT} admin\n")
-            wait_until(lambda: not reads(), 10, pause_s=0.1)  # and ends with it
+            wait_until(lambda: not reads(), pause_s=0.1)  # and ends with it
             for _ in range(2):
                 with pytest.raises(kivi.Unauthenticated):
                     session.get("t", (1,))
@@ -364,7 +364,7 @@ def test_a_client_beyond_its_rate_is_refused_and_nobody_else(limited: ServerProc
     with limited.connect(access_token=READER) as hasty, limited.connect(access_token=ROOT) as calm:
         refused = served = 0
         began = time.monotonic()
-        while time.monotonic() < began + 2:
+        while (lasted_s := time.monotonic() - began) < 2 or (not refused and lasted_s < PATIENCE_S):
             for _ in range(10):
                 try:
                     with hasty.snapshot() as snapshot:
@@ -375,7 +375,7 @@ def test_a_client_beyond_its_rate_is_refused_and_nobody_else(limited: ServerProc
             with calm.transaction() as tx:
                 tx.delta("t", (1,), n=1)
         assert refused > 0
-        assert 50 <= served <= 50 * 2.5 + 60
+        assert 50 <= served <= 50 * (lasted_s + 1) + 10
         time.sleep(1.1)
         with hasty.snapshot() as snapshot:
             assert snapshot.get("t", (1,)) is not None
@@ -384,7 +384,7 @@ def test_a_client_beyond_its_rate_is_refused_and_nobody_else(limited: ServerProc
 def test_writes_that_were_refused_are_not_left_out_of_a_commit(tmp_path: Path) -> None:
     """Nor does a commit that was refused leave its transaction open."""
     tokens = tmp_path / "tokens"
-    tokens.write_text(f"{ROOT} admin\n{WRITER} writer rate=5\n{FEEDER} writer tables=t\n")
+    tokens.write_text(f"{ROOT} admin\n{WRITER} writer rate=2\n{FEEDER} writer tables=t\n")
     with ServerProcess(tmp_path / "data", "--token-file", str(tokens)) as server, server.connect(
         access_token=ROOT
     ) as root, server.connect(access_token=WRITER) as db, server.connect(access_token=FEEDER) as feeder:  # fmt: skip

@@ -231,7 +231,7 @@ def test_what_a_pool_refuses_for_want_of_a_thread_and_does_all_the_same_is_answe
             def refuse(*arguments: Any, submit: Any = submit) -> Any:
                 queued = submit(*arguments)
                 if threading.current_thread() is threading.main_thread():  # else by a thread of the same pool
-                    queued.result(10)
+                    queued.result(60)
                 raise RuntimeError("can't start new thread")
 
             monkeypatch.setattr(pool, "submit", refuse)
@@ -261,7 +261,7 @@ def test_administration_that_takes_long_delays_no_call_that_does_not(
         running = asyncio.gather(*long, return_exceptions=True)
         try:
             await asyncio.sleep(0.1)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 reply = await service.unary("Watermark", service_pb2.WatermarkRequest(), context)
             assert reply.watermark == sessions.store.watermark()
         finally:

@@ -15,6 +15,7 @@ from kivi.arrow.ipc import encode_ipc
 from kivi.wire.v1 import session_pb2
 from tests.server.rawsession import RawSession
 from tests.serverproc import ServerProcess
+from tests.waiting import wait_until
 
 HOUR = 3_600_000_000
 
@@ -28,10 +29,9 @@ def with_floor(db: Any) -> None:
     db.create_event_table("kept", event_time="ts", retention="1h", columns={"ts": "timestamp", "x": "int64"})
     db.append("kept", events(1, 1))
     db.consolidate()
-    until = time.monotonic() + 30
-    while "complete_since_us" not in db.describe("kept")["statistics"]:
-        assert time.monotonic() < until, "the floor does not move"
-        time.sleep(0.02)
+    wait_until(
+        lambda: "complete_since_us" in db.describe("kept")["statistics"], reason="the floor does not move", pause_s=0.02
+    )
 
 
 def found(db: Any) -> tuple[int, int]:

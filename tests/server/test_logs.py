@@ -53,7 +53,7 @@ def test_slow_calls_are_logged_with_the_callers_id(tmp_path: Path) -> None:
         with grpc.insecure_channel(server.endpoint) as channel:
             describe = channel.unary_unary(path("Describe"), lambda data: data, lambda data: data)
             request = service_pb2.DescribeRequest(name="t").SerializeToString()
-            describe(request, metadata=(("x-request-id", "mine-42"),), timeout=10)
+            describe(request, metadata=(("x-request-id", "mine-42"),), timeout=60)
         said = wait_until(lambda: [line for line in server.output if "mine-42" in line])
         lines = [json.loads(line) for line in server.output if line.startswith("{")]
         assert server.stop() == 0

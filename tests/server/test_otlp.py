@@ -163,7 +163,7 @@ def test_a_span_that_says_little_and_one_that_cannot_be_used(empty: Server) -> N
     for request_ in (pb.ExportTraceServiceRequest(), request()[0]):
         assert not export(empty.otlp, request_).HasField("partial_success")
     with grpc.insecure_channel(empty.otlp) as channel, pytest.raises(grpc.RpcError) as error:
-        channel.unary_unary(EXPORT, bytes, bytes)(b"\xff\xff no protobuf", timeout=20)
+        channel.unary_unary(EXPORT, bytes, bytes)(b"\xff\xff no protobuf", timeout=60)
     assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     made, spans = request()
     add(spans, 5, name="x" * (9 << 20))
@@ -358,7 +358,7 @@ def test_the_window_ends_and_is_bounded_and_what_is_too_old_is_left_out(tmp_path
         assert "otlp_window_spans" in str(error.value.details())
         assert 0 < retry_s(error.value) <= 2.3
         assert stored(server) == ids(spans[:40])
-        exporter = OTLPSpanExporter(f"http://{server.otlp}", timeout=20)
+        exporter = OTLPSpanExporter(f"http://{server.otlp}", timeout=60)
         assert exporter.export(spans[20:60]) is SpanExportResult.SUCCESS  # it waits as it was told
         exporter.shutdown()
         assert stored(server) == ids(spans) + ids(spans[20:40])  # these came again too late to be found
@@ -420,7 +420,7 @@ def test_tls_and_tokens_are_those_of_the_main_listener(tmp_path: Path) -> None:
                 f"https://{server.otlp}",
                 credentials=grpc.ssl_channel_credentials(cert.read_bytes()),
                 headers=f"authorization=Bearer%20{token}",
-                timeout=10,
+                timeout=60,
             )
             assert secure.export(Recorder().spans(3)) is ends
             secure.shutdown()

@@ -83,7 +83,7 @@ def address(server: ServerProcess) -> str:
 def get(server: ServerProcess, pairs: Any, token: str | None = None, **more: Any) -> tuple[bytes, Any]:
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     request = urllib.request.Request(f"{address(server)}?{urllib.parse.urlencode(pairs)}", headers=headers)
-    with urllib.request.urlopen(request, timeout=20, **more) as reply:
+    with urllib.request.urlopen(request, timeout=60, **more) as reply:
         return reply.read(), reply.headers
 
 
@@ -225,7 +225,7 @@ def test_errors_are_told_with_a_status(
 def test_other_methods_and_paths_are_not_there(server: ServerProcess) -> None:
     for method, url in (("POST", address(server)), ("GET", address(server).replace("/rows", "/"))):
         with pytest.raises(urllib.error.HTTPError) as error:
-            urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=10)
+            urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=60)
         error.value.close()
         assert error.value.code == 404
 
@@ -271,4 +271,4 @@ def test_a_page_has_an_address_of_either_kind(host: str) -> None:
         return [b"page"]
 
     with serving(f"{host}:0", "--http", page) as address:
-        assert urllib.request.urlopen(address, timeout=20).read() == b"page"
+        assert urllib.request.urlopen(address, timeout=60).read() == b"page"

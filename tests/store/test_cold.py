@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from kivi.events.range_cache import RangeCache
 from kivi.events.store import EventStore
 from tests.serverproc import ServerProcess
 from tests.store.test_settling import COLUMNS, MINUTE, T0, append, events, files, settle_in_parts, sums
+from tests.waiting import wait_until
 
 
 def opened(path: Path, cold: Path, **settings: Any) -> Any:
@@ -343,10 +343,9 @@ def test_in_the_background_old_files_move(tmp_path: Path, cold: Path) -> None:
         db.create_event_table("calls", event_time="ts", columns=COLUMNS, local="1m", cold=url)
         db.append("calls", [{"ts": T0 + i, "k": i} for i in range(1_000)])
         db.append("calls", [{"ts": T0 + 10 * MINUTE, "k": 1_000}])
-        deadline = time.monotonic() + 90
-        while db.stats()["cold_bytes"] + db.stats()["cold_uploads_waiting"] == 0 or db.stats()["cold_uploads_waiting"]:
-            assert time.monotonic() < deadline, db.stats()
-            time.sleep(0.02)
+        wait_until(
+            lambda: db.stats()["cold_bytes"] and not db.stats()["cold_uploads_waiting"], reason=db.stats, pause_s=0.02
+        )
         assert objects(cold)
         assert [row["k"] for row in events(db)] == list(range(1_001))
 

@@ -104,7 +104,7 @@ def test_an_object_store_that_cannot_be_reached_holds_no_other_up(tmp_path: Path
         began = time.monotonic()
         with pytest.raises(Unavailable, match="/away/"):
             db.store.cooler.cool()
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 15
         now = set(objects(cold / "good"))
         assert now - before and before - now, "moved, and swept"
         (cold / "away").unlink()

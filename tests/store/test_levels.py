@@ -317,7 +317,7 @@ def test_after_a_crash_all_of_them_are_built_together(
     driver.db.append("inv", events(rng, 20))  # which derives for them already
     driver.crash()
     assert driver.store._resumed is not None
-    driver.store._resumed.join(20)
+    driver.store._resumed.join(60)
     assert len({driver.db.describe(name)["created_ts"] for name in NAMES}) == 1
     with driver.db.snapshot() as snap:
         for name in NAMES:
@@ -337,7 +337,7 @@ def test_after_a_crash_one_that_cannot_be_built_drops_them_all(
         patched.setattr(backfill, "derive_all", fail)
         driver.crash()
         assert driver.store._resumed is not None
-        driver.store._resumed.join(20)
+        driver.store._resumed.join(60)
     assert driver.db.tables() == ["inv"]
 
 

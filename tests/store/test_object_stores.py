@@ -125,7 +125,7 @@ def test_what_stays_unavailable_is_an_error_that_names_it_and_everything_else_go
         began = time.monotonic()
         with pytest.raises(Unavailable, match=r"s3://bucket/some/prefix/.*parquet.* cannot be reached .*tried again"):
             events(again)
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 60
         assert sums(again, **LATE) == late
         append(again, 600, 200, late=0)
         again.store.settle(100)
@@ -142,13 +142,13 @@ def test_a_slow_answer_ends_with_the_callers_time(s3: Faulty, db: Any) -> None:
     db.store.cooler.cool()
     before = events(db)
     forget_what_was_read(db, s3)
-    s3.delay_s = 5.0
+    s3.delay_s = 20.0
     began = time.monotonic()
     with deadlines.until(began + 0.5), pytest.raises(Unavailable, match=r"parquet.* \(no answer in time\)"):
         events(db)
-    assert time.monotonic() - began < 4.5
-    with deadlines.until(time.monotonic() + 0.5):
-        assert sums(db, **LATE)["n"] > 0
+    assert time.monotonic() - began < 19
+    s3.asked.clear()
+    assert sums(db, **LATE)["n"] > 0 and not s3.asked
     s3.delay_s = 0.0
     assert events(db) == before
 
@@ -222,8 +222,8 @@ def test_an_access_key_that_is_refused_is_told_at_once(s3: Faulty) -> None:
     s3.fault = refuse
     began = time.monotonic()
     with pytest.raises(Unavailable, match="look at its credentials"):
-        ObjectStore(s3.url, 30.0).write("some", b"bytes")
-    assert time.monotonic() - began < 10
+        ObjectStore(s3.url, 60.0).write("some", b"bytes")
+    assert time.monotonic() - began < 50
 
 
 def test_a_server_answers_in_the_clients_time_while_the_object_store_is_slow(tmp_path: Path, s3: Faulty) -> None:
@@ -234,15 +234,18 @@ def test_a_server_answers_in_the_clients_time_while_the_object_store_is_slow(tmp
         db.append("calls", [{"ts": T0 + i, "k": i} for i in range(1_000)])
         db.append("calls", [{"ts": T0 + 10 * MINUTE, "k": 1_000}])
         wait_until(lambda: db.stats()["cold_files"] > 0 and not db.stats()["cold_uploads_waiting"])
-        s3.delay_s = 8.0
-        with server.connect(timeout=1.0) as hasty:
-            began = time.monotonic()
-            with pytest.raises(Unavailable), hasty.snapshot() as snapshot:
+        s3.delay_s = 20.0
+        with server.connect(timeout=60) as hasty:
+            with hasty.snapshot() as snapshot, pytest.raises(Unavailable):
+                began, hasty._core.timeout_s = time.monotonic(), 1.0
                 snapshot.query("calls", group_by=["k"], measures={"n": kivi.count()}).to_arrow()
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 19
+            hasty._core.timeout_s = 60.0
             with hasty.snapshot() as snapshot:
+                s3.asked.clear()
                 found = snapshot.query("calls", start=T0 + 5 * MINUTE, measures={"n": kivi.count()})
                 assert [row["n"] for row in found] == [1]
+                assert not [path for method, path in s3.asked if method == "GET" and ".parquet" in path]
         s3.delay_s = 0.0
         with db.snapshot() as snapshot:
             assert [row["k"] for row in snapshot.scan("calls")] == list(range(1_001))

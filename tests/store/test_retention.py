@@ -159,7 +159,7 @@ def test_a_backfill_that_resumes_after_a_floor_leaves_out_what_is_forgotten(driv
     driver.crash()
     resumed = driver.store._resumed
     assert resumed is not None
-    resumed.join(20)
+    resumed.join(60)
     with driver.db.snapshot() as snap:
         assert {row["a"]: row["total"] for row in snap.scan("agg")} == {1: sum(range(25, 30)), 2: 26 + 27}
     assert driver.store.table("agg").complete_since_us == 25 * MINUTE

@@ -180,7 +180,7 @@ class World:
         with self.driver.db.appender("e", each=True, linger_ms=20, max_events=1_000) as app:
             futures = [app.append(**event) for event in some]
         for future, event in zip(futures, some, strict=True):
-            self.model.commits.append((future.result(10), [event]))
+            self.model.commits.append((future.result(60), [event]))
         self.model.commits.sort(key=lambda commit: commit[0])
 
     def transaction(self) -> None:
