@@ -164,8 +164,12 @@ class NatsServer:
         self._ending.clear()
         self._launch()
         deadline = time.monotonic() + timeout_s
+        tries = 3  # somebody may take the port that was free for its monitor
         while not self._listens():
             if self.process is not None and self.process.poll() is not None:
+                if tries := tries - 1:
+                    self._launch()
+                    continue
                 raise Unavailable(f"nats-server ended at once: {self.said()}")
             if time.monotonic() > deadline:
                 self.kill()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import random
 import signal
 import socket
 from collections.abc import Iterator
@@ -29,11 +30,15 @@ def copies_are_equal(stream: Stream) -> bool:
 
 
 def _ports(count: int) -> list[int]:
+    """Free ones, below those that the system gives to whoever connects somewhere."""
     with contextlib.ExitStack() as stack:
-        found = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in found:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in found]
+        found: list[int] = []
+        while len(found) < count:
+            one = stack.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                one.bind(("127.0.0.1", random.randrange(12_000, 32_000)))
+                found.append(one.getsockname()[1])
+        return found
 
 
 class NatsCluster:

@@ -6,6 +6,7 @@ The servers of ``three`` are killed and spoilt, and are all well again after eac
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -200,6 +201,16 @@ def test_a_server_whose_node_was_killed_is_ended_before_another_one_runs_on_its_
         finally:
             server.stop()
         assert server.process is None
+
+
+def test_a_server_that_cannot_listen_says_why(tmp_path: Path) -> None:
+    require("nats-server")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        server = NatsServer(tmp_path, name="n0", listen=f"127.0.0.1:{taken.getsockname()[1]}")
+        with pytest.raises(Unavailable, match="address already in use"):
+            server.start()
 
 
 def test_servers_with_a_secret_let_nobody_in_who_does_not_know_it(tmp_path: Path) -> None:
