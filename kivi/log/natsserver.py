@@ -34,6 +34,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote
 
 from kivi.errors import InvalidArgument, Unavailable
 
@@ -90,7 +91,8 @@ class Peers:
 class NatsServer:
     """``name``: unique among its peers, and the same at every start. ``listen``: HOST:PORT for clients.
 
-    ``peers``: None for a server alone. ``max_bytes``: how much JetStream may store. Nothing runs before ``start``.
+    ``peers``: None for a server alone. ``max_bytes``: how much JetStream may store. ``secret``: what clients (as
+    ``token`` of ``Nats``) and peers have to know; None lets in whoever comes. Nothing runs before ``start``.
     Raises InvalidArgument if there is no nats-server that can be used.
     """
 
@@ -102,10 +104,11 @@ class NatsServer:
         listen: str,
         peers: Peers | None = None,
         max_bytes: int = 64 << 30,
+        secret: str | None = None,
         binary: str | None = None,
     ) -> None:
         self.directory, self.name, self.listen = Path(directory), name, listen
-        self.peers, self.max_bytes = peers, max_bytes
+        self.peers, self.max_bytes, self.secret = peers, max_bytes, secret
         self.binary = binary or find_nats_server()
         self.version = version_of(self.binary)
         self.process: subprocess.Popen[bytes] | None = None
@@ -137,13 +140,20 @@ class NatsServer:
             "  sync_interval: always",
             "}",
         ]
+        if self.secret is not None:
+            lines.append(f"authorization {{ token: {quoted(self.secret)} }}")
         if self.peers is not None:
-            routes = ", ".join(quoted(f"nats://{route}") for route in self.peers.routes)
+            known, login = "", []
+            if self.secret is not None:
+                known = f"kivi:{quote(self.secret, safe='')}@"
+                login = [f"  authorization {{ user: kivi, password: {quoted(self.secret)} }}"]
+            routes = ", ".join(quoted(f"nats://{known}{route}") for route in self.peers.routes)
             lines += [
                 "cluster {",
                 f"  name: {quoted(self.peers.name)}",
                 f"  listen: {quoted(self.peers.listen)}",
                 f"  routes: [{routes}]",
+                *login,
                 "}",
             ]
         return "\n".join(lines) + "\n"
@@ -154,8 +164,12 @@ class NatsServer:
         self._ending.clear()
         self._launch()
         deadline = time.monotonic() + timeout_s
+        tries = 3  # somebody may take the port that was free for its monitor
         while not self._listens():
             if self.process is not None and self.process.poll() is not None:
+                if tries := tries - 1:
+                    self._launch()
+                    continue
                 raise Unavailable(f"nats-server ended at once: {self.said()}")
             if time.monotonic() > deadline:
                 self.kill()
@@ -167,6 +181,7 @@ class NatsServer:
     def _launch(self) -> None:
         self._monitor = _free_port()
         config = self.directory / "nats.conf"
+        config.touch(mode=0o600)
         config.write_text(self.configuration())
         lock = self._lock()
         try:

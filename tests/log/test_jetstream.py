@@ -6,6 +6,7 @@ The servers of ``three`` are killed and spoilt, and are all well again after eac
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kivi.errors import DiskFull, InvalidArgument, NotFound, Unavailable
+from kivi.errors import DiskFull, InvalidArgument, NotFound, Unauthenticated, Unavailable
 from kivi.log import Entry, Kind
 from kivi.log.jetstream import JetStream
 from kivi.log.natslink import Nats
@@ -200,6 +201,31 @@ def test_a_server_whose_node_was_killed_is_ended_before_another_one_runs_on_its_
         finally:
             server.stop()
         assert server.process is None
+
+
+def test_a_server_that_cannot_listen_says_why(tmp_path: Path) -> None:
+    require("nats-server")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        server = NatsServer(tmp_path, name="n0", listen=f"127.0.0.1:{taken.getsockname()[1]}")
+        with pytest.raises(Unavailable, match="address already in use"):
+            server.start()
+
+
+def test_servers_with_a_secret_let_nobody_in_who_does_not_know_it(tmp_path: Path) -> None:
+    require("nats-server")
+    secret = 'a "secret": with/@ all sorts%'
+    with NatsCluster(tmp_path, 3, secret=secret) as cluster:
+        assert cluster.servers[0].directory.joinpath("nats.conf").stat().st_mode & 0o077 == 0
+        for wrong in (None, "another"):
+            with pytest.raises(Unauthenticated):
+                Nats(cluster.urls, timeout_s=1.0, token=wrong)
+        with contextlib.closing(Nats(cluster.urls, token=secret)) as nats:
+            stream = JetStream(nats, "order", max_bytes=1 << 20)  # three copies: the servers know one another
+            told: list[BaseException | None] = []
+            stream.publish("a", b"one", told.append)
+            wait_until(lambda: told == [None])
 
 
 def test_a_program_that_is_no_nats_server_is_refused() -> None:
