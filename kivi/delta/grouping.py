@@ -20,7 +20,7 @@ Pure: no I/O and no clock.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -36,7 +36,7 @@ from kivi.encoding.keys import encode_key_columns
 from kivi.errors import InvalidArgument
 from kivi.model.schema import Column, GroupKey, TableSchema
 from kivi.model.slots import Slot
-from kivi.model.types import INT64_MAX, ColumnType
+from kivi.model.types import INT64_MAX, INT64_MIN, ColumnType
 from kivi.states.kinds import ByGroup
 
 __all__ = ["Events", "Groups", "no_slot", "null_key"]
@@ -46,13 +46,17 @@ _SPAN_MAX: Final = 2**62
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One key column: what it is, and an integer code per row in value order, below ``span``. ``slots``: where those of
-    times start."""
+    """One key column: what it is, and an integer code per row in value order, below ``span``. ``slots``: of slots of
+    times, instead of ``array``, where those of some rows start."""
 
     array: Any
     codes: Array
     span: int
-    slots: Array | None = None
+    slots: Callable[[Array], Array] | None = None
+
+    def taken(self, rows: Array) -> Any:
+        """The values of some rows, as an Arrow array."""
+        return self.array.take(pa.array(rows)) if self.slots is None else pa.array(self.slots(rows))
 
 
 class Groups:
@@ -148,8 +152,8 @@ class Events:
         last = parts[-1]
         group_of, sample = numbered(*_pack(codes, span, last.codes, last.span))
         prefix = np.zeros(len(sample), np.int64) if codes is None else codes[sample]
-        keys = _encoded(aggregate, parts[:-1], sample, prefix, last.array.take(pa.array(sample)))
-        groups = Groups(keys, sample, prefix, None if last.slots is None else last.slots[sample])
+        keys = _encoded(aggregate, parts[:-1], sample, prefix, last.taken(sample))
+        groups = Groups(keys, sample, prefix, None if last.slots is None else last.slots(sample))
         groups._group_of = group_of
         return groups
 
@@ -191,10 +195,10 @@ def _encoded(aggregate: TableSchema, parts: Sequence[_Part], sample: Array, pref
     """
     types = [column.type for column in aggregate.key]
     if all(type_.name not in ("string", "bytes") for type_ in types[:-1]):
-        return encode_key_columns(types, [*(part.array.take(pa.array(sample)) for part in parts), last])
+        return encode_key_columns(types, [*(part.taken(sample) for part in parts), last])
     first = np.ones(len(prefix), np.bool_)
     np.not_equal(prefix[1:], prefix[:-1], out=first[1:])
-    distinct = encode_key_columns(types[:-1], [part.array.take(pa.array(sample[first])) for part in parts])
+    distinct = encode_key_columns(types[:-1], [part.taken(sample[first]) for part in parts])
     return encode_key_columns(types[-1:], [last], distinct.take(pa.array(np.cumsum(first) - 1)))
 
 
@@ -212,13 +216,24 @@ def _part(aggregate: TableSchema, group: GroupKey, column: Column, array: Any) -
         return _Part(encoded, rank[encoded.indices.to_numpy()], max(1, len(order)))
     values = stored_array(column.type, array)
     if group.slot is not None:
+        if group.slot.is_fixed:
+            return _fixed_slots(aggregate, group, values)
         starts = _slot_starts(aggregate, group, values)
-        codes = _ranged(starts // group.slot_us) if group.slot.is_fixed else _dense(starts)
-        return _Part(pa.array(starts), *codes, starts)
+        return _Part(None, *_dense(starts), starts.__getitem__)
     if column.type.name == "float64":
         bits = (values + 0.0).view(np.int64)
         return _Part(array, *_ranged(np.where(bits < 0, bits ^ INT64_MAX, bits)))
     return _Part(array, *_ranged(values.astype(np.int64, copy=False)))
+
+
+def _fixed_slots(aggregate: TableSchema, group: GroupKey, moments: Array) -> _Part:
+    """Slots of one length are numbered, and looked at by who asks for some of them: there are fewer than moments."""
+    numbers, length = moments // group.slot_us, group.slot_us
+    first = int(numbers.min()) if len(numbers) else 0
+    if first * length < INT64_MIN:
+        raise no_slot(aggregate, group)
+    codes, span = _ranged(numbers)
+    return _Part(None, codes, span, lambda rows: numbers[rows] * length)
 
 
 def _slot_starts(aggregate: TableSchema, group: GroupKey, moments: Array) -> Array:

@@ -119,6 +119,11 @@ def numbered(codes: Array, span: int, *, merged: bool = False) -> tuple[Array, A
     if span > (_SPARSE_RUNS if merged else _SPARSE) * rows + 1_024:
         return _by_order(*_ordered(codes.view(np.uint64), span, merged=merged))
     codes = codes.view(np.int64)
+    if 3 * span <= rows:  # a table of last rows is in the processor's cache: half the time
+        place = np.full(span, -1, np.int64)
+        place[codes] = np.arange(rows)  # of a place that is assigned several times the last one stays
+        met = place >= 0
+        return (np.cumsum(met) - 1)[codes], place[met]
     used = np.zeros(span, np.bool_)
     used[codes] = True
     number = np.cumsum(used, dtype=np.int32)

@@ -140,7 +140,8 @@ def slid(
         check(INT64_MAX)
     spans = _Spans.of(times, _goes_on(run.keys), size_us, slide_us)
     has_states = any(column.state is not None for column in target.columns)
-    rows = max(_STATES_ROWS if has_states else _ROWS, 4 * size_us // math.gcd(size_us, slide_us))
+    panes = size_us // math.gcd(size_us, slide_us)
+    rows = max(_STATES_ROWS if has_states else _ROWS, min(4 * panes, run.rows))
     windows = int(spans.begun[-1])
     step = max(1, min(rows, rows * windows // run.rows))
     for low in range(0, windows, step):

@@ -26,6 +26,7 @@ import contextlib
 import json
 import logging
 import re
+import threading
 import time
 from base64 import b64decode
 from collections import deque
@@ -57,6 +58,8 @@ _REPEAT_S: Final = 1.0
 _SOON_S: Final = 0.1
 _WINDOW_MESSAGES: Final = 4096  # a server queues 10,000 of a stream, and refuses more
 _WINDOW_BYTES: Final = 32 << 20
+_BOUNDS_S: Final = 0.25
+"""For so long bounds count that were asked for, moved on by what was seen since: asking takes as long as a fetch."""
 _BATCH_BYTES: Final = 16 << 20
 _NEWS_BYTES: Final = 64 << 20
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
@@ -115,6 +118,10 @@ class JetStream(Stream):
         self._ticker: asyncio.Task[None] | None = None
         self._news: deque[Message] = deque()
         self._news_size = 0
+        self._bounds, self._bounds_until = (1, 0), 0.0
+        self._bounds_lock = threading.Lock()
+        self._seen_upto = 0
+        """The newest message that was seen in any way since the bounds were asked for."""
         self._closed = False
         wanted = self._configuration(max_bytes, copies)
         self._verify_soon(wanted, create, timeout_s)
@@ -244,6 +251,7 @@ class JetStream(Stream):
             return
         answer = json.loads(message.data)
         if "error" not in answer:
+            self._see(answer["seq"])
             self._finish(one, None)
             return
         error = self._error(answer["error"])
@@ -292,8 +300,9 @@ class JetStream(Stream):
         await client.flush()
 
     def _reconnected(self) -> None:
-        self._news.clear()
+        self._news = deque()
         self._news_size = 0
+        self._bounds_until = 0.0
         self._tell()
 
     async def _heard(self, message: Msg) -> None:
@@ -303,6 +312,7 @@ class JetStream(Stream):
             self._news = deque()  # another thread may be reading the old one
             self._news_size = 0
         self._news.append(news)
+        self._see(news.sequence)
         self._news_size += len(news.data)
         while self._news_size > _NEWS_BYTES:
             self._news_size -= len(self._news.popleft().data)
@@ -321,7 +331,10 @@ class JetStream(Stream):
             return self._of_leader(first)
         request = json.dumps({"seq": first, "batch": count, "max_bytes": _BATCH_BYTES}).encode()
         work = self._nats.link.request_many(f"$JS.API.DIRECT.GET.{self.name}", request, _ANSWER_S)
-        return [_decode(answer) for answer in self._nats.call(work, _ANSWER_S + 1) if not status(answer)]
+        found = [_decode(answer) for answer in self._nats.call(work, _ANSWER_S + 1) if not status(answer)]
+        if found:
+            self._see(found[-1].sequence)
+        return found
 
     def _of_leader(self, sequence: int) -> list[Message]:
         """One message, from the copy of the leader."""
@@ -329,6 +342,7 @@ class JetStream(Stream):
             found = self._ask("STREAM.MSG.GET", {"seq": sequence}, _ANSWER_S)["message"]
         except _NoMessage:
             return []
+        self._see(found["seq"])
         return [Message(found["seq"], _micros(found["time"]), b64decode(found.get("data", "")))]
 
     def check_copies(self) -> None:
@@ -349,14 +363,26 @@ class JetStream(Stream):
         return []
 
     def bounds(self) -> tuple[int, int]:
-        state = self._ask_there("STREAM.INFO")["state"]
-        last = state["last_seq"]
-        return (state["first_seq"] if state["messages"] else last + 1), last
+        """As the leader has said a moment ago, or more: never below what was seen since."""
+        with self._bounds_lock:
+            now = time.monotonic()
+            if now >= self._bounds_until:
+                self._seen_upto = 0  # what was seen before is in the answer, or is lost
+                state = self._ask_there("STREAM.INFO")["state"]
+                last = state["last_seq"]
+                self._bounds = (state["first_seq"] if state["messages"] else last + 1), last
+                self._bounds_until = now + _BOUNDS_S
+            first, last = self._bounds
+            return first, max(last, self._seen_upto)
+
+    def _see(self, sequence: int) -> None:
+        self._seen_upto = max(self._seen_upto, sequence)
 
     def purge(self, below: int) -> None:
         first, last = self.bounds()
         if below > first:
             self._ask_there("STREAM.PURGE", {"seq": min(below, last + 1)})
+            self._bounds_until = 0.0
 
     def _ask_there(self, what: str, request: dict[str, Any] | None = None) -> dict[str, Any]:
         """Of the stream that was there: servers that have just started do not know it yet."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from kivi.errors import InvalidArgument, Unavailable
+from kivi.errors import InvalidArgument, Unauthenticated, Unavailable
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -41,6 +41,8 @@ class Link:
         self._waiting: dict[str, Callable[[Msg], None]] = {}
         self._inbox = ""
         self.client: Client | None = None
+        self.failure: Exception | None = None
+        """What went wrong last."""
         self.on_connected: Callable[[], None] = lambda: None
 
     @property
@@ -57,6 +59,7 @@ class Link:
         client = Client()
 
         async def failed(error: Exception) -> None:
+            self.failure = error
             _log.debug("nats %s: %s", self._servers, error)
 
         async def connected() -> None:
@@ -148,8 +151,8 @@ class Nats:
     """``servers``: the URLs (``nats://HOST:PORT``, or ``tls://``) of some of the servers, better of all.
 
     ``options`` are those of ``nats.connect`` that say who one is: ``user_credentials``, ``user``, ``password``,
-    ``token``, ``tls``. Raises Unavailable if no server answers within ``timeout_s``, InvalidArgument if the client
-    library is not installed.
+    ``token``, ``tls``. Raises Unavailable if no server answers within ``timeout_s``, Unauthenticated if they refuse
+    who one is, InvalidArgument if the client library is not installed.
     """
 
     def __init__(self, servers: Sequence[str], *, timeout_s: float = 10.0, **options: Any) -> None:
@@ -167,7 +170,10 @@ class Nats:
             self.call(self.link.connect(), timeout_s)
         except Unavailable as error:
             self.close()
-            raise Unavailable(f"no NATS server answers at {', '.join(self.servers)}: {error.message}") from None
+            at, why = ", ".join(self.servers), self.link.failure or error.message
+            if "authorization" in str(why).lower():
+                raise Unauthenticated(f"the NATS servers at {at} do not know who this is: {why}") from None
+            raise Unavailable(f"no NATS server answers at {at}: {why}") from None
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)

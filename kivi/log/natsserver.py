@@ -8,8 +8,9 @@ Where ``kivi serve`` is not told of servers that run elsewhere, each node superv
 JetStream has no lock on its store, and two servers on one would ruin it. So the lock is a descriptor that the process
 inherits: if a node was killed, the one that takes its place finds the lock held, and ends the old server first.
 
-A server that ends, or whose JetStream has turned itself off (a full disk does that, and only a restart ends it), is
-started again, with growing pauses. ``problem`` says what is wrong as long as something is.
+A server that ends is started again, with growing pauses, and so is one that has given up a stream or JetStream as a
+whole: a full disk does that, and room on the disk does not end it. ``problem`` says what is wrong as long as something
+is.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote
 
 from kivi.errors import InvalidArgument, Unavailable
 
@@ -45,6 +47,8 @@ _PAUSE_S: Final = 0.5
 _PAUSE_MAX_S: Final = 30.0
 _LOOK_S: Final = 1.0
 _HEALTHY_S: Final = 10.0
+_OFF: Final = re.compile(r"write error|not enabled|disabled")
+"""Of what is wrong, what stays so until the server is started again, though there may be room on the disk by now."""
 _MAX_PAYLOAD: Final = 2 << 20
 
 
@@ -87,7 +91,8 @@ class Peers:
 class NatsServer:
     """``name``: unique among its peers, and the same at every start. ``listen``: HOST:PORT for clients.
 
-    ``peers``: None for a server alone. ``max_bytes``: how much JetStream may store. Nothing runs before ``start``.
+    ``peers``: None for a server alone. ``max_bytes``: how much JetStream may store. ``secret``: what clients (as
+    ``token`` of ``Nats``) and peers have to know; None lets in whoever comes. Nothing runs before ``start``.
     Raises InvalidArgument if there is no nats-server that can be used.
     """
 
@@ -99,10 +104,11 @@ class NatsServer:
         listen: str,
         peers: Peers | None = None,
         max_bytes: int = 64 << 30,
+        secret: str | None = None,
         binary: str | None = None,
     ) -> None:
         self.directory, self.name, self.listen = Path(directory), name, listen
-        self.peers, self.max_bytes = peers, max_bytes
+        self.peers, self.max_bytes, self.secret = peers, max_bytes, secret
         self.binary = binary or find_nats_server()
         self.version = version_of(self.binary)
         self.process: subprocess.Popen[bytes] | None = None
@@ -134,13 +140,20 @@ class NatsServer:
             "  sync_interval: always",
             "}",
         ]
+        if self.secret is not None:
+            lines.append(f"authorization {{ token: {quoted(self.secret)} }}")
         if self.peers is not None:
-            routes = ", ".join(quoted(f"nats://{route}") for route in self.peers.routes)
+            known, login = "", []
+            if self.secret is not None:
+                known = f"kivi:{quote(self.secret, safe='')}@"
+                login = [f"  authorization {{ user: kivi, password: {quoted(self.secret)} }}"]
+            routes = ", ".join(quoted(f"nats://{known}{route}") for route in self.peers.routes)
             lines += [
                 "cluster {",
                 f"  name: {quoted(self.peers.name)}",
                 f"  listen: {quoted(self.peers.listen)}",
                 f"  routes: [{routes}]",
+                *login,
                 "}",
             ]
         return "\n".join(lines) + "\n"
@@ -151,8 +164,12 @@ class NatsServer:
         self._ending.clear()
         self._launch()
         deadline = time.monotonic() + timeout_s
+        tries = 3  # somebody may take the port that was free for its monitor
         while not self._listens():
             if self.process is not None and self.process.poll() is not None:
+                if tries := tries - 1:
+                    self._launch()
+                    continue
                 raise Unavailable(f"nats-server ended at once: {self.said()}")
             if time.monotonic() > deadline:
                 self.kill()
@@ -164,6 +181,7 @@ class NatsServer:
     def _launch(self) -> None:
         self._monitor = _free_port()
         config = self.directory / "nats.conf"
+        config.touch(mode=0o600)
         config.write_text(self.configuration())
         lock = self._lock()
         try:
@@ -211,11 +229,11 @@ class NatsServer:
         return False
 
     def look(self) -> str:
-        """What is wrong with it now, in words; "" if JetStream is on. Streams may still be catching up."""
+        """What is wrong with it now, in words; "" if JetStream is on and what it stores is up to date."""
         process = self.process
         if process is None or process.poll() is not None:
             return "it does not run"
-        url = f"http://127.0.0.1:{self._monitor}/healthz?js-enabled-only=true"
+        url = f"http://127.0.0.1:{self._monitor}/healthz"
         try:
             with urllib.request.urlopen(url, timeout=2.0):
                 return ""
@@ -227,10 +245,10 @@ class NatsServer:
 
     def _supervise(self) -> None:
         pause_s, well_since = _PAUSE_S, time.monotonic()
-        while not self._ending.wait(_LOOK_S if not self.problem else 0.2):
+        while not self._ending.wait(_LOOK_S):
             self.problem = self.look()
             ended = self.process is None or self.process.poll() is not None
-            if not ended and "not well" not in self.problem:
+            if not ended and not _OFF.search(self.problem):
                 if not self.problem and time.monotonic() - well_since > _HEALTHY_S:
                     pause_s = _PAUSE_S
                 continue

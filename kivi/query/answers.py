@@ -95,10 +95,8 @@ def _table(question: Question, kind: Found, names: tuple[str, ...], fields: pa.S
     wanted = [name for name in names if name not in missing and (name != WINDOW_END or not ends)]
     read = [*wanted, *([WINDOW_START] if ends and WINDOW_START not in wanted else [])] or [kind.target.columns[0].name]
     rows = kind.rows
-    parts = (
-        FixedRows(rows.keys.slice(at, _PART_ROWS), rows.rows[at : at + _PART_ROWS])
-        for at in range(0, len(rows.rows), _PART_ROWS)
-    )
+    step = _PART_ROWS if rows.rows.dtype.hasobject else max(1, len(rows.rows))  # of states: what these are decoded to
+    parts = (FixedRows(rows.keys.slice(at, step), rows.rows[at : at + step]) for at in range(0, len(rows.rows), step))
     table = pa.Table.from_batches(list(Projection(_computing(question, kind), read, None).batches(parts, None)))
     columns = {name: table.column(name) for name in table.column_names}
     if ends:

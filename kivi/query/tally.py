@@ -32,8 +32,8 @@ from kivi.runtime.ahead import AT_ONCE
 __all__ = ["CHUNK_ROWS", "Derived", "Found", "Nulls", "Tally"]
 
 CHUNK_ROWS: Final = 131_072
-"""Events that deltas are derived from at once; twice as many where no sum of floats begins anew with a chunk: what is
-derived of fewer takes longer to combine than what is derived of more takes to derive."""
+"""Events that deltas are derived from at once; or more where no sum of floats begins anew with a chunk: what is derived
+of fewer takes longer to combine than what is derived of more takes to derive."""
 _ROWS_MIN: Final = 262_144
 """Deltas that are combined at once, at least."""
 _PART_ROWS: Final = 16_384

@@ -17,7 +17,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from kivi.arrow.dictionaries import chunks, plain
+from kivi.arrow.dictionaries import chunks, gathered, plain
 from kivi.arrow.predicates import evaluate
 from kivi.delta.combine import commutes
 from kivi.delta.rolling import Rolling
@@ -230,7 +230,9 @@ class Questions:
                 chunk = chunk.append_column(name, evaluate(read, expression, types))
             return tally.derived(chunk)
 
-        for each in in_order(chunks(batches, CHUNK_ROWS if ordered else 2 * CHUNK_ROWS), derived):
+        # Where nothing depends on it a chunk ends with a batch, and so is not copied.
+        held = chunks(batches, CHUNK_ROWS) if ordered else gathered(batches, CHUNK_ROWS)
+        for each in in_order(held, derived):
             tally.add_derived(each)
 
 

@@ -162,6 +162,7 @@ class Simulation:
             db.create_table(name, key={"id": "int64"}, columns=columns, **how)
         db.create_event_table("e", event_time="ts", columns=EVENT)
         db.create_aggregate("agg", source="e", group_by=["a"], measures=MEASURES)
+        db.create_aggregate("shares", source="e", group_by=["a"], measures={"share": kivi.avg(kivi.col("x") / 7)})
         db.consolidate()
         self.genesis = db.watermark()
         store.close()

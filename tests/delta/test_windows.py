@@ -110,6 +110,15 @@ def test_windows_that_are_too_many_are_refused_before_they_are_counted() -> None
         list(slid(schema, run, 2**62, 1, check))
 
 
+def test_a_part_has_no_more_windows_than_are_held_at_once() -> None:
+    """However many there are of one pane: a day long, and one every microsecond."""
+    schema, day_us = TABLES[3], 86_400_000_000
+    run = run_of(schema, {(0,): {0: 1}, (day_us,): {0: 2}})
+    part = next(slid(schema, run, day_us, 1, lambda held: None))()
+    assert 0 < part.rows <= windows._ROWS
+    assert part.key_at(0) == encode_key([_TIME], (1 - day_us,))
+
+
 def test_sums_of_floats_that_leave_the_finite_numbers_are_out_of_range() -> None:
     schema = TABLES[3]
     real = schema.index_of["sum_x"]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import random
 import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from kivi.errors import Unavailable
 from kivi.log.jetstream import JetStream
@@ -28,18 +30,23 @@ def copies_are_equal(stream: Stream) -> bool:
 
 
 def _ports(count: int) -> list[int]:
+    """Free ones, below those that the system gives to whoever connects somewhere."""
     with contextlib.ExitStack() as stack:
-        found = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in found:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in found]
+        found: list[int] = []
+        while len(found) < count:
+            one = stack.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                one.bind(("127.0.0.1", random.randrange(12_000, 32_000)))
+                found.append(one.getsockname()[1])
+        return found
 
 
 class NatsCluster:
     """``size`` servers, which run while this is entered. A server that was killed stays so until ``start``."""
 
-    def __init__(self, path: Path, size: int, max_bytes: int = 8 << 30) -> None:
+    def __init__(self, path: Path, size: int, max_bytes: int = 8 << 30, secret: str | None = None) -> None:
         ports = _ports(2 * size)
+        self.login: dict[str, Any] = {} if secret is None else {"token": secret}
         routes = [f"127.0.0.1:{port}" for port in ports[size:]]
         self.servers = [
             NatsServer(
@@ -48,6 +55,7 @@ class NatsCluster:
                 listen=f"127.0.0.1:{ports[i]}",
                 peers=Peers("kivi", routes[i], routes) if size > 1 else None,
                 max_bytes=max_bytes,
+                secret=secret,
                 binary=find_nats_server(),
             )
             for i in range(size)
@@ -75,7 +83,7 @@ class NatsCluster:
         return all(not server.look() for server in self.servers) and self._answers()
 
     def _answers(self) -> bool:
-        with contextlib.suppress(Exception), contextlib.closing(Nats(self.urls)) as nats:
+        with contextlib.suppress(Exception), contextlib.closing(Nats(self.urls, **self.login)) as nats:
             message = nats.call(nats.link.request("$JS.API.INFO", b"", 2.0), 3.0)
             return "error" not in json.loads(message.data)
         return False

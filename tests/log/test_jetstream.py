@@ -6,6 +6,7 @@ The servers of ``three`` are killed and spoilt, and are all well again after eac
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kivi.errors import DiskFull, InvalidArgument, NotFound, Unavailable
+from kivi.errors import DiskFull, InvalidArgument, NotFound, Unauthenticated, Unavailable
 from kivi.log import Entry, Kind
 from kivi.log.jetstream import JetStream
 from kivi.log.natslink import Nats
@@ -22,6 +23,8 @@ from kivi.log.replicated import ReplicatedLog
 from kivi.log.stream import Message
 from tests.conftest import require
 from tests.log.natscluster import NatsCluster, copies_are_equal
+from tests.ops.test_disk_full import disk as disk
+from tests.ops.test_disk_full import fill
 from tests.waiting import wait_until
 
 GENERATION = b"a generation    "
@@ -44,8 +47,8 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsCluster]:
 class Publisher:
     """Publishes numbered messages, some at a time, until ``stop``: ``acknowledged`` are known to be there."""
 
-    def __init__(self, stream: JetStream) -> None:
-        self.stream, self.sent = stream, 0
+    def __init__(self, stream: JetStream, padding: int = 0) -> None:
+        self.stream, self.sent, self.padding = stream, 0, bytes(padding)
         self.acknowledged: set[int] = set()
         self.failed: list[BaseException] = []
         self._told = threading.Semaphore(64)
@@ -58,7 +61,7 @@ class Publisher:
             if self._told.acquire(timeout=0.1):
                 n = self.sent
                 self.sent += 1
-                self.stream.publish(f"n{n}", b"%d" % n, lambda error, n=n: self._done(n, error))  # type: ignore[misc]
+                self.stream.publish(f"n{n}", b"%9d" % n + self.padding, lambda error, n=n: self._done(n, error))  # type: ignore[misc]
                 time.sleep(0.0005)
 
     def _done(self, n: int, error: BaseException | None) -> None:
@@ -121,6 +124,45 @@ def test_a_full_stream_says_so_and_takes_more_when_it_is_truncated(one: NatsClus
         assert stream.bounds() == (6, 11)
 
 
+def test_the_bounds_are_never_below_what_was_read(one: NatsCluster) -> None:
+    with contextlib.closing(Nats(one.urls)) as nats, contextlib.closing(Nats(one.urls)) as other:
+        writer, reader = (JetStream(at, "bounds", max_bytes=1 << 20) for at in (nats, other))
+        other.call(reader._subscription.unsubscribe(), 5.0)  # so that no news tell it
+        for i in range(20):
+            assert reader.bounds()[1] <= i
+            told: list[BaseException | None] = []
+            writer.publish(f"m{i}", b"x", told.append)
+            wait_until(lambda told=told: told == [None], pause_s=0.001)  # type: ignore[misc]
+            assert writer.bounds() == (1, i + 1)
+            assert [message.sequence for message in reader.fetch(i + 1, 9)] == [i + 1]
+            assert reader.bounds() == (1, i + 1)
+
+
+@pytest.mark.story
+def test_a_server_whose_disk_was_full_goes_on_when_there_is_room(disk: Path) -> None:
+    require("nats-server")
+    with NatsCluster(disk, 1, max_bytes=1 << 30) as cluster, contextlib.closing(Nats(cluster.urls)) as nats:
+        stream = JetStream(nats, "order", max_bytes=64 << 20, give_up_s=3.0)
+        publisher = Publisher(stream, padding=20_000)
+        wait_until(lambda: len(publisher.acknowledged) > 50)
+        filler = fill(disk)
+        wait_until(lambda: len(publisher.failed) > 20)
+        publisher.stop()
+        assert all(isinstance(error, Unavailable) for error in publisher.failed)
+        filler.unlink()
+
+        def takes() -> bool:
+            told: list[BaseException | None] = []
+            stream.publish("after", b"after", told.append)
+            wait_until(lambda: told)
+            return told == [None]
+
+        wait_until(takes)
+        found = {int(message.data[:9]) for message in read_all(stream) if message.data != b"after"}
+        assert publisher.acknowledged <= found
+        wait_until(lambda: not cluster.servers[0].problem)
+
+
 # -- a server of our own --------------------------------------------------------------------------
 
 
@@ -159,6 +201,31 @@ def test_a_server_whose_node_was_killed_is_ended_before_another_one_runs_on_its_
         finally:
             server.stop()
         assert server.process is None
+
+
+def test_a_server_that_cannot_listen_says_why(tmp_path: Path) -> None:
+    require("nats-server")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        server = NatsServer(tmp_path, name="n0", listen=f"127.0.0.1:{taken.getsockname()[1]}")
+        with pytest.raises(Unavailable, match="address already in use"):
+            server.start()
+
+
+def test_servers_with_a_secret_let_nobody_in_who_does_not_know_it(tmp_path: Path) -> None:
+    require("nats-server")
+    secret = 'a "secret": with/@ all sorts%'
+    with NatsCluster(tmp_path, 3, secret=secret) as cluster:
+        assert cluster.servers[0].directory.joinpath("nats.conf").stat().st_mode & 0o077 == 0
+        for wrong in (None, "another"):
+            with pytest.raises(Unauthenticated):
+                Nats(cluster.urls, timeout_s=1.0, token=wrong)
+        with contextlib.closing(Nats(cluster.urls, token=secret)) as nats:
+            stream = JetStream(nats, "order", max_bytes=1 << 20)  # three copies: the servers know one another
+            told: list[BaseException | None] = []
+            stream.publish("a", b"one", told.append)
+            wait_until(lambda: told == [None])
 
 
 def test_a_program_that_is_no_nats_server_is_refused() -> None:
