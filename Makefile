@@ -103,4 +103,6 @@ $(INSTALLED): pyproject.toml setup.py constraints.txt
 	$(say) 'installing pinned packages into $(VENV) (about 1.5 GB on disk, a minute or a few)'
 	@$(PIP) pip setuptools
 	@$(PIP) --no-build-isolation -e '.[spark,demo,docs,dev]'
+# Compiled once, here: the six processes of the tests begin together, and each would do it.
+	@$(BIN)/python -m pytest --collect-only -q > /dev/null 2>&1 || true
 	@touch $@
