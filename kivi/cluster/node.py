@@ -2,11 +2,12 @@
 
 ::
 
-    directory   KIVI names the cluster and its generation; engine/ as ever; no log/, since the log is elsewhere
+    directory   KIVI names the cluster, its generation and the node; engine/ as ever, and no log/: it is elsewhere
     stream      kivi-NAME: its metadata has the generation, given by whoever made it
-    engine      the node's number, its boot (one more with every start), and its place in the log
+    engine      the node's boot (one more with every start), and its place in the log
 
-A new node begins with the first message of the log. Once that is gone it begins with the copy of another node.
+A new node begins with the first message of the log, or with a checkpoint or a backup of another node, which becomes a
+node of its own when it is opened as one. While a copy is on its way the log is kept for it, for an hour.
 
 Every so often a node *says* from where it may have to read again; that is a heartbeat, too, and carries the running
 hash of all that it has applied (``kivi.log.members``, ``kivi.log.frames``). One of the nodes, the live one with the
@@ -30,7 +31,7 @@ from typing import Any, Final
 from kivi.encoding.keyspaces import meta_key
 from kivi.engine import Engine, WriteBatch
 from kivi.errors import DataLoss, InvalidArgument, KiviError, Unavailable
-from kivi.log import CommitLog
+from kivi.log import CommitLog, Entry
 from kivi.log.jetstream import JetStream
 from kivi.log.members import Member, State, truncation
 from kivi.log.natslink import Nats
@@ -43,7 +44,6 @@ from kivi.store.opening import claim_node
 __all__ = ["LOG_BYTES", "ClusterNode"]
 
 _log = logging.getLogger("kivi.cluster")
-_NODE: Final = meta_key("node")
 _BOOT: Final = meta_key("boot")
 _GENERATION: Final = "kivi.generation"
 LOG_BYTES: Final = 64 << 30
@@ -55,6 +55,9 @@ _RETRY_S: Final = 0.5
 _SAY_S: Final = 1.0
 _SLACK: Final = 4_096
 """So many messages are worth an entry that truncates, or a flush of a node that has nothing else to write."""
+_KEPT: Final = 0.25
+"""Of the log's bytes: below it nothing is truncated, so that a new node can begin with the first message."""
+_HOLD_S: Final = 30.0
 
 
 class ClusterNode:
@@ -92,9 +95,10 @@ class ClusterNode:
                 timeout_s=timeout_s,
             )
             self.generation = self._generation()
-            claim_node(path, name, self.generation)
+            self._number = claim_node(path, name, self.generation)
             self.store = Store.open(path, settings=settings, make_log=self._log_of)
             opened.callback(self.store.crash)
+            self.store.before_copy = self._hold
             self.stream.on_news = self._news.set
             self._thread = threading.Thread(target=self._run, name="kivi-cluster-log", daemon=True)
             self._thread.start()
@@ -111,14 +115,14 @@ class ClusterNode:
             ) from None
 
     def _log_of(self, engine: Engine) -> CommitLog:
-        node = int.from_bytes(engine.get(_NODE) or secrets.token_bytes(7), "little")
         boot = int.from_bytes(engine.get(_BOOT) or b"", "little") + 1
         batch = WriteBatch()
-        batch.put(_NODE, node.to_bytes(8, "little"))
         batch.put(_BOOT, boot.to_bytes(8, "little"))
         engine.write(batch)
         engine.flush()  # a boot that comes twice would be two processes in one
-        self.log = ReplicatedLog(self.stream, generation=self.generation, node=node, boot=boot, saved=engine.get(PLACE))
+        self.log = ReplicatedLog(
+            self.stream, generation=self.generation, node=self._number, boot=boot, saved=engine.get(PLACE)
+        )
         return self.log
 
     @property
@@ -170,13 +174,24 @@ class ClusterNode:
         if not live or min(live) != self.id:
             return
         holding = members.holding()
-        if holding and holding[0].needed - members.floor > _SLACK:
+        used = self.stream.nbytes() / self.log_bytes
+        if used > _KEPT and holding and holding[0].needed - members.floor > _SLACK:
             self.committer.say([truncation(holding[0].needed)], lambda error, number: None)
-        if self.stream.nbytes() > _FULL * self.log_bytes and holding and holding[0].node != self.id:
+        if used > _FULL and holding and holding[0].node != self.id:
             _log.warning("node %x holds the log back, which is nearly full: it is evicted", holding[0].node)
             evicted = dataclasses.replace(holding[0], state=State.EVICTED)
             self.committer.say([evicted.entry()], lambda error, number: None)
         self.stream.purge(members.floor)
+
+    def _hold(self) -> None:
+        """Before a copy is made: the log is kept for whoever will begin with it. Raises Unavailable if it is not."""
+        self.store.consolidate()
+        self.store.consolidator.flush()
+        copy = Member(int.from_bytes(secrets.token_bytes(7), "little"), State.JOINING, self.log.needed)
+        self.barrier(_HOLD_S, copy.entry())
+        held = self.log.members.find(copy.node)
+        if held is None or held.state is not State.JOINING:
+            raise Unavailable("the log was truncated before it could be kept for a copy: try again")
 
     def _live(self) -> Member:
         return Member(self.id, State.LIVE, self.log.needed, self.about)
@@ -187,8 +202,10 @@ class ClusterNode:
 
     # -- what callers ask -------------------------------------------------------------------------
 
-    def barrier(self, timeout_s: float) -> int:
+    def barrier(self, timeout_s: float, *entries: Entry) -> int:
         """Waits until this node has applied everything that was acknowledged before the call, by whomever.
+
+        And ``entries``, which it says with that.
 
         The commit timestamp that a reader has to see. Raises Unavailable when the time is up.
         """
@@ -200,7 +217,7 @@ class ClusterNode:
             else:
                 told.set_exception(error)
 
-        self.committer.say([self._live().entry()], done)
+        self.committer.say([self._live().entry(), *entries], done)
         try:
             return told.result(timeout_s)
         except FutureTimeout:

@@ -95,6 +95,8 @@ class Store(Wiring):
                 self.engine.flush()
             self.catalog.on_touch, self.catalog.on_define = self.prefix.changed, self.prefix.defined
             self.committer.decode = partial(decoded, self)
+        self.before_copy: Callable[[], None] = lambda: None
+        """Called before the store is copied."""
         self._tables = Tables(self.catalog, self.commits, self.transaction, self.check_open)
         self.drop = self._tables.drop
         self.backfill = Backfill(self, self._tables, ViewFilling(self, self._tables))
@@ -275,12 +277,14 @@ class Store(Wiring):
     def checkpoint(self, path: str) -> None:
         """A copy of the store at one moment, in a new directory: opening it gives the same answers."""
         self.check_open()
+        self.before_copy()
         watermark = checkpoint.checkpoint(self, path)
         self.copies.remember(path, watermark)
 
     def backup(self, repository: str, keep: int | None = None) -> dict[str, Any]:
         """See ``kivi.store.backups.make``."""
         self.check_open()
+        self.before_copy()
         made = backups.make(self, repository, keep)
         self.copies.remember(made["path"], made["watermark"])
         return made

@@ -19,9 +19,10 @@ import json
 import logging
 import os
 import secrets
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from kivi.delta import operators
 from kivi.encoding.keyspaces import Space, meta_key, space_prefix
@@ -91,6 +92,8 @@ def open_parts(
         opened.callback(release_lock)
         if make_log is None and log is None and (name := cluster_of(path)) is not None:
             raise NotAStore(f"{path} is a node of the cluster {name}: kivi serve --cluster {name} --nats URL opens it")
+        if make_log is None and "copy_of" in _content(path):
+            mark(path, store_id)  # what is written from here on no cluster has heard of
         rocks = engine or RocksEngine(
             os.path.join(path, "engine"),
             cache_bytes=settings.cache_bytes,
@@ -146,36 +149,54 @@ def no_space(path: str, error: OSError) -> DiskFull:
     return DiskFull(f"no disk space in {path} ({error.strerror}): make room, then try again", path=path)
 
 
-def claim_node(path: str, cluster: str, generation: bytes) -> None:
-    """Makes an empty directory a node's. Raises InvalidArgument if it is a store, or a node of another cluster."""
-    if os.path.exists(os.path.join(path, _MARKER)):
+def claim_node(path: str, cluster: str, generation: bytes) -> int:
+    """Makes an empty directory a node's, or the copy of a node: the number that the node has.
+
+    Raises InvalidArgument if it is a store of its own, or a node of another cluster.
+    """
+    marker = os.path.join(path, _MARKER)
+    if os.path.exists(marker):
         store_id, _ = read_marker(path)
-        known = cluster_of(path)
-        if known is None:
+        content = _content(path)
+        known = content.get("cluster")
+        if known is not None:
+            if (known, store_id) != (cluster, generation):
+                which = "another cluster" if known != cluster else "an earlier generation of the cluster"
+                raise InvalidArgument(f"{path} is a node of {which} ({known}): name an empty directory")
+            return int(content["node"])
+        if content.get("copy_of") != [cluster, generation.hex()]:
             raise InvalidArgument(f"{path} is a store of its own, and no node of a cluster: name an empty directory")
-        if (known, store_id) != (cluster, generation):
-            which = "another cluster" if known != cluster else "an earlier generation of the cluster"
-            raise InvalidArgument(f"{path} is a node of {which} ({known}): name an empty directory")
-        return
+    node = int.from_bytes(secrets.token_bytes(7), "little")
     release, _ = claim(path)
     try:
-        mark(path, generation, cluster)
+        mark(path, generation, cluster=cluster, node=node)
+        shutil.rmtree(os.path.join(path, "log"), ignore_errors=True)
     finally:
         release()
+    return node
 
 
 def cluster_of(path: str) -> str | None:
     """The name of the cluster that the directory is a node of."""
+    found: str | None = _content(path).get("cluster")
+    return found
+
+
+def _content(path: str) -> dict[str, Any]:
     with open(os.path.join(path, _MARKER), encoding="utf-8") as file:
-        found: str | None = json.load(file).get("cluster")
+        found: dict[str, Any] = json.load(file)
         return found
 
 
-def mark(path: str, store_id: bytes, cluster: str | None = None) -> None:
-    """Makes the directory a store of today's format, or a node: from here on, or not at all."""
-    content = {"format": FORMAT_ALONE, "store_id": store_id.hex(), "operators": operators.ids()}
-    if cluster is not None:
-        content |= {"format": FORMAT, "cluster": cluster}
+def mark(path: str, store_id: bytes, **more: Any) -> None:
+    """Makes the directory a store of today's format: from here on, or not at all.
+
+    ``cluster`` and ``node`` make it a node; ``copy_of``, with name and generation, says of which cluster it is a copy
+    and may become a node as long as it has not been opened otherwise.
+    """
+    content = {"format": FORMAT_ALONE, "store_id": store_id.hex(), "operators": operators.ids(), **more}
+    if "cluster" in more:
+        content["format"] = FORMAT
     temporary = os.path.join(path, _MARKER_NEW)
     with open(temporary, "w", encoding="utf-8") as file:
         json.dump(content, file)

@@ -121,6 +121,37 @@ def test_a_node_that_was_killed_comes_back_with_all_that_was_acknowledged(nodes:
     assert {row["endpoint"]: row["us"] for row in answers[1][1]} == dict(wanted)  # type: ignore[attr-defined]
 
 
+def test_a_new_node_begins_with_the_copy_of_another_one(nodes: list[ServerProcess], tmp_path: Path) -> None:
+    with kivi.connect(nodes[0].endpoint) as db:
+        _make(db)
+        before = Client(nodes[0].endpoint, 1, 10)
+        before.run()
+        db.checkpoint(str(tmp_path / "copy"))
+        db.checkpoint(str(tmp_path / "alone"))
+    after = Client(nodes[1].endpoint, 2, 10)
+    after.run()
+    assert before.failure is None and after.failure is None
+    with kivi.connect(nodes[1].endpoint) as db:
+        last = db.watermark()
+    with ServerProcess(tmp_path / "copy", *nodes[0].arguments) as fourth:
+        assert _answers(fourth, last) == _answers(nodes[2], last)
+        later = Client(fourth.endpoint, 3, 10)
+        later.run()
+        assert later.failure is None
+        fourth.kill()
+        fourth.start()
+        with kivi.connect(fourth.endpoint) as db:
+            last = db.watermark()
+        wanted = before.done + after.done + later.done
+        answers = [_answers(node, last) for node in (*nodes, fourth)]
+        assert answers == [answers[0]] * 4
+        assert {row["endpoint"]: row["us"] for row in answers[0][1]} == dict(wanted)  # type: ignore[attr-defined]
+    with kivi.open(tmp_path / "alone") as db:  # a backup is a store of its own, too; and then it is no copy any more
+        assert {row["endpoint"]: row["us"] for row in db.snapshot().scan("totals")} == dict(before.done)
+    with pytest.raises(RuntimeError, match="a store of its own"):
+        ServerProcess(tmp_path / "alone", *nodes[0].arguments).start()
+
+
 def test_a_client_of_several_nodes_goes_on_with_another_one(nodes: list[ServerProcess]) -> None:
     """Each node is killed once and comes back, while clients commit: no call fails, and nothing counts twice."""
     everywhere = ",".join(node.endpoint for node in nodes)
