@@ -50,6 +50,10 @@ class Options:
 
     data: str = _told("DIR", "the store's directory; created if it is missing", MISSING)
     listen: str = _told("HOST:PORT", "default localhost:7420; port 0 picks a free one", "localhost:7420")
+    cluster: str | None = _told("NAME", "be a node of this cluster, whose log NATS JetStream keeps: see --nats")
+    nats: str | None = _told("URL[,URL]", "the NATS servers of the cluster's log: nats://a:4222,nats://b:4222")
+    log_bytes: int = _told("SIZE", "how large that log may become; default 64GiB", 64 << 30)
+    advertise: str | None = _told("HOST:PORT", "where others reach this node; default: what --listen says")
     metrics: str | None = _told("HOST:PORT", "serve Prometheus metrics over HTTP")
     http: str | None = _told("HOST:PORT", "serve rows as JSON and CSV over HTTP, read only: /rows?table=...")
     otlp: str | None = _told("HOST:PORT", "take OpenTelemetry traces by OTLP/gRPC: server spans become events")

@@ -118,6 +118,10 @@ ROOMS: dict[str, Room] = {
         below="errors runtime engine log model arrow states encoding delta mvcc events query",
         packages="numpy pyarrow",
     ),
+    "cluster": Room(
+        "a store over a log that others keep: it knows the log's servers, and no wire and no clients",
+        below="errors runtime engine log model encoding mvcc store",
+    ),
     "live": Room(
         "follows the store's commits for subscribers; nobody who commits waits for it",
         below="errors model arrow states encoding delta mvcc store",
@@ -199,8 +203,8 @@ ROOMS: dict[str, Room] = {
     "server.process": Room(
         "the process stands on top: nothing imports it",
         below="errors runtime wire store server server.http",
-        lazy="server.otlp",
-        packages="google grpc grpc_health opentelemetry prometheus_client pyarrow",
+        lazy="cluster server.otlp",
+        packages="google grpc grpc_health nats opentelemetry prometheus_client pyarrow",
     ),
     "apm_demo": Room(
         "an application like any other: it proves that the public names are enough",

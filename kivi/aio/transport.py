@@ -162,10 +162,15 @@ class Transport(Link[_Session]):
         self.lines = Lines(self._begin)
 
     async def connect(self) -> None:
-        """The first session: fails at once if nothing listens there."""
+        """The first session: fails at once if nothing listens there; of several servers each may die meanwhile."""
+        left = self.core.endpoint.count(",")
         session = self.open(wait_for_ready=False)
         try:
             await asyncio.wait_for(session.hello.wait(), self.core.timeout_s)
+            while isinstance(session.broken, Unavailable) and left:
+                left -= 1
+                session = self.open(wait_for_ready=False)
+                await asyncio.wait_for(session.hello.wait(), self.core.timeout_s)
             if session.broken is not None:
                 raise unreachable(self.core.endpoint, session.broken)
         except BaseException as error:  # it was cancelled, perhaps: nobody else has it to close

@@ -31,7 +31,7 @@ from kivi.client.steps import (
     Upload,
     silent,
 )
-from kivi.errors import KiviError, ResourceExhausted, Unavailable
+from kivi.errors import InvalidArgument, KiviError, ResourceExhausted, Unavailable
 from kivi.wire import methods
 from kivi.wire.columns import rows_of
 from kivi.wire.frames import Packet, padded, split
@@ -61,11 +61,15 @@ class Calls:
     """The service's calls over one channel; ``kind`` is the module whose channel it is."""
 
     def __init__(self, kind: Any, endpoint: str, access_token: str | None, tls: methods.Tls | None) -> None:
-        options = methods.channel_options(tls)
+        options, target = methods.channel_options(tls), methods.target(endpoint)
+        if tls is not None and target != endpoint and not tls.server_name:
+            raise InvalidArgument(
+                "one name has to be in the certificates of all servers: kivi.Tls(..., server_name=NAME)"
+            )
         if tls is None:
-            self.channel = kind.insecure_channel(endpoint, options)
+            self.channel = kind.insecure_channel(target, options)
         else:
-            self.channel = kind.secure_channel(endpoint, methods.credentials(tls), options)
+            self.channel = kind.secure_channel(target, methods.credentials(tls), options)
         self._metadata = methods.metadata(access_token)
         self._made: dict[str, Any] = {}
 

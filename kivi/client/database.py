@@ -58,7 +58,8 @@ def connect(
     tls: Tls | bool | str | None = None,
     timeout: float | None = 10.0,
 ) -> Database:
-    """A client of the server at ``endpoint`` ("host:port"). Raises Unavailable, Unauthenticated.
+    """A client of the server at ``endpoint`` ("host:port"), or of a cluster: of one of its nodes ("a:7420,b:7420"), and
+    of another one when that one is lost, with all that this client has seen. Raises Unavailable, Unauthenticated.
 
     ``tls``: True for the system's authorities, a CA file's path, or a ``Tls``. ``timeout``: how long, in
     seconds, a call waits for its answer; None waits for ever.

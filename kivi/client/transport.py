@@ -266,10 +266,14 @@ class Transport(Link[_Session]):
         self.lines = Lines(self.threads, self.begin)  # whose line and lock are the parent's, too
 
     def connect(self) -> None:
-        """The first session: fails at once if nothing listens there."""
+        """The first session: fails at once if nothing listens there; of several servers each may die meanwhile."""
+        left = self.core.endpoint.count(",")
         try:
             session = self.open(wait_for_ready=False)
-            if not session.hello.wait(self.core.timeout_s):
+            while session.hello.wait(self.core.timeout_s) and isinstance(session.broken, Unavailable) and left:
+                left -= 1
+                session = self.open(wait_for_ready=False)
+            if not session.hello.is_set():
                 raise silent(self.core.endpoint, self.core.timeout_s)
             if session.broken is not None:
                 raise unreachable(self.core.endpoint, session.broken)

@@ -31,6 +31,7 @@ touch: tables, the engine. Begin reading here, then at ``segmented``.
     records     how records and segments lie on disk; ``reading`` reads them
     mark        what was acknowledged, kept outside the log; ``recovery`` opens what a crash left
     replicated  a log that orders elsewhere: ``frames`` of many nodes in one ``stream``; numbers come with the verdicts
+    members     the nodes of a replicated log, and from where it is kept for them
     stream      what that asks of an engine; ``jetstream`` is NATS, by ``natslink``; ``natsserver`` runs one of our own
     memory      a log for tests that can crash on purpose; it passes ``tests/log/test_contract.py`` like the other
     inspect     a log as people read it; ``files``: the system's calls, which tests let fail
@@ -75,6 +76,13 @@ class Kind(IntEnum):
     STAGE = 2
     ABORT = 3
     FLOOR = 4
+    MEMBER = 5
+    TRUNCATE = 6
+
+    @property
+    def is_about_nodes(self) -> bool:
+        """Only frames of a replicated log have it; it takes no number (``kivi.log.members``)."""
+        return self in (Kind.MEMBER, Kind.TRUNCATE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Frames: what a gateway publishes to a log that many nodes read, each one message of it.
+"""Frames: what a gateway publishes to a log that many nodes read, each one message of it, or several.
 
 A frame is one group of entries. All integers are little-endian::
 
@@ -11,6 +11,12 @@ A frame is one group of entries. All integers are little-endian::
               one has a larger number                      84        entries
 
     entry: u8 kind, u24 how many numbers, u64 length, the body, padded to 8
+
+**Parts.** A frame that is larger than a message may be comes in parts, and counts where the last of them arrives::
+
+    0    4   crc32 of all that follows                     48    4   which part it is, from 0
+    4    4   "kfp1"                                        52    4   how many there are
+    8   40   generation, node, boot, n: of the frame       56        bytes
 
 **The id** of a frame is (node, boot, n): a frame that is published twice has one id, and is applied once. A node keeps
 for each other one the newest boot that it has seen, of that the largest n, and which n below it are missing; so a frame
@@ -34,10 +40,22 @@ from kivi.errors import DataLoss
 from kivi.log import Entry, Kind
 from kivi.runtime.checksum import crc32
 
-__all__ = ["NO_HASH", "Frame", "FrameId", "FrameIds", "decode_frame", "running_hash"]
+__all__ = [
+    "NO_HASH",
+    "Frame",
+    "FrameId",
+    "FrameIds",
+    "FramePart",
+    "decode_frame",
+    "decode_message",
+    "messages_of",
+    "running_hash",
+]
 
 _MAGIC: Final = b"kfr1"
+_PART_MAGIC: Final = b"kfp1"
 _HEAD: Final = struct.Struct("<4s16sQQQQQ16sI")
+_PART_HEAD: Final = struct.Struct("<4s16sQQQII")
 _CHECKSUM: Final = struct.Struct("<I")
 _ENTRY: Final = struct.Struct("<II4xQ")  # kind and numbers, padding, length
 _KINDS: Final = {kind.value: kind for kind in Kind}
@@ -74,12 +92,57 @@ class Frame:
         return _CHECKSUM.pack(crc32(data)) + data
 
 
+@dataclass(frozen=True, slots=True)
+class FramePart:
+    """``data`` are bytes of an encoded frame."""
+
+    generation: bytes
+    id: FrameId
+    place: int
+    of: int
+    data: bytes | memoryview
+
+    def encode(self) -> bytes:
+        """The message."""
+        head = _PART_HEAD.pack(_PART_MAGIC, self.generation, *self.id, self.place, self.of)
+        data = head + self.data
+        return _CHECKSUM.pack(crc32(data)) + data
+
+
+def messages_of(frame: Frame, max_bytes: int) -> list[bytes]:
+    """The messages that a frame is published as, each of at most so many bytes."""
+    data = frame.encode()
+    if len(data) <= max_bytes:
+        return [data]
+    size = max_bytes - _CHECKSUM.size - _PART_HEAD.size
+    of = -(-len(data) // size)
+    view = memoryview(data)
+    return [FramePart(frame.generation, frame.id, i, of, view[i * size : (i + 1) * size]).encode() for i in range(of)]
+
+
+def decode_message(data: bytes | memoryview) -> Frame | FramePart:
+    """What a message holds. Raises DataLoss for one that is not as it was published."""
+    view = memoryview(data)
+    at = _CHECKSUM.size + _PART_HEAD.size
+    if bytes(view[_CHECKSUM.size : _CHECKSUM.size + len(_PART_MAGIC)]) != _PART_MAGIC or len(view) < at:
+        return decode_frame(data)
+    _check(view)
+    _, generation, node, boot, n, place, of = _PART_HEAD.unpack(view[_CHECKSUM.size : at])
+    return FramePart(generation, FrameId(node, boot, n), place, of, view[at:])
+
+
+def _check(view: memoryview) -> None:
+    if _CHECKSUM.unpack(view[: _CHECKSUM.size])[0] != crc32(view[_CHECKSUM.size :]):
+        raise DataLoss("the checksum of a frame is wrong")
+
+
 def decode_frame(data: bytes | memoryview) -> Frame:
-    """The inverse of ``Frame.encode``. Raises DataLoss for a message that is not as it was published."""
+    """The inverse of ``Frame.encode``. Raises DataLoss for bytes that are not as they were published."""
     view = memoryview(data)
     at = _CHECKSUM.size + _HEAD.size
-    if len(view) < at or _CHECKSUM.unpack(view[: _CHECKSUM.size])[0] != crc32(view[_CHECKSUM.size :]):
-        raise DataLoss("the checksum of a frame is wrong")
+    if len(view) < at:
+        raise DataLoss("a frame is cut off")
+    _check(view)
     magic, generation, node, boot, n, derived_at, applied, hash_, count = _HEAD.unpack(view[_CHECKSUM.size : at])
     if magic != _MAGIC:
         raise DataLoss(f"a message begins with {magic!r}, and is no frame that this program knows")

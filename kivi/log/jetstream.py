@@ -30,7 +30,7 @@ import threading
 import time
 from base64 import b64decode
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -87,8 +87,10 @@ class JetStream(Stream):
     """One stream, which is made if it is not there and ``create`` is set, and otherwise has to be as it would be made.
 
     ``max_bytes``: how large it may become. ``copies``: how many servers have it (default: three, or one if there are
-    fewer servers). Raises NotFound without ``create``, InvalidArgument if the stream is set up otherwise, DiskFull if
-    the servers have no room for ``max_bytes``, Unavailable if they do not answer within ``timeout_s``.
+    fewer servers). ``metadata``: given to it by whoever makes it; the attribute says what it was given.
+
+    Raises NotFound without ``create``, InvalidArgument if the stream is set up otherwise, DiskFull if the servers have
+    no room for ``max_bytes``, Unavailable if they do not answer within ``timeout_s``.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class JetStream(Stream):
         max_bytes: int,
         copies: int | None = None,
         create: bool = True,
+        metadata: Mapping[str, str] | None = None,
         give_up_s: float = 15.0,
         timeout_s: float = 30.0,
     ) -> None:
@@ -123,7 +126,8 @@ class JetStream(Stream):
         self._seen_upto = 0
         """The newest message that was seen in any way since the bounds were asked for."""
         self._closed = False
-        wanted = self._configuration(max_bytes, copies)
+        self.metadata: dict[str, str] = {}
+        wanted = {**self._configuration(max_bytes, copies), "metadata": dict(metadata or {})}
         self._verify_soon(wanted, create, timeout_s)
         self.max_message_bytes = min(MAX_MESSAGE_BYTES, nats.link.open.max_payload - _HEADER_BYTES)
         nats.call(self._listen(), _SET_UP_S)
@@ -171,7 +175,9 @@ class JetStream(Stream):
             except _InUse:  # another node has made it since
                 found = self._ask("STREAM.INFO")["config"]
         usual = {"deny_purge": False, "max_age": 0, "max_msgs": -1}
-        other = {key: found.get(key, usual.get(key)) for key in wanted if found.get(key, usual.get(key)) != wanted[key]}
+        self.metadata = found.get("metadata") or {}
+        judged = wanted.keys() - {"metadata"}
+        other = {key: found.get(key, usual.get(key)) for key in judged if found.get(key, usual.get(key)) != wanted[key]}
         if other:
             said = ", ".join(f"{key} is {value!r} and not {wanted[key]!r}" for key, value in other.items())
             raise InvalidArgument(
@@ -377,6 +383,11 @@ class JetStream(Stream):
 
     def _see(self, sequence: int) -> None:
         self._seen_upto = max(self._seen_upto, sequence)
+
+    def nbytes(self) -> int:
+        """How large the stream is. Raises Unavailable."""
+        size: int = self._ask_there("STREAM.INFO")["state"]["bytes"]
+        return size
 
     def purge(self, below: int) -> None:
         first, last = self.bounds()

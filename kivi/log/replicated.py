@@ -6,9 +6,12 @@
     every node  pump      the next message -> is it the next one, whole, ours? -> was its frame seen before?
                           -> its entries are judged and numbered (``append``, while the frame arrives) -> place
 
+A frame that is larger than a message comes in parts, and arrives with the last of them (``kivi.log.parts``).
+
 Nobody has a part of its own in it: who publishes need not be who was first, and no node leads. A *place* is how far a
-node has come: the sequence of the stream, the next commit timestamp, the time, the running hash and the frame ids, all
-of which are functions of the log's prefix. Base keeps the place that belongs to its position, in the same batch.
+node has come: the sequence of the stream, the next commit timestamp, the time, the running hash, the frame ids and what
+the log says of its nodes, all of which are functions of the log's prefix. Base keeps the place that belongs to its
+position, in the same batch.
 
 What is believed, and when:
 
@@ -27,15 +30,19 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
+import math
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeAlias
 
 from kivi.errors import DataLoss, KiviError, NotFound, Unavailable
 from kivi.log import CommitLog, Done, Entry, Kind, LogFailed, Record, Ticket
-from kivi.log.frames import NO_HASH, Frame, FrameId, FrameIds, decode_frame, running_hash
+from kivi.log.frames import NO_HASH, Frame, FrameId, FrameIds, FramePart, decode_frame, decode_message, running_hash
+from kivi.log.members import Members
+from kivi.log.outbox import Outbox
+from kivi.log.parts import Parts
 from kivi.log.stream import Message, Stream
 from kivi.runtime.histogram import Histogram
 
@@ -43,6 +50,10 @@ __all__ = ["Arrived", "Place", "ReplicatedLog"]
 
 _log = logging.getLogger("kivi.log")
 _AT_ONCE: Final = 256
+MAX_FRAME_BYTES: Final = 64 << 20
+"""Of one record; with the records that are published with it a frame may be larger."""
+
+_Sound: TypeAlias = tuple[Message, Frame | FramePart]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +68,65 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A frame that counts, at its place in the log. ``mine``: this process published it."""
+    """A frame that counts, at its place in the log. ``sequences``: the messages that it came in; the last one is its
+    place. ``mine``: this process published it."""
 
     frame: Frame
-    sequence: int
+    sequences: tuple[int, ...]
     time_us: int
     mine: bool
+
+
+@dataclass(slots=True)
+class _Prefix:
+    """What a place stands for, beside what the store keeps: all of it is a function of the log's prefix."""
+
+    place: Place
+    seen: FrameIds
+    members: Members
+    parts: Parts
+
+    @classmethod
+    def of(cls, content: dict[str, Any], genesis: int) -> _Prefix:
+        if not content:
+            return cls(Place(number=genesis), FrameIds(), Members(), Parts())
+        place = Place(content["sequence"], content["number"], content["time_us"], bytes.fromhex(content["hash"]))
+        seen = FrameIds(content["frames"].encode())
+        return cls(place, seen, Members(content["members"]), Parts(content["parts"]))
+
+    def step(self, step: _Step) -> list[FrameId]:
+        """One message further. The frames whose parts are not waited for any longer."""
+        self.place = step.place
+        if step.part is not None:
+            self.parts.note(step.part, step.place.sequence)
+        if step.frame is None:
+            return []
+        for entry in step.entries:
+            self.members.enter(entry, step.place.time_us)
+        self.seen.see(step.frame)
+        return self.parts.forget(lambda id_: not self.seen.is_new(id_) or self.members.is_evicted(id_.node))
+
+    def content(self) -> dict[str, Any]:
+        at = self.place
+        return {
+            "sequence": at.sequence,
+            "number": at.number,
+            "time_us": at.time_us,
+            "hash": at.hash.hex(),
+            "frames": self.seen.encode().decode(),
+            "members": self.members.encode(),
+            "parts": self.parts.encode(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What a message does to the prefix: ``frame`` counts here, ``part`` came, ``entries`` are about nodes."""
+
+    place: Place
+    part: FramePart | None
+    frame: FrameId | None
+    entries: tuple[Entry, ...]
 
 
 class ReplicatedLog(CommitLog):
@@ -74,39 +138,52 @@ class ReplicatedLog(CommitLog):
     is_judged_again = True
 
     def __init__(
-        self, stream: Stream, *, generation: bytes, node: int, boot: int, saved: bytes | None = None, genesis: int = 0
+        self,
+        stream: Stream,
+        *,
+        generation: bytes,
+        node: int,
+        boot: int,
+        saved: bytes | None = None,
+        genesis: int = 0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._stream = stream
         self.generation, self.node, self.boot = generation, node, boot
         content: dict[str, Any] = json.loads(saved) if saved else {}
-        self.place = Place(
-            content.get("sequence", 0),
-            content.get("number", genesis),
-            content.get("time_us", 0),
-            bytes.fromhex(content["hash"]) if content else NO_HASH,
-        )
-        self.seen = FrameIds(content["frames"].encode() if content else None)
-        self._saved = self.place
-        self._flushed = self.place.sequence
-        self._saved_seen = FrameIds(self.seen.encode())
-        self._since: deque[tuple[Place, FrameId]] = deque()  # behind the saved place
+        self._now, self._saved = _Prefix.of(content, genesis), _Prefix.of(content, genesis)
+        self._flushed, self._flushed_parts = self.place.sequence, self._saved.parts.first()
+        self._since: deque[_Step] = deque()  # behind the saved place
         self._hashes: deque[tuple[int, bytes]] = deque([(self.place.sequence, self.place.hash)], maxlen=4096)
-        self._stages: dict[int, tuple[int, int]] = {int(n): tuple(at) for n, at in content.get("stages", {}).items()}
+        self._stages: dict[int, tuple[tuple[int, ...], int]] = {
+            int(n): (tuple(at), entry) for n, (at, entry) in content.get("stages", {}).items()
+        }
         self._last_message: bytes | None = None
-        self._lock = threading.Lock()
-        self._outbox: dict[int, bytes] = {}
-        self._flying: set[int] = set()
-        self._n = 0
+        self.outbox = Outbox(stream, generation, node, boot)
         self._arriving: Arrived | None = None
+        self._number = self.place.number
         self._done: list[Done] = []
         self.failed: KiviError | None = None
         self.lost_suffix: KiviError | None = None
         """Why nothing may be written: the log has lost what it had acknowledged. Reads go on."""
+        self._clock = clock
+        self._ends: deque[tuple[int, float]] = deque(maxlen=64)
+        self.current_at = -math.inf
+        """Everything that the log had at this moment, by ``clock``, has been applied."""
         self.sync_times = Histogram()
         self.on_room = lambda error: None
         self.on_arrival: Callable[[Arrived], None] = lambda arrived: None
         self.on_failure: Callable[[KiviError], None] = lambda error: None
-        self._max_record_bytes = stream.max_message_bytes
+        self._max_record_bytes = MAX_FRAME_BYTES
+
+    @property
+    def place(self) -> Place:
+        return self._now.place
+
+    @property
+    def members(self) -> Members:
+        """As of the place."""
+        return self._now.members
 
     # -- what a gateway does ----------------------------------------------------------------------
 
@@ -116,16 +193,15 @@ class ReplicatedLog(CommitLog):
         Raises what keeps anything from being written; then nothing was.
         """
         self.check_writable()
-        self._lengths([entry for entry in entries if entry.numbers])
-        with self._lock:
-            self._n += 1
-            n = self._n
+        records = [entry for entry in entries if entry.numbers]
+        if records:
+            self._lengths(records)
+
+        def made(id_: FrameId) -> Frame:
             at = self.place
-            id_ = FrameId(self.node, self.boot, n)
-            data = Frame(self.generation, id_, derived_at, at.sequence, at.hash, entries).encode()
-            self._outbox[n] = data
-            on_id(n)
-        self._publish(n)
+            return Frame(self.generation, id_, derived_at, at.sequence, at.hash, entries)
+
+        self.outbox.add(made, on_id)
 
     def check_writable(self) -> None:
         """Raises LogFailed, or Unavailable, if nothing can be written."""
@@ -134,34 +210,10 @@ class ReplicatedLog(CommitLog):
         if self.lost_suffix is not None:
             raise Unavailable(self.lost_suffix.message)
 
-    def _publish(self, n: int) -> None:
-        with self._lock:
-            data = self._outbox.get(n)
-            if data is None or n in self._flying:
-                return
-            self._flying.add(n)
-
-        def acknowledged(error: BaseException | None) -> None:
-            with self._lock:
-                if error is not None:
-                    self._flying.discard(n)
-
-        self._stream.publish(f"{self.node:x}.{self.boot:x}.{n:x}", data, acknowledged)
-
-    def retry(self, *, all_of_them: bool = False) -> int:
-        """Publishes again what is not known to be there; ``all_of_them``: also what is on its way. How many."""
-        with self._lock:
-            if all_of_them:
-                self._flying.clear()
-            due = [n for n in self._outbox if n not in self._flying]
-        for n in due:
-            self._publish(n)
-        return len(due)
-
     @property
     def proposed(self) -> int:
         """Frames that have not come back."""
-        return len(self._outbox)
+        return len(self.outbox)
 
     # -- what every node does ---------------------------------------------------------------------
 
@@ -174,8 +226,10 @@ class ReplicatedLog(CommitLog):
             return 0
         try:
             messages = self._next(count)
-            for message in messages:
-                self._apply(message)
+            for message, held in messages:
+                self._apply(message, held)
+            while self._ends and self._ends[0][0] <= self.place.sequence:
+                self.current_at = self._ends.popleft()[1]
             return len(messages)
         except Unavailable:
             raise
@@ -189,10 +243,15 @@ class ReplicatedLog(CommitLog):
         _log.error("the replicated log stopped: %s", error.message)
         self.on_failure(error)
 
-    def _next(self, count: int) -> list[Message]:
+    def _next(self, count: int) -> list[_Sound]:
         """The messages behind the place, sound and without a hole."""
         at = self.place.sequence
+        asked_at = self._clock()
         first, last = self._stream.bounds()
+        if not self._ends or self._ends[-1][0] < last:
+            self._ends.append((last, asked_at))
+        else:
+            self._ends[-1] = (last, asked_at)
         if last < at:
             self._lost(f"the log ends at {last}, and this node has applied {at}")
             return []
@@ -201,19 +260,20 @@ class ReplicatedLog(CommitLog):
         begin = at if at >= first and self._last_message is not None else at + 1
         found = self._sound(begin, count + 1)
         if begin == at:
-            if not found or found[0].data != self._last_message:
+            if not found or found[0][0].data != self._last_message:
                 raise DataLoss(f"message {at} of the log is not what this node has applied: bootstrap it again")
             found = found[1:]
         return found[:count]
 
-    def _sound(self, first: int, count: int) -> list[Message]:
+    def _sound(self, first: int, count: int) -> list[_Sound]:
         """Messages from ``first`` on that follow on one another; [] if the log ends before."""
         for asked in range(self._stream.attempts + 1):
-            found: list[Message] = []
+            found: list[_Sound] = []
             for message in self._stream.fetch(first, count, asked):
-                if message.sequence != first + len(found) or not self._is_whole(message):
+                held = self._decoded(message)
+                if message.sequence != first + len(found) or held is None:
                     break
-                found.append(message)
+                found.append((message, held))
             if found:
                 return found  # what is behind a hole is asked for with the next step
             if not asked and self._stream.bounds()[1] < first:
@@ -224,34 +284,69 @@ class ReplicatedLog(CommitLog):
             "log's servers, or bootstrap the cluster from the best node"
         )
 
-    def _is_whole(self, message: Message) -> bool:
+    def _decoded(self, message: Message) -> Frame | FramePart | None:
+        """None if it is damaged."""
         try:
-            return decode_frame(message.data).generation == self.generation
+            held = decode_message(message.data)
         except DataLoss:
-            return False
+            return None
+        return held if held.generation == self.generation else None
 
-    def _apply(self, message: Message) -> None:
-        frame = decode_frame(message.data)
-        self._compare(frame, message.sequence)
+    def _apply(self, message: Message, held: Frame | FramePart) -> None:
         before = self.place
         time_us = max(before.time_us, message.time_us)
         hash_ = running_hash(before.hash, message.data)
-        self._arriving = Arrived(frame, message.sequence, time_us, self._is_mine(frame.id))
+        part: FramePart | None = None
+        frame: Frame | None = None
+        sequences: tuple[int, ...] = (message.sequence,)
+        if isinstance(held, Frame):
+            frame = held
+        elif self._now.seen.is_new(held.id):
+            part = held
+            self._now.parts.note(part, message.sequence, keep=True)
+            data = self._now.parts.joined(part.id, self._part)
+            if data is not None:
+                frame, sequences = decode_frame(data), self._now.parts.sequences(part.id)
+        if frame is not None:
+            self._compare(frame, message.sequence)
+        if frame is not None and not self._now.seen.is_new(frame.id):
+            frame = None
         self._number = before.number
-        try:
-            if self.seen.is_new(frame.id):
+        if frame is not None:
+            self._arriving = Arrived(frame, sequences, time_us, self._is_mine(frame.id))
+            try:
                 self.on_arrival(self._arriving)  # which may ask for what cannot be read now: then it comes again
-        finally:
-            self._arriving = None
-        self.seen.see(frame.id)
-        self.place = Place(message.sequence, self._number, time_us, hash_)
-        self._since.append((self.place, frame.id))
+            finally:
+                self._arriving = None
+        place = Place(message.sequence, self._number, time_us, hash_)
+        entries = () if frame is None else tuple(entry for entry in frame.entries if entry.kind.is_about_nodes)
+        step = _Step(place, part, None if frame is None else frame.id, entries)
+        self._since.append(step if part is None else replace(step, part=replace(part, data=b"")))
+        for id_ in self._now.step(step):
+            if self._is_mine(id_):
+                self.outbox.again(id_.n)
         self._hashes.append((message.sequence, hash_))
         self._last_message = message.data
-        if self._is_mine(frame.id):
-            with self._lock:
-                self._outbox.pop(frame.id.n, None)
-                self._flying.discard(frame.id.n)
+        if isinstance(held, Frame) and self._is_mine(held.id):
+            self.outbox.arrived(held.id.n)
+        elif frame is not None and self._is_mine(frame.id):
+            self.outbox.arrived(frame.id.n)
+
+    def _part(self, sequence: int) -> FramePart:
+        """Read again. Raises Unavailable, DataLoss."""
+        message, held = self._one(sequence)
+        if not isinstance(held, FramePart):
+            raise DataLoss(f"message {message.sequence} of the log is no part of a frame any more")
+        return held
+
+    def _one(self, sequence: int) -> _Sound:
+        first = self._stream.bounds()[0]
+        if first > sequence:
+            raise DataLoss(f"the log begins at {first}, and this node needs {sequence} again: bootstrap it again")
+        found = self._sound(sequence, 1)
+        if not found:
+            raise DataLoss(f"message {sequence} of the log is gone")
+        return found[0]
 
     def _is_mine(self, id_: FrameId) -> bool:
         return (id_.node, id_.boot) == (self.node, self.boot)
@@ -305,7 +400,7 @@ class ReplicatedLog(CommitLog):
         first = self._number + 1
         for kind, _, numbers in records:
             if kind is Kind.STAGE:
-                self._stages[self._number + 1] = (arriving.sequence, self.at_entry)
+                self._stages[self._number + 1] = (arriving.sequences, self.at_entry)
             self._number += numbers
         self._done.append(done)
         return Ticket(first, self._number, arriving.time_us)
@@ -320,33 +415,31 @@ class ReplicatedLog(CommitLog):
 
     def save(self, upto: int) -> bytes:
         """The place that belongs to the last commit timestamp ``upto``, for ``saved``."""
-        while self._since and self._since[0][0].number <= upto:
-            self._saved, id_ = self._since.popleft()
-            self._saved_seen.see(id_)
-        at = self._saved
-        content = {
-            "sequence": at.sequence,
-            "number": at.number,
-            "time_us": at.time_us,
-            "hash": at.hash.hex(),
-            "frames": self._saved_seen.encode().decode(),
-            "stages": {n: where for n, where in self._stages.items() if n <= upto},
-        }
+        while self._since and self._since[0].place.number <= upto:
+            self._saved.step(self._since.popleft())
+        content = self._saved.content()
+        content["stages"] = {n: where for n, where in self._stages.items() if n <= upto}
         return json.dumps(content).encode()
 
     @property
     def needed(self) -> int:
-        """The least sequence that this node may have to read again, after a crash too."""
-        stages = [sequence for sequence, _ in self._stages.values()]
-        return min([self._flushed + 1, *stages])
+        """The first message that this node may have to read again, after a crash too."""
+        stages = [sequences[0] for sequences, _ in self._stages.values()]
+        parts = [] if self._flushed_parts is None else [self._flushed_parts]
+        return min([self._flushed + 1, *stages, *parts])
 
     def read(self, sequence: int) -> Record:
         where = self._stages.get(sequence)
         if where is None:
             raise NotFound(f"the log has no record {sequence}")
-        message = self._sound(where[0], 1)[0]
-        entry = decode_frame(message.data).entries[where[1]]
-        return Record(sequence, message.time_us, entry.kind, entry.body[0], entry.numbers)
+        sequences, place = where
+        found = [self._one(at) for at in sequences]
+        parts = [held.data for _, held in found if isinstance(held, FramePart)]
+        frame = found[0][1] if not parts else decode_frame(b"".join(parts))
+        if not isinstance(frame, Frame):
+            raise DataLoss(f"messages {sequences} of the log are no frame any more")
+        entry = frame.entries[place]
+        return Record(sequence, found[-1][0].time_us, entry.kind, entry.body[0], entry.numbers)
 
     def replay(self, after: int) -> Iterator[Record]:
         """None: what comes after the saved place arrives by ``pump``, and is judged."""
@@ -354,7 +447,7 @@ class ReplicatedLog(CommitLog):
 
     def truncate(self, below: int) -> None:
         """What was saved last is on disk, and stages below are not needed. What leaves the log is not decided here."""
-        self._flushed = self._saved.sequence
+        self._flushed, self._flushed_parts = self._saved.place.sequence, self._saved.parts.first()
         for number in [number for number in self._stages if number < below]:
             del self._stages[number]
 
@@ -363,7 +456,7 @@ class ReplicatedLog(CommitLog):
         return 1
 
     def stats(self) -> dict[str, int | float]:
-        return {"sequence": self.place.sequence, "proposed": self.proposed}
+        return {"sequence": self.place.sequence, "proposed": self.proposed, "proposed_bytes": self.outbox.nbytes}
 
     def close(self) -> None:
         self._stream.close()

@@ -412,6 +412,15 @@ class Consolidator:
             self.stages.folded(position)
         self.log.truncate(position + 1 if oldest is None else min(position + 1, oldest))
 
+    def save_place(self) -> None:
+        """Makes durable how far the log was read where nothing else has to be written: entries about nodes only."""
+        with self.mutex:
+            batch = WriteBatch()
+            with self.entry_lock:
+                self.with_position(batch, self.position)
+            self._write(batch)
+            self.flush()
+
     # -- events ---------------------------------------------------------------------------------
 
     def _seal(self, schema: TableSchema, upto: int, *, full: bool = False) -> None:

@@ -52,13 +52,13 @@ _NO_GUARDS: Final = "a cluster does not judge guards on rows of aggregates: guar
 
 
 class Proposed(NamedTuple):
-    """An entry that is no commit, on its way; ``done(error, number)`` is told what became of it."""
+    """An entry that is no commit, on its way; ``done(error, number)`` is told what became of it.
 
-    other: Other
+    Without ``other`` it is only asked when the frame comes: then ``number`` is the last one before it.
+    """
+
+    other: Other | None
     done: Callable[[BaseException | None, int], None]
-
-    def entry(self) -> Entry:
-        return Entry(kind_of(self.other), self.other.encode())
 
 
 class ReplicatedCommitter(Committer):
@@ -77,6 +77,7 @@ class ReplicatedCommitter(Committer):
         self._proposed: dict[int, Sequence[Part | Proposed]] = {}
         self.log.on_arrival = self._arrived
         self.log.on_failure = self._failed
+        self.log.outbox.refused = self._no_room_in_the_log
 
     def now_us(self) -> int:
         return self.log.last_time_us
@@ -131,8 +132,12 @@ class ReplicatedCommitter(Committer):
         return True
 
     def log_other(self, other: Other, done: Callable[[BaseException | None, int], None]) -> None:
-        proposed = Proposed(other, done)
-        self._propose([proposed], [proposed.entry()], 0)
+        self._propose([Proposed(other, done)], [Entry(kind_of(other), other.encode())], 0)
+
+    def say(self, entries: Sequence[Entry], done: Callable[[BaseException | None, int], None]) -> None:
+        """Publishes entries about nodes, or none: ``done`` is called once this node has applied all that the log had
+        before them, and they count. A read of what was acknowledged anywhere before the call waits for its number."""
+        self._propose([Proposed(None, done)], entries, 0)
 
     def fence(self, token: str) -> bool:
         """Makes sure that ``token`` never commits; False if it has an outcome by the time the fence arrives."""
@@ -170,7 +175,7 @@ class ReplicatedCommitter(Committer):
                     self._enter_all(parts, turn)
                     parts = []
                     self.log.at_entry = place
-                    self._enter_proposed(item)
+                    self._enter_proposed(item, turn)
                 self._enter_all(parts, turn)
             for done in self.log.take_done():
                 done(None)
@@ -179,8 +184,11 @@ class ReplicatedCommitter(Committer):
             for part in turn.given_back:
                 self._derive_again(part)
 
-    def _enter_proposed(self, item: Proposed) -> None:
+    def _enter_proposed(self, item: Proposed, turn: _Turn) -> None:
         other, done = item
+        if other is None:
+            turn.answers.append(partial(done, None, self.log.last))
+            return
         if isinstance(other, Abort) and other.tokens:
             unknown = tuple(token for token in other.tokens if self.tokens.find(token) is None)
             other = Abort(other.commits, unknown, other.stages)
@@ -189,7 +197,7 @@ class ReplicatedCommitter(Committer):
             self.watermark.finish(ticket.first)
             done(error, ticket.first)
 
-        ticket = self.log.append([item.entry()], durable)
+        ticket = self.log.append([Entry(kind_of(other), other.encode())], durable)
         self.watermark.enter(ticket.first)
         self.enter_other(other, ticket.first, ticket.time_us)
 
@@ -214,6 +222,17 @@ class ReplicatedCommitter(Committer):
                     call_all([item.settle])
                 else:
                     call_all([partial(item.done, error, 0)])
+
+    def _no_room_in_the_log(self, n: int, error: KiviError) -> None:
+        """It was never there; an empty frame takes its place."""
+        with self.entry_lock:
+            items = self._proposed.pop(n, ())
+        for item in items:
+            if isinstance(item, Part):
+                self.counters.storage += item.members
+                call_all([partial(item.answer.apart, tag, Outcome(None, error)) for tag in item.tags])
+            else:
+                call_all([partial(item.done, error, 0)])
 
     # -- what is kept with the position --------------------------------------------------------------
 

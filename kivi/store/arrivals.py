@@ -13,6 +13,7 @@ from kivi.arrow.columns import padded
 from kivi.arrow.ipc import own_batches
 from kivi.delta.runs import DeltaRun
 from kivi.encoding.event_names import EventNames
+from kivi.errors import DataLoss
 from kivi.log import Entry, Kind
 from kivi.log.replicated import Arrived
 from kivi.model.schema import TableSchema
@@ -30,7 +31,11 @@ __all__ = ["decoded"]
 
 def decoded(store: Contents, arrived: Arrived) -> list[Part | Proposed]:
     """The entries of a frame, in order. Raises DataLoss."""
-    return [_decoded(store, entry, arrived.frame.derived_at) for entry in arrived.frame.entries]
+    return [
+        _decoded(store, entry, arrived.frame.derived_at)
+        for entry in arrived.frame.entries
+        if not entry.kind.is_about_nodes
+    ]
 
 
 def _decoded(store: Contents, entry: Entry, derived_at: int) -> Part | Proposed:
@@ -46,6 +51,8 @@ def _decoded(store: Contents, entry: Entry, derived_at: int) -> Part | Proposed:
             return Proposed(decode_abort(body), _nobody)
         case Kind.FLOOR:
             return Proposed(decode_floor(body), _nobody)
+        case _:
+            raise DataLoss(f"a frame has an entry of kind {entry.kind.name} among its records")
 
 
 def _nobody(error: BaseException | None, number: int) -> None:

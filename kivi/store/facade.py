@@ -118,14 +118,17 @@ class Store(Wiring):
         settings: Settings | None = None,
         engine: Engine | None = None,
         log: CommitLog | None = None,
+        make_log: Callable[[Engine], CommitLog] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> Store:
         """Opens the store in the directory ``path``, creating it if it is missing or empty; None is in memory.
 
+        ``make_log`` gives the log of a node of a cluster, which is opened when its engine is.
+
         Raises NotAStore, FormatTooNew, StoreInUse, DataLoss.
         """
         chosen = settings or Settings()
-        parts = open_parts(path, chosen, engine, log)
+        parts = open_parts(path, chosen, engine, log, make_log)
         try:
             return Store(parts, chosen, clock)
         except BaseException:

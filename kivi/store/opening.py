@@ -27,18 +27,18 @@ from kivi.delta import operators
 from kivi.encoding.keyspaces import Space, meta_key, space_prefix
 from kivi.engine import Engine
 from kivi.engine.memory import MemoryEngine
-from kivi.errors import DataLoss, DiskFull, FormatTooNew, NotAStore, StoreInUse
+from kivi.errors import DataLoss, DiskFull, FormatTooNew, InvalidArgument, NotAStore, StoreInUse
 from kivi.log import CommitLog
 from kivi.log.memory import MemoryLog
 from kivi.runtime.files import is_no_space, sync_directory
 from kivi.runtime.settings import Settings
 from kivi.states.own import load_entry_points
 
-__all__ = ["FORMAT", "Parts", "mark", "no_space", "open_parts"]
+__all__ = ["FORMAT", "FORMAT_ALONE", "Parts", "claim_node", "cluster_of", "mark", "no_space", "open_parts"]
 
 _log = logging.getLogger("kivi")
 
-FORMAT: Final = 7
+FORMAT: Final = 8
 """The format on disk. A program refuses a larger one; it opens a smaller one, and makes it its own.
 
 1  the first
@@ -51,7 +51,10 @@ FORMAT: Final = 7
    states of measures in rows, runs and the catalog (``kivi.states``)
 7  settled files beside the engine, and headers of blocks whose events lie in them (``kivi.events``); secondary views,
    which every write of their source has to follow (``kivi.store.view_rows``)
+8  only a node of a cluster, whose log is elsewhere: nothing may be written but what that log brings
 """
+FORMAT_ALONE: Final = 7
+"""The format of a store that is no node."""
 _MARKER: Final = "KIVI"
 _MARKER_NEW: Final = "KIVI.new"  # on its way; a crash may leave it
 
@@ -67,9 +70,15 @@ class Parts:
     path: str | None = None
 
 
-def open_parts(path: str | None, settings: Settings, engine: Engine | None, log: CommitLog | None) -> Parts:
+def open_parts(
+    path: str | None,
+    settings: Settings,
+    engine: Engine | None,
+    log: CommitLog | None,
+    make_log: Callable[[Engine], CommitLog] | None = None,
+) -> Parts:
     """Engine, log and identity for ``path``; in memory if it is None. Registers the measures of installed packages,
-    which the definitions in the store may use."""
+    which the definitions in the store may use. ``make_log``: of a node of a cluster, whose log is elsewhere."""
     load_entry_points()
     if path is None:
         memory_engine, memory_log = engine or MemoryEngine(), log or MemoryLog()
@@ -80,6 +89,8 @@ def open_parts(path: str | None, settings: Settings, engine: Engine | None, log:
     with contextlib.ExitStack() as opened:  # which lets go of each, whatever the one before has to say
         release_lock, store_id = claim(path)
         opened.callback(release_lock)
+        if make_log is None and log is None and (name := cluster_of(path)) is not None:
+            raise NotAStore(f"{path} is a node of the cluster {name}: kivi serve --cluster {name} --nats URL opens it")
         rocks = engine or RocksEngine(
             os.path.join(path, "engine"),
             cache_bytes=settings.cache_bytes,
@@ -87,11 +98,12 @@ def open_parts(path: str | None, settings: Settings, engine: Engine | None, log:
             records=Records(meta_key("records"), space_prefix(Space.ROW)),
         )
         opened.callback(rocks.close)
-        segments = log or SegmentedLog(
-            os.path.join(path, "log"), store_id=store_id, segment_bytes=settings.segment_bytes
-        )
-        opened.callback(segments.close)
-        return Parts(rocks, segments, store_id, opened.pop_all().close, path)
+        if make_log is not None:
+            log = make_log(rocks)
+        elif log is None:
+            log = SegmentedLog(os.path.join(path, "log"), store_id=store_id, segment_bytes=settings.segment_bytes)
+        opened.callback(log.close)
+        return Parts(rocks, log, store_id, opened.pop_all().close, path)
 
 
 def claim(path: str) -> tuple[Callable[[], None], bytes]:
@@ -116,9 +128,11 @@ def claim(path: str) -> tuple[Callable[[], None], bytes]:
             if not os.path.exists(marker):
                 mark(path, secrets.token_bytes(16))
             store_id, version = read_marker(path)
-            if version < FORMAT:  # before anything is written that an older program would take for damage
+            if version < FORMAT_ALONE:  # before anything is written that an older program would take for damage
                 mark(path, store_id)
-                _log.info("%s had format %d, and has %d now: older versions of kivi refuse it", path, version, FORMAT)
+                _log.info(
+                    "%s had format %d, and has %d now: older versions of kivi refuse it", path, version, FORMAT_ALONE
+                )
             return held.pop_all().close, store_id
     except BlockingIOError:
         raise StoreInUse(f"{path} is open in another process: stop that one, or connect to its server") from None
@@ -132,9 +146,36 @@ def no_space(path: str, error: OSError) -> DiskFull:
     return DiskFull(f"no disk space in {path} ({error.strerror}): make room, then try again", path=path)
 
 
-def mark(path: str, store_id: bytes) -> None:
-    """Makes the directory a store of today's format: from here on, or not at all."""
-    content = {"format": FORMAT, "store_id": store_id.hex(), "operators": operators.ids()}
+def claim_node(path: str, cluster: str, generation: bytes) -> None:
+    """Makes an empty directory a node's. Raises InvalidArgument if it is a store, or a node of another cluster."""
+    if os.path.exists(os.path.join(path, _MARKER)):
+        store_id, _ = read_marker(path)
+        known = cluster_of(path)
+        if known is None:
+            raise InvalidArgument(f"{path} is a store of its own, and no node of a cluster: name an empty directory")
+        if (known, store_id) != (cluster, generation):
+            which = "another cluster" if known != cluster else "an earlier generation of the cluster"
+            raise InvalidArgument(f"{path} is a node of {which} ({known}): name an empty directory")
+        return
+    release, _ = claim(path)
+    try:
+        mark(path, generation, cluster)
+    finally:
+        release()
+
+
+def cluster_of(path: str) -> str | None:
+    """The name of the cluster that the directory is a node of."""
+    with open(os.path.join(path, _MARKER), encoding="utf-8") as file:
+        found: str | None = json.load(file).get("cluster")
+        return found
+
+
+def mark(path: str, store_id: bytes, cluster: str | None = None) -> None:
+    """Makes the directory a store of today's format, or a node: from here on, or not at all."""
+    content = {"format": FORMAT_ALONE, "store_id": store_id.hex(), "operators": operators.ids()}
+    if cluster is not None:
+        content |= {"format": FORMAT, "cluster": cluster}
     temporary = os.path.join(path, _MARKER_NEW)
     with open(temporary, "w", encoding="utf-8") as file:
         json.dump(content, file)

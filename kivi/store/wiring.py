@@ -203,6 +203,8 @@ class Wiring:
     def check_open(self) -> None:
         if self._closed:
             raise Unavailable(self._why_closed)
+        if isinstance(self.log, ReplicatedLog) and (stopped := self.log.failed) is not None:
+            raise Unavailable(f"this node has stopped ({stopped.message}): ask another one")
         if self.is_catching_up:
             raise Unavailable("this node has not caught up with what it had before it was stopped: ask another one")
         if (failure := self.consolidator.failure) is not None:

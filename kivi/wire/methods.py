@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
+import socket
 from dataclasses import dataclass
 from typing import Any, Final
 
 import grpc
 from google.protobuf.message_factory import GetMessageClass
 
-from kivi.errors import InvalidArgument
+from kivi.errors import InvalidArgument, Unavailable
 from kivi.wire.v1 import service_pb2 as pb
 
 __all__ = [
@@ -22,6 +24,7 @@ __all__ = [
     "metadata",
     "path",
     "read_file",
+    "target",
 ]
 
 SERVICE: Final = "kivi.v1.Kivi"
@@ -78,6 +81,36 @@ def as_tls(tls: Tls | bool | str | None) -> Tls | None:
 def credentials(tls: Tls) -> grpc.ChannelCredentials:
     files = [None if name is None else read_file(name) for name in (tls.ca, tls.key, tls.cert)]
     return grpc.ssl_channel_credentials(*files)
+
+
+def target(endpoint: str) -> str:
+    """What gRPC connects to: the endpoint, or of several ("a:7420,b:7420") whichever answers, and the next one when
+    that one is lost. Which is tried first is left to chance, so that clients spread over the nodes.
+
+    Raises InvalidArgument for one that is not written as HOST:PORT, Unavailable if no host of them is known.
+    """
+    if "," not in endpoint:
+        return endpoint
+    found: dict[int, list[str]] = {socket.AF_INET: [], socket.AF_INET6: []}
+    unknown = ""
+    names = [name.strip() for name in endpoint.split(",")]
+    random.shuffle(names)
+    for name in names:
+        host, _, port = name.rpartition(":")
+        if not host or not port.isdecimal():
+            raise InvalidArgument(f"{name!r} in {endpoint!r} is no server: write each as HOST:PORT")
+        try:
+            for family, _, _, _, address in socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM):
+                ip = str(address[0])
+                at = f"{ip}:{port}" if family == socket.AF_INET else f"[{ip}]:{port}"
+                if family in found and at not in found[family]:
+                    found[family].append(at)
+        except OSError as error:
+            unknown = f"{host} is not known ({error})"
+    for family, scheme in ((socket.AF_INET, "ipv4"), (socket.AF_INET6, "ipv6")):
+        if found[family]:
+            return f"{scheme}:{','.join(found[family])}"
+    raise Unavailable(f"cannot reach {endpoint}: {unknown}")
 
 
 def channel_options(tls: Tls | None) -> list[tuple[str, int | str]]:

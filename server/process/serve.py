@@ -17,6 +17,7 @@ import os
 import signal
 import ssl
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import grpc
@@ -278,6 +279,41 @@ def _give_memory_back() -> None:
         pa.set_memory_pool(pa.jemalloc_memory_pool())
 
 
+def _check_cluster(options: Options) -> None:
+    """Before anything is opened. Raises InvalidArgument."""
+    if (options.cluster is None) != (options.nats is None):
+        raise InvalidArgument("a node of a cluster needs both --cluster NAME and --nats URL[,URL]")
+    if options.cluster is None:
+        return
+    if options.otlp is not None:
+        raise InvalidArgument("a node of a cluster does not take spans yet: give --otlp to a server of its own")
+    try:
+        importlib.import_module("nats")
+    except ImportError:
+        raise InvalidArgument(
+            "--cluster needs the package nats-py, which is not installed here: pip install 'kivi[cluster]'"
+        ) from None
+
+
+def _opened(options: Options) -> tuple[Store, Callable[[], None]]:
+    """The store, and how to close what was opened."""
+    if options.cluster is None or options.nats is None:
+        store = Store.open(options.data, settings=options.settings)
+        return store, store.close
+    from kivi.cluster import ClusterNode
+
+    about = {"address": options.advertise or options.listen, "version": metrics.version_of("kivi")}
+    node = ClusterNode(
+        options.data,
+        options.cluster,
+        options.nats.split(","),
+        about=about,
+        settings=options.settings,
+        log_bytes=options.log_bytes,
+    )
+    return node.store, node.close
+
+
 def run(options: Options) -> int:
     """Serves until it is told to stop; 0 after a graceful stop."""
     do_without_pandas()
@@ -290,10 +326,11 @@ def run(options: Options) -> int:
     host_and_port(options.listen, "--listen")
     _check_metrics(options)
     _check_otlp(options)
-    store = Store.open(options.data, settings=options.settings)
+    _check_cluster(options)
+    store, close = _opened(options)
     try:
         asyncio.run(_serve(store, options, secure, https, tokens))
     finally:
-        store.close()
+        close()
     print("stopped", flush=True)
     return 0

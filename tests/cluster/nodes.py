@@ -68,7 +68,7 @@ class StoreNode:
             if time.monotonic() - retried > _RETRY_S:
                 retried = time.monotonic()
                 with contextlib.suppress(Unavailable):
-                    self.log.retry()
+                    self.log.outbox.retry()
 
     def close(self) -> None:
         self._end()

@@ -8,12 +8,13 @@ thread, so a seed gives the same log again.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kivi.errors import Unavailable
+from kivi.errors import DiskFull, Unavailable
 from kivi.log.stream import Acknowledged, Message, Stream
 
 if TYPE_CHECKING:
@@ -56,6 +57,11 @@ class Servers:
     spoilt: list[dict[int, bytes | None]] = field(default_factory=lambda: [{} for _ in range(COPIES)])
     clients: list[Client] = field(default_factory=list)
     clock_us: int = 0
+    grew: list[tuple[float, int]] = field(default_factory=list)
+    """When each message came, by a clock that is right."""
+    max_message_bytes: int = 700
+    """So small that many a frame comes in parts."""
+    max_messages: int = 1_000_000
 
     @property
     def last(self) -> int:
@@ -72,10 +78,14 @@ class Servers:
         tail, self.tail = self.tail, []
         for name, data, done in tail:
             if self.names.get(name, 0) < sim.now_us - WINDOW_US:  # else the servers leave it out
+                if len(self.log) >= self.max_messages:
+                    sim.after(sim.rng.randint(1, faults.delay_us), partial(done, DiskFull("the stream is full")))
+                    continue
                 back = sim.rng.random() < faults.clock_back
                 self.clock_us = sim.now_us - (sim.rng.randint(0, 3_000_000) if back else 0)
                 sequence = self.last + 1
                 self.log.append(Message(sequence, self.clock_us, data))
+                self.grew.append((sim.clock(), sequence))
                 self.names[name] = sim.now_us
                 self._spoil(sequence, data)
             if sim.rng.random() < faults.unacknowledged:
@@ -98,6 +108,11 @@ class Servers:
                 wrong = bytearray(data)
                 wrong[sim.rng.randrange(len(wrong))] ^= 1 << sim.rng.randrange(8)
                 spoilt[sequence] = bytes(wrong)
+
+    def last_at(self, at_s: float) -> int:
+        """The last message that there was at this time."""
+        place = bisect.bisect_right(self.grew, at_s, key=lambda grown: grown[0])
+        return self.grew[place - 1][1] if place else 0
 
     def change_leader(self) -> None:
         """What only the old leader had is gone; nobody has seen it."""
@@ -133,7 +148,7 @@ class Client(Stream):
 
     def __init__(self, servers: Servers) -> None:
         self.servers = servers
-        self.max_message_bytes = 1 << 20
+        self.max_message_bytes = servers.max_message_bytes
         self.attempts = COPIES
         self.on_news: Callable[[], None] = lambda: None
         self.cut = False

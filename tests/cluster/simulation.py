@@ -29,11 +29,13 @@ from kivi.encoding.keyspaces import meta_key
 from kivi.engine import WriteBatch
 from kivi.engine.memory import MemoryEngine
 from kivi.errors import AlreadyExists, Conflict, NotFound, RowExists, SnapshotTooOld, Unavailable
+from kivi.log import Entry
+from kivi.log.members import Member, State, truncation
 from kivi.log.memory import MemoryLog
 from kivi.log.replicated import ReplicatedLog
 from kivi.mvcc.groups import Outcome
 from kivi.mvcc.record import Abort
-from kivi.mvcc.replicated import PLACE
+from kivi.mvcc.replicated import PLACE, ReplicatedCommitter
 from kivi.runtime.settings import Settings
 from kivi.store.facade import Store
 from tests.cluster.servers import Client, Faults, Servers
@@ -88,12 +90,23 @@ class Node:
         self.client = Client(sim.servers)
         self.log = ReplicatedLog(
             self.client, generation=GENERATION, node=self.id, boot=boot, saved=self.engine.get(PLACE),
-            genesis=sim.genesis,
+            genesis=sim.genesis, clock=sim.clock,
         )  # fmt: skip
         self.store = Store.open(None, settings=SETTINGS, engine=self.engine, log=self.log, clock=sim.clock)
         self.store.committer.later = sim.derive  # type: ignore[attr-defined]
         self.db = Database(self.store)
         self.snapshots = []
+        self.say_live()
+
+    def say_live(self) -> None:
+        self.say(Member(self.id, State.LIVE, self.log.needed).entry())
+
+    def say(self, *entries: Entry, done: Callable[[int], None] = lambda number: None) -> None:
+        """``done`` is called with the last number before the entries, once they are back."""
+        assert self.store is not None
+        committer = self.store.committer
+        assert isinstance(committer, ReplicatedCommitter)
+        committer.say(entries, lambda error, number: done(number) if error is None else None)
 
     def kill(self) -> None:
         """What was not flushed is gone, or some of it."""
@@ -116,10 +129,15 @@ class Node:
         return self.store is not None and not self.stopped and self.log.failed is None
 
     def pump(self) -> None:
+        sim = self.simulation
         try:
-            self.log.pump(self.simulation.rng.randint(1, 8))
+            self.log.pump(sim.rng.randint(1, 32))
+            if sim.rng.random() < 0.1:
+                self.client.purge(self.log.members.floor)
         except Unavailable:
-            self.simulation.counted["nobody answers"] += 1
+            sim.counted["nobody answers"] += 1
+        if sim.servers.last_at(self.log.current_at) > self.log.place.sequence:
+            raise Mismatch(f"C8: node {self.id} says it has what there was at {self.log.current_at}, and has not")
 
     def scan(self, reader: Any, table: str) -> list[dict[str, Any]]:
         rows = list(reader.scan(table))
@@ -146,11 +164,16 @@ class Simulation:
         self.open: list[Open] = []
         self.sent: list[tuple[str, list[Op]]] = []
         self._ids = itertools.count(1)
+        self.acknowledged = 0
+        self.joining: dict[int, tuple[Node, Store]] = {}
+        self.evicted: set[int] = set()
         engine = self._genesis()
         self.nodes: list[Node] = []
         for i in range(nodes):
             engine.checkpoint(f"genesis {i}")
             self.nodes.append(self._started(engine.checkpoints[f"genesis {i}"]))
+        for node in self.nodes:  # before the log may be truncated it has to know them
+            self._until(lambda node=node: not node.log.proposed, node)  # type: ignore[misc]
 
     def _genesis(self) -> MemoryEngine:
         """A store with the tables: what a cluster adopts."""
@@ -169,8 +192,8 @@ class Simulation:
         engine.reopen()
         return engine
 
-    def _started(self, engine: MemoryEngine) -> Node:
-        node = Node(self, next(self._ids), engine)
+    def _started(self, engine: MemoryEngine, id_: int | None = None) -> Node:
+        node = Node(self, next(self._ids) if id_ is None else id_, engine)
         node.start()
         return node
 
@@ -208,11 +231,11 @@ class Simulation:
 
     # -- steps ------------------------------------------------------------------------------------
 
-    STEPS = (
+    STEPS: tuple[tuple[str, float], ...] = (
         ("pump", 30), ("begin", 8), ("work", 14), ("commit", 10), ("write", 4), ("append_each", 4), ("again", 3),
         ("fence", 5),
         ("retry", 4), ("snapshot", 4), ("look", 5), ("fold", 5), ("stop", 0.5), ("kill", 0.8), ("cut", 0.4),
-        ("leader", 0.5), ("purge", 0.5), ("renew", 0.15), ("define", 0.5),
+        ("leader", 0.5), ("renew", 0.6), ("define", 0.5), ("live", 4), ("truncate", 4), ("evict", 2), ("fresh", 3),
     )  # fmt: skip
 
     def run(self, steps: int) -> None:
@@ -222,6 +245,7 @@ class Simulation:
             self._happen()
             self.note(name)
             getattr(self, f"do_{name}")()
+            self._look_after()
 
     def _serving(self) -> Node | None:
         found = [node for node in self.nodes if node.serves]
@@ -234,7 +258,7 @@ class Simulation:
 
     def do_retry(self) -> None:
         if (node := self._serving()) is not None:
-            node.log.retry(all_of_them=self.rng.random() < 0.3)
+            node.log.outbox.retry(all_of_them=self.rng.random() < 0.3)
 
     def do_begin(self) -> None:
         if len(self.open) < 8 and (node := self._serving()) is not None:
@@ -305,6 +329,7 @@ class Simulation:
     def _told(self, attempt: Attempt, outcome: Outcome) -> None:
         self.note(f"told {attempt.token} {outcome.commit_ts} {type(outcome.error).__name__}")
         if outcome.commit_ts is not None:
+            self.acknowledged = max(self.acknowledged, outcome.commit_ts)
             attempt.outcome, attempt.commit_ts, attempt.repeat = "committed", outcome.commit_ts, outcome.repeated
         elif isinstance(outcome.error, kivi.CommitUnknown):
             pass
@@ -468,17 +493,17 @@ class Simulation:
             thread.join(0.001)
         node.client.calm = False
         for error in failure:  # another node did the same, and this one had not heard of it
-            if not isinstance(error, AlreadyExists | NotFound | Conflict):
+            if not isinstance(error, AlreadyExists | NotFound | Conflict) and node.log.failed is None:
                 raise Mismatch(f"a definition failed: {error}")
         self.note(f"defined {there} {node.db.watermark()}")
 
     def _until(self, done: Callable[[], bool], node: Node) -> None:
         """Time passes, for this node only."""
-        while not done():
+        while node.log.failed is None and not done():
             self.now_us += 1_000
             self._happen()
             node.client.cut = False
-            node.log.retry()
+            node.log.outbox.retry()
             node.pump()
 
     # -- faults -----------------------------------------------------------------------------------
@@ -511,29 +536,109 @@ class Simulation:
     def do_leader(self) -> None:
         self.servers.change_leader()
 
-    def do_purge(self) -> None:
-        """The log forgets what no node needs."""
-        if all(node.store is not None for node in self.nodes):
-            self.servers.purge(min(node.log.needed for node in self.nodes))
+    # -- nodes ------------------------------------------------------------------------------------
+
+    def do_live(self) -> None:
+        """A node says how far back it may have to read."""
+        if (node := self._serving()) is not None:
+            node.say_live()
+
+    def do_truncate(self) -> None:
+        if (node := self._serving()) is not None:
+            node.say(truncation(node.log.place.sequence + 1))
+
+    def do_evict(self) -> None:
+        """Somebody finds that the log is kept for too long for somebody else."""
+        if (node := self._serving()) is None:
+            return
+        for member in node.log.members.holding()[:1]:
+            if member.node != node.id:
+                self.evicted.add(member.node)
+                node.say(dataclasses.replace(member, state=State.EVICTED).entry())
 
     def do_renew(self) -> None:
-        """A node loses its disk: a new one begins with the copy of another one."""
+        """A node loses its disk: a new one begins with the copy of another one, which says so before it makes it."""
         whole = [node for node in self.nodes if node.serves]
-        if len(whole) < 2:
+        if len(whole) >= 2:
+            lost, source = self.rng.sample(whole, 2)
+            lost.kill()
+            self.nodes.remove(lost)
+            self._join(source)
+
+    def _join(self, source: Node) -> None:
+        id_, store = next(self._ids), source.store
+        assert store is not None
+        store.consolidate()
+        store.consolidator.flush()
+        joining = Member(id_, State.JOINING, source.log.needed).entry()
+        self.joining[id_] = source, store
+        source.say(joining, done=lambda number: self.after(0, lambda: self._copy(id_, source, store)))
+
+    def _copy(self, id_: int, source: Node, store: Store) -> None:
+        if self.joining.pop(id_, None) is None:
+            return  # it was given up
+        if source.store is not store or not source.serves:
+            self._replace()
             return
-        lost, source = self.rng.sample(whole, 2)
-        assert source.store is not None
-        source.store.consolidate()
-        source.store.consolidator.flush()
-        name = f"copy {self.now_us}"
-        source.engine.checkpoint(name)
-        lost.kill()
-        self.nodes.remove(lost)
-        engine = source.engine.checkpoints.pop(name)
+        known = source.log.members.find(id_)
+        if known is None or known.state is not State.JOINING:  # the log was truncated before it was said
+            self._replace()
+            return
+        store.consolidate()
+        store.consolidator.flush()
+        source.engine.checkpoint(f"copy {id_}")
+        engine = source.engine.checkpoints.pop(f"copy {id_}")
         batch = WriteBatch()
         batch.delete(_BOOT)
         engine.write(batch)
-        self.nodes.append(self._started(engine))
+        self.after(self.rng.randint(1, 3_000_000), lambda: self.nodes.append(self._started(engine, id_)))
+
+    def _replace(self) -> None:
+        """There are fewer nodes than there should be."""
+        if (source := self._serving()) is not None:
+            self._join(source)
+        else:
+            self.after(100_000, self._replace)
+
+    def _look_after(self) -> None:
+        """A node that the log has left behind begins anew; it was told so before, and nobody else is left behind."""
+        for node in [node for node in self.nodes if node.store is not None and node.log.failed is not None]:
+            assert node.log.failed is not None
+            others = [other for other in self.nodes if other.runs]
+            if "the log begins at" not in node.log.failed.message or not others:
+                raise Mismatch(f"C4: node {node.id} stopped: {node.log.failed.message}")
+            if node.id not in self.evicted:
+                raise Mismatch(f"C7: the log was truncated, and node {node.id} needed it: {node.log.failed.message}")
+            self.counted["left behind"] += 1
+            node.kill()
+            self.nodes.remove(node)
+            self._replace()
+        for id_, (source, store) in [*self.joining.items()]:
+            if source.store is not store:  # who was to give the copy has died
+                del self.joining[id_]
+                self._replace()
+
+    def do_fresh(self) -> None:
+        """A client asks a node for all that was acknowledged by now, by whomever."""
+        if (node := self._serving()) is None:
+            return
+        acknowledged, store = self.acknowledged, node.store
+
+        def told(number: int) -> None:
+            if number < acknowledged:
+                raise Mismatch(f"fresh: node {node.id} reads at {number}, and {acknowledged} was acknowledged before")
+            if node.serves and node.store is store:
+                self.after(0, look)
+
+        def look() -> None:
+            if node.serves and node.store is store:
+                with node.db.snapshot() as snap:
+                    if snap.ts < acknowledged:
+                        raise Mismatch(f"fresh: node {node.id} read at {snap.ts}, {acknowledged} was acknowledged")
+                    self.note("looked fresh")
+                    self._look(node, snap)
+
+        node.say(done=told)
 
     # -- the end ----------------------------------------------------------------------------------
 
@@ -548,15 +653,14 @@ class Simulation:
             self.now_us += 50_000
             self._happen()
             for node in self.nodes:
-                node.log.retry(all_of_them=True)
-                node.pump()
+                node.log.outbox.retry(all_of_them=self.rng.random() < 0.1)
+                while node.log.pump():
+                    pass
+            self._look_after()
             places = {(node.log.place.sequence, node.log.proposed) for node in self.nodes}
             self._open_ended = len(places) > 1 or places != {(self.servers.last, 0)}
             if not self._open_ended and not self._events:
                 break
-        for node in self.nodes:
-            if node.log.failed is not None:
-                raise Mismatch(f"C4: node {node.id} stopped: {node.log.failed.message}")
         if len({node.log.place for node in self.nodes}) > 1:
             raise Mismatch(f"C1: the nodes are not at one place: {[node.log.place for node in self.nodes]}")
         if any(node.log.proposed for node in self.nodes):
@@ -571,7 +675,8 @@ class Simulation:
             for snap in node.snapshots:
                 self._look(node, snap)
             with node.db.snapshot() as snap:
-                assert snap.ts == self.nodes[0].log.place.number
+                if snap.ts != self.nodes[0].log.place.number:
+                    raise Mismatch(f"R1: node {node.id} reads at {snap.ts}, the log is at {self.nodes[0].log.place}")
                 self._look(node, snap)
         report = self.oracle.check()
         self.counted["commits"], self.counted["reads"] = report.commits, report.reads

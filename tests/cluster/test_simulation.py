@@ -20,6 +20,23 @@ def test_every_read_on_every_node_is_the_replay_of_the_log(seed: int) -> None:
     assert simulation.counted["commits"] > 20
 
 
+class Renewing(Simulation):
+    """Nodes are lost and begun anew all the time, and the log is truncated as far as may be."""
+
+    STEPS = (
+        ("pump", 60), ("write", 8), ("append_each", 8), ("retry", 2), ("look", 3), ("fold", 12), ("kill", 0.5),
+        ("renew", 2), ("live", 12), ("truncate", 12), ("evict", 8),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_log_is_kept_for_whoever_needs_it(seed: int) -> None:
+    simulation = Renewing(seed)
+    simulation.run(STEPS)
+    simulation.finish()
+    assert simulation.servers.first > 5, "the log was truncated"
+
+
 def test_a_seed_gives_the_same_history_again() -> None:
     histories = []
     for _ in range(2):

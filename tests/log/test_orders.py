@@ -128,7 +128,7 @@ class Replicated(Gateway):
             self._news.clear()
             with contextlib.suppress(Unavailable):
                 self.log.pump()
-                self.log.retry()
+                self.log.outbox.retry()
 
     def _arrived(self, arrived: Arrived) -> None:
         bodies = tuple(bytes(entry.body[0]) for entry in arrived.frame.entries)

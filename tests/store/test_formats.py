@@ -15,7 +15,7 @@ import kivi
 from kivi.encoding.keys import prefix_end
 from kivi.encoding.keyspaces import Space, space_prefix
 from kivi.engine.rocks import RocksEngine
-from kivi.store.opening import FORMAT
+from kivi.store.opening import FORMAT, FORMAT_ALONE
 from tests.waiting import wait_until
 
 FORMATS = Path(__file__).parent / "formats"
@@ -49,7 +49,9 @@ def rows(snapshot: Any, table: str) -> list[dict[str, Any]]:
 
 
 def test_every_older_format_has_a_store_here() -> None:
-    assert {path.stem.removesuffix(".tar") for path in FORMATS.glob("*.tar.gz")} == {str(f) for f in range(1, FORMAT)}
+    assert {path.stem.removesuffix(".tar") for path in FORMATS.glob("*.tar.gz")} == {
+        str(f) for f in range(1, FORMAT_ALONE)
+    }
 
 
 @pytest.mark.parametrize(
@@ -66,7 +68,7 @@ def test_an_archive_writes_nothing_but_files_below_its_folder(tmp_path: Path, na
     assert not list(tmp_path.glob("**/out"))
 
 
-@pytest.fixture(params=[str(version) for version in range(1, FORMAT)])
+@pytest.fixture(params=[str(version) for version in range(1, FORMAT_ALONE)])
 def older(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, dict[str, Any]]:
     with tarfile.open(FORMATS / f"{request.param}.tar.gz") as archive:
         extract(archive, tmp_path)
@@ -97,7 +99,7 @@ def test_an_older_store_opens_with_the_same_answers(older: tuple[Path, dict[str,
         assert tx.commit_ts is not None and tx.commit_ts > expected["ts"]
         with db.snapshot() as snapshot:
             assert snapshot.to_arrow("calls").num_rows == expected["calls"] + 100
-    assert json.loads((path / "KIVI").read_text())["format"] == FORMAT
+    assert json.loads((path / "KIVI").read_text())["format"] == FORMAT_ALONE
 
 
 def test_an_older_store_settles_by_itself(older: tuple[Path, dict[str, Any]]) -> None:
@@ -154,7 +156,7 @@ def test_a_newer_store_is_refused_untouched(tmp_path: Path) -> None:
     with kivi.open(tmp_path / "data") as db:
         db.create_table("t", key={"id": "int64"}, columns={"n": "int64"})
     marker = tmp_path / "data" / "KIVI"
-    marker.write_text(marker.read_text().replace(f'"format": {FORMAT}', f'"format": {FORMAT + 1}'))
+    marker.write_text(marker.read_text().replace(f'"format": {FORMAT_ALONE}', f'"format": {FORMAT + 1}'))
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.name != "LOCK"}
     with pytest.raises(kivi.FormatTooNew, match=f"format {FORMAT + 1}"):
         kivi.open(tmp_path / "data")

@@ -1,0 +1,12 @@
+"""A node of a cluster: the same store as ever, over a log that NATS JetStream keeps and orders.
+
+Comes in: a directory, the name of the cluster, the addresses of NATS servers. Goes out: a ``Store`` whose commits are
+judged by every node alike (``kivi.mvcc.replicated``), and what the node says and hears of the others. May not touch:
+what an answer means; there is no rule here that a single store does not have.
+
+    node    opening a node, the thread that reads the log, what is said of nodes
+"""
+
+from kivi.cluster.node import ClusterNode
+
+__all__ = ["ClusterNode"]

@@ -1,0 +1,116 @@
+"""Who needs the log, and from where it has to be kept: a function of its prefix, so every node knows the same.
+
+::
+
+    joining   a node is being given a copy of another one's store; whoever gives it says so, before the copy is made
+    live      a node says by itself, every so often, from where it may have to read again
+    evicted   it is not waited for any longer; one that can still read on is live again by saying so
+
+The *floor* is the first message that has to be there. An entry moves it up, and never past what a joining or a live
+node needs: so an entry that came before a node said so wins, and that node learns from the log that it is too late.
+Deleting what lies below the floor may then be done by anybody, at any time, twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final
+
+from kivi.errors import DataLoss
+from kivi.log import Entry, Kind
+
+__all__ = ["JOINING_US", "Member", "Members", "State", "truncation"]
+
+JOINING_US: Final = 3_600_000_000
+"""For so long, by the log's time, the log is kept for a node that is being given a copy."""
+
+
+class State(StrEnum):
+    JOINING = "joining"
+    LIVE = "live"
+    EVICTED = "evicted"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """What is known of a node. ``needed``: the first message that it may have to read. ``about``: what it says of
+    itself, for people and clients (its address, its version). ``said_us``: when, by the log's time."""
+
+    node: int
+    state: State
+    needed: int
+    about: dict[str, Any] = field(default_factory=dict)
+    said_us: int = 0
+
+    def entry(self) -> Entry:
+        """That says so."""
+        content = [self.node, self.state, self.needed, self.about]
+        return Entry(Kind.MEMBER, (json.dumps(content).encode(),), 0)
+
+
+class Members:
+    """Not thread safe; ``saved`` is what ``encode`` gave."""
+
+    def __init__(self, saved: dict[str, Any] | None = None) -> None:
+        self.floor: int = saved["floor"] if saved else 1
+        rows = saved["nodes"] if saved else []
+        self._of = {row[0]: Member(row[0], State(row[1]), *row[2:]) for row in rows}
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(self._of.values())
+
+    def find(self, node: int) -> Member | None:
+        return self._of.get(node)
+
+    def is_evicted(self, node: int) -> bool:
+        """What it published in part will not be waited for."""
+        member = self._of.get(node)
+        return member is not None and member.state is State.EVICTED
+
+    def enter(self, entry: Entry, time_us: int) -> None:
+        """An entry of the log, at this time of it. Raises DataLoss for one that cannot be read."""
+        try:
+            content = json.loads(bytes(entry.body[0]))
+            if entry.kind is Kind.TRUNCATE:
+                self._truncate(int(content), time_us)
+            else:
+                node, state, needed, about = content
+                self._said(Member(node, State(state), needed, about, time_us))
+        except (ValueError, TypeError) as error:
+            raise DataLoss(f"an entry about the nodes of a cluster cannot be read: {error}") from error
+
+    def _said(self, new: Member) -> None:
+        old = self._of.get(new.node)
+        if new.state is State.EVICTED:
+            if old is not None and old.needed <= new.needed:  # it has not moved since somebody looked
+                self._of[new.node] = dataclasses.replace(old, state=State.EVICTED)
+        elif new.needed >= self.floor:
+            self._of[new.node] = new
+        else:
+            self._of[new.node] = dataclasses.replace(new, state=State.EVICTED)
+
+    def _truncate(self, below: int, time_us: int) -> None:
+        for member in self._of.values():
+            if member.state is State.JOINING and time_us - member.said_us > JOINING_US:
+                self._of[member.node] = dataclasses.replace(member, state=State.EVICTED)
+        self.floor = max(self.floor, min([below, *(member.needed for member in self.holding())]))
+
+    def holding(self) -> list[Member]:
+        """The nodes for which the log is kept, the one that needs most of it first."""
+        return sorted(
+            (member for member in self._of.values() if member.state is not State.EVICTED),
+            key=lambda member: (member.needed, member.node),
+        )
+
+    def encode(self) -> dict[str, Any]:
+        """For ``saved``."""
+        return {"floor": self.floor, "nodes": [dataclasses.astuple(member) for member in self._of.values()]}
+
+
+def truncation(below: int) -> Entry:
+    """That moves the floor up to ``below``, or as far as it may be."""
+    return Entry(Kind.TRUNCATE, (json.dumps(below).encode(),), 0)

@@ -1,0 +1,167 @@
+"""Three servers of a cluster, processes of their own over a real nats-server: any takes writes, all answer alike."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import random
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import kivi
+from tests.conftest import require
+from tests.log.natscluster import NatsCluster
+from tests.serverproc import ServerProcess
+from tests.waiting import wait_until
+
+START = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+ENDPOINTS = 5
+
+
+@pytest.fixture
+def nats(tmp_path: Path) -> Iterator[NatsCluster]:
+    require("nats-server")
+    with NatsCluster(tmp_path, 1) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, nats: NatsCluster) -> Iterator[list[ServerProcess]]:
+    how = ("--cluster", "apm", "--nats", ",".join(nats.urls), "--log-bytes", "1GiB")
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(ServerProcess(tmp_path / f"node-{i}", *how)) for i in range(3)]
+
+
+class Client(threading.Thread):
+    """Appends events by one node, each with its sum in the same commit; ``done`` is what was acknowledged."""
+
+    def __init__(self, endpoint: str, seed: int, commits: int) -> None:
+        super().__init__()
+        self.endpoint, self.rng, self.commits = endpoint, random.Random(seed), commits
+        self.done: Counter[int] = Counter()
+        self.failure: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            with kivi.connect(self.endpoint) as db:
+                for i in range(self.commits):
+                    endpoint, value = self.rng.randrange(ENDPOINTS), self.rng.randrange(1000)
+                    with db.transaction() as tx:
+                        tx.append("calls", [{"ts": START + dt.timedelta(seconds=i), "endpoint": endpoint, "us": value}])
+                        tx.delta("totals", (endpoint,), us=value, n=1)
+                    self.done[endpoint] += value
+        except BaseException as error:
+            self.failure = error
+
+
+def _make(db: kivi.Database) -> None:
+    db.create_event_table("calls", event_time="ts", columns={"ts": "timestamp", "endpoint": "int64", "us": "int64"})
+    db.create_aggregate(
+        "by_endpoint", source="calls", group_by=["endpoint"], measures={"us": kivi.sum("us"), "n": kivi.count()}
+    )
+    db.create_table("totals", key={"endpoint": "int64"}, columns={"us": kivi.sum("int64"), "n": kivi.sum("int64")})
+
+
+def _answers(node: ServerProcess, at_least: int) -> list[object]:
+    with kivi.connect(node.endpoint) as db, db.snapshot(min_snapshot=at_least) as snap:
+        rows = [
+            sorted(({**row} for row in snap.scan(name)), key=lambda row: row["endpoint"])
+            for name in ("totals", "by_endpoint")
+        ]
+        return [
+            snap.ts,
+            *rows,
+            snap.query("calls", measures={"us": kivi.sum("us"), "n": kivi.count()}).to_arrow().to_pylist(),
+        ]
+
+
+def test_any_node_takes_writes_and_all_answer_alike(nodes: list[ServerProcess]) -> None:
+    with kivi.connect(nodes[0].endpoint) as db:
+        _make(db)
+        made = db.watermark()
+    for node in nodes:
+        with kivi.connect(node.endpoint) as db, db.snapshot(min_snapshot=made):
+            pass
+    clients = [Client(node.endpoint, seed, 40) for seed, node in enumerate([*nodes, *nodes])]
+    for client in clients:
+        client.start()
+    for client in clients:
+        client.join()
+    assert [client.failure for client in clients] == [None] * len(clients)
+    wanted = sum((client.done for client in clients), Counter())
+    with kivi.connect(nodes[0].endpoint) as db:
+        last = db.watermark()
+    answers = [_answers(node, last) for node in nodes]
+    assert answers[0] == answers[1] == answers[2]
+    _, totals, aggregate, events = answers[0]
+    assert {row["endpoint"]: row["us"] for row in totals} == dict(wanted)  # type: ignore[attr-defined]
+    assert {row["endpoint"]: row["us"] for row in aggregate} == dict(wanted)  # type: ignore[attr-defined]
+    assert events == [{"us": sum(wanted.values()), "n": 240}]
+
+
+def test_a_node_that_was_killed_comes_back_with_all_that_was_acknowledged(nodes: list[ServerProcess]) -> None:
+    with kivi.connect(nodes[0].endpoint) as db:
+        _make(db)
+    first = Client(nodes[0].endpoint, 1, 20)
+    first.run()
+    nodes[1].kill()
+    second = Client(nodes[2].endpoint, 2, 20)
+    second.run()
+    assert first.failure is None and second.failure is None
+    nodes[1].start()
+    wanted = first.done + second.done
+    with kivi.connect(nodes[2].endpoint) as db:
+        last = db.watermark()
+    answers = [_answers(node, last) for node in nodes]
+    assert answers[0] == answers[1] == answers[2]
+    assert {row["endpoint"]: row["us"] for row in answers[1][1]} == dict(wanted)  # type: ignore[attr-defined]
+
+
+def test_a_client_of_several_nodes_goes_on_with_another_one(nodes: list[ServerProcess]) -> None:
+    """Each node is killed once and comes back, while clients commit: no call fails, and nothing counts twice."""
+    everywhere = ",".join(node.endpoint for node in nodes)
+    with kivi.connect(everywhere) as db:
+        _make(db)
+    clients = [Client(everywhere, seed, 60) for seed in range(3)]
+    for client in clients:
+        client.start()
+    for node in nodes:
+        node.kill()
+        node.start()
+    for client in clients:
+        client.join()
+    assert [client.failure for client in clients] == [None] * len(clients)
+    wanted = sum((client.done for client in clients), Counter())
+    with kivi.connect(everywhere) as db:
+        last = db.watermark()
+    answers = [_answers(node, last) for node in nodes]
+    assert answers[0] == answers[1] == answers[2]
+    assert {row["endpoint"]: row["us"] for row in answers[0][1]} == dict(wanted)  # type: ignore[attr-defined]
+
+
+def test_without_its_log_a_cluster_reads_and_takes_no_writes(nodes: list[ServerProcess], nats: NatsCluster) -> None:
+    with kivi.connect(nodes[0].endpoint) as db:
+        _make(db)
+        with db.transaction() as tx:
+            tx.delta("totals", (1,), us=5, n=1)
+        nats.servers[0].kill()
+        hasty = kivi.connect(nodes[0].endpoint, timeout=3)
+        with hasty, pytest.raises((kivi.Unavailable, kivi.CommitUnknown)), hasty.transaction() as tx:
+            tx.delta("totals", (1,), us=7, n=1)
+        assert db.get("totals", (1,)) == {"endpoint": 1, "us": 5, "n": 1}
+        nats.servers[0].start()
+        wait_until(lambda: (db.get("totals", (1,)) or {})["n"] == 2, reason="what was proposed came back")
+
+
+def test_a_directory_is_of_one_cluster(nodes: list[ServerProcess], tmp_path: Path) -> None:
+    nodes[0].stop()
+    with pytest.raises(kivi.KiviError, match="a node of the cluster apm"):
+        kivi.open(nodes[0].data)
+    kivi.open(tmp_path / "alone").close()
+    other = ServerProcess(tmp_path / "alone", *nodes[0].arguments)
+    with pytest.raises(RuntimeError, match="a store of its own"):
+        other.start()
