@@ -20,12 +20,12 @@ help: ## Show this list
 venv: $(INSTALLED) ## Create .venv and install everything into it (the other tasks do so by themselves)
 	$(say) '$(VENV) is ready'
 
-# In six processes, by file, on two cores too: four leave a third of the time to waiting (for Spark, a browser, a server, a
-# timer). Each takes half a gigabyte, and Spark's Java another one.
+# In five processes, by file, on two cores too: four leave a third of the time to waiting (for Spark, a browser, a server, a
+# timer), and with many more Spark, which gives a Python process ten seconds to answer, may not get it in time.
 # The layers are one of the checks.
 test: check ## Run the checks, then the tests
 	$(say) 'tests'
-	@$(BIN)/python -m pytest -q -n 6 --dist loadgroup --no-loadscope-reorder -m 'not story' --ignore tests/test_layers.py
+	@$(BIN)/python -m pytest -q -n 5 --dist loadgroup --no-loadscope-reorder -m 'not story' --ignore tests/test_layers.py
 
 # What works on disk, or between processes or threads, is what differs from one Python to another; the rest of the tests
 # needs Spark, browsers and servers of others, or says the same through another door (api, golden), and runs on one.
@@ -103,6 +103,6 @@ $(INSTALLED): pyproject.toml setup.py constraints.txt
 	$(say) 'installing pinned packages into $(VENV) (about 1.5 GB on disk, a minute or a few)'
 	@$(PIP) pip setuptools
 	@$(PIP) --no-build-isolation -e '.[spark,demo,docs,dev]'
-# Compiled once, here: the six processes of the tests begin together, and each would do it.
+# Compiled once, here: the processes of the tests begin together, and each would do it.
 	@$(BIN)/python -m pytest --collect-only -q > /dev/null 2>&1 || true
 	@touch $@

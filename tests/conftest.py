@@ -48,7 +48,7 @@ MEMORY_BYTES_MIN: Final = 4 << 30
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """``tmp_path`` is in memory where there is room: every commit waits for a sync, and six processes for one disk.
+    """``tmp_path`` is in memory where there is room: every commit waits for a sync, and five processes for one disk.
 
     What a sync is worth is tested by files that lose what was not synced, wherever they are. ``on_disk`` is for tests
     of the file system's own ways. ``--basetemp`` and ``TMPDIR`` are left as they are.
