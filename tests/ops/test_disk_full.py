@@ -196,7 +196,10 @@ def test_a_full_disk_refuses_commits_and_service_resumes_by_itself(
             assert (code, found["healthy"]) == (1, False)
             assert "no disk space since" in found["problems"] and "reads go on" in found["problems"]
             seen = metrics(server)
-            assert (seen["disk_full"], seen["disk_full_times_total"], seen["storage_failing"]) == (1, 1, 0)
+            assert (seen["disk_full"], seen["storage_failing"]) == (1, 0)
+            assert (
+                seen["disk_full_times_total"] >= 1
+            )  # what a pass in the background gives back may be room for a moment
             assert seen["aborts_total/storage"] == len(writer.refused) > 1
             assert seen["disk_full_refused"] == len(writer.refused) + 1  # the stage
             assert "engine_errors_open" in seen and "verify" not in found["problems"]
