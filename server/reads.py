@@ -124,6 +124,8 @@ class ReadGroups:
             return False
         if begin.HasField("as_of_ts") or begin.HasField("as_of_us"):
             return False
+        if begin.fresh or begin.HasField("max_staleness_us"):
+            return False
         return begin.min_snapshot <= self._store.watermark()
 
     def begin(self, wanted: Sequence[Read]) -> list[Transaction]:

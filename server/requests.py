@@ -132,6 +132,8 @@ class Requests(ABC):
                 as_of_ts=begin.as_of_ts if begin.HasField("as_of_ts") else None,
                 as_of_us=begin.as_of_us if begin.HasField("as_of_us") else None,
                 min_snapshot=begin.min_snapshot or None,
+                max_staleness_s=begin.max_staleness_us / 1e6 if begin.HasField("max_staleness_us") else None,
+                fresh=begin.fresh,
                 timeout_s=request.timeout_ms / 1000 if request.timeout_ms else None,
                 ttl_s=begin.ttl_ms / 1000 if begin.ttl_ms else None,
             )
@@ -202,14 +204,18 @@ class Requests(ABC):
         if not request.id:
             return  # nobody would get it
         first = request.first
-        only = session_pb2.Begin(min_snapshot=first.min_snapshot)
+        only = session_pb2.Begin(min_snapshot=first.min_snapshot, fresh=first.fresh)
+        if first.HasField("max_staleness_us"):
+            only.max_staleness_us = first.max_staleness_us
         if request.operations or first != only:
             raise InvalidArgument(
-                "a Get without a transaction has no operations, and nothing in `first` but min_snapshot: begin one"
+                "a Get without a transaction has no operations, and in `first` only how new it has to be: begin one"
             )
         transaction = Transaction(0)
         transaction.lease = self.store.begin(
             min_snapshot=only.min_snapshot or None,
+            max_staleness_s=only.max_staleness_us / 1e6 if only.HasField("max_staleness_us") else None,
+            fresh=only.fresh,
             timeout_s=request.timeout_ms / 1000 if request.timeout_ms else None,
         )
         try:

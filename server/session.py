@@ -521,6 +521,10 @@ class Session(Requests):
                 return pools.waiting
             case "begin" if request.begin.HasField("as_of_us"):  # reads what commit times there were
                 return pools.reads
+            case "begin" if self._waits_for_others(request.begin):
+                return pools.outcomes
+            case "get" if not request.txn and self._waits_for_others(request.first):
+                return pools.outcomes
             case "outcome":
                 return pools.outcomes
             case "get" if (
@@ -554,6 +558,10 @@ class Session(Requests):
         ):
             return pools.writes
         return None
+
+    def _waits_for_others(self, begin: session_pb2.Begin) -> bool:
+        """Whether a snapshot may have to wait for what the log of a cluster brings."""
+        return begin.fresh or (begin.HasField("max_staleness_us") and begin.max_staleness_us == 0)
 
     def _is_little(self, table: str, rows: int) -> bool:
         """Whether so many rows are read in no time: few, of bounded size, while the disk is quick."""

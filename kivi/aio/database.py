@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime as dt
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import aclosing
 from types import TracebackType
@@ -24,6 +25,7 @@ from kivi.api.arguments import (
     AppenderArguments,
     ChangesArguments,
     GetArguments,
+    GetNowArguments,
     LevelsArguments,
     OrderedScanArguments,
     QuestionArguments,
@@ -38,6 +40,7 @@ from kivi.api.arguments import (
     check_work,
     endpoint_name,
     patience_s,
+    reads_fresh,
     retract_arguments,
     summary_arguments,
     table_name,
@@ -78,14 +81,16 @@ async def connect(
     access_token: str | None = None,
     tls: Tls | bool | str | None = None,
     timeout: float | None = 10.0,  # noqa: ASYNC109 (of every call to come)
+    read: str = "any",
 ) -> Database:
     """A client of the server at ``endpoint`` ("host:port"), or of a cluster: of one of its nodes ("a:7420,b:7420"), and
     of another one when that one is lost, with all that this client has seen. Raises Unavailable, Unauthenticated.
 
     ``tls``: True for the system's authorities, a CA file's path, or a ``Tls``. ``timeout``: how long, in
-    seconds, a call waits for its answer; None waits for ever.
+    seconds, a call waits for its answer; None waits for ever. ``read``: "any", or "fresh" for snapshots that have all
+    that was acknowledged before they were asked for, by whatever node; each costs a round of the cluster's log.
     """
-    db = Database(endpoint_name(endpoint), access_token, tls, patience_s(timeout))
+    db = Database(endpoint_name(endpoint), access_token, tls, patience_s(timeout), reads_fresh(read))
     await db._transport.connect()
     return db
 
@@ -322,9 +327,14 @@ class Database:
     """A store behind a server: the same interface as ``kivi.open``. For the tasks of one event loop."""
 
     def __init__(
-        self, endpoint: str, access_token: str | None, tls: Tls | bool | str | None, timeout: float | None
+        self,
+        endpoint: str,
+        access_token: str | None,
+        tls: Tls | bool | str | None,
+        timeout: float | None,
+        fresh: bool = False,
     ) -> None:
-        self._core = Core(endpoint, timeout)
+        self._core = Core(endpoint, timeout, fresh)
         self._transport = Transport(self._core, access_token, methods.as_tls(tls))
         self._core.transport = self._transport
         self._run = self._transport.run
@@ -373,7 +383,7 @@ class Database:
     stats = asks(Core.stats)
     checkpoint = asks(Core.checkpoint)
     backup = asks(Core.backup)
-    get_many = takes(GetArguments)(asks(Core.get_many))
+    get_many = takes(GetNowArguments)(asks(Core.get_many))
 
     # -- transactions ---------------------------------------------------------------------------
 
@@ -387,8 +397,16 @@ class Database:
         """``async with db.snapshot() as snap``: as ``kivi.client.Database.snapshot``."""
         return Snapshot(self, TransactionCore(self._core, wanted))
 
-    async def get(self, table: str, key: Sequence[Any], columns: Sequence[str] | None = None) -> dict[str, Any] | None:
-        return (await self._run(self._core.get_many(GetArguments(table, (key,), columns))))[0]
+    async def get(
+        self,
+        table: str,
+        key: Sequence[Any],
+        columns: Sequence[str] | None = None,
+        *,
+        max_staleness: str | int | dt.timedelta | None = None,
+    ) -> dict[str, Any] | None:
+        wanted = GetNowArguments(table, (key,), columns, max_staleness=max_staleness)
+        return (await self._run(self._core.get_many(wanted)))[0]
 
     async def run(self, fn: Callable[[Transaction], Awaitable[T]], timeout: float | None = None) -> T:  # noqa: ASYNC109
         check_work(fn)

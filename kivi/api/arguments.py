@@ -44,6 +44,7 @@ __all__ = [
     "AppenderArguments",
     "ChangesArguments",
     "GetArguments",
+    "GetNowArguments",
     "LevelsArguments",
     "OrderedScanArguments",
     "QuestionArguments",
@@ -148,6 +149,18 @@ class GetArguments:
         """The keys in stored form, and the names of what is read. Raises SchemaError, InvalidArgument."""
         names = schema.output_columns(self.columns)
         return [schema.stored_key(key) for key in self.keys], names
+
+
+@dataclass(slots=True)
+class GetNowArguments(GetArguments):
+    """Of a database's ``get_many``. ``max_staleness``: a time span, "5s" for example."""
+
+    _: KW_ONLY
+    max_staleness: str | int | dt.timedelta | None = None
+
+    @property
+    def max_staleness_us(self) -> int | None:
+        return staleness_us(self.max_staleness)
 
 
 @dataclass(slots=True)
@@ -665,6 +678,13 @@ def endpoint_name(endpoint: object) -> str:
     return _text(endpoint, "a server's endpoint is a text, 'host:port'", 1)
 
 
+def reads_fresh(read: object) -> bool:
+    """Of ``connect``. Raises InvalidArgument."""
+    if read not in ("any", "fresh"):
+        raise InvalidArgument(f'read is "any" or "fresh", not {read!r}')
+    return read == "fresh"
+
+
 def patience_s(timeout: object, what: str = "timeout") -> float | None:
     """For how many seconds somebody waits; None for ever. Raises InvalidArgument."""
     if timeout is None or timeout == math.inf:
@@ -695,6 +715,15 @@ def check_names(user: object, name: object) -> None:
 def check_rows(rows: object) -> int:
     """Of ``split_points``. Raises InvalidArgument."""
     return _number(rows, "rows is a number of rows from 1 on", 1)
+
+
+def staleness_us(value: str | int | dt.timedelta | None) -> int | None:
+    """Microseconds. Raises InvalidArgument for what is no time span, or a negative one."""
+    if value is None:
+        return None
+    if value == dt.timedelta() or (type(value) is int and value == 0) or value == "0s":
+        return 0
+    return parse_duration_us(value, "max_staleness")
 
 
 def check_batch(batch: object) -> None:
@@ -752,14 +781,22 @@ class SnapshotArguments:
     min_snapshot: int | None = None
     _: KW_ONLY
     ttl_s: float | None = None
+    max_staleness: str | int | dt.timedelta | None = None
 
     def __post_init__(self) -> None:
+        if self.max_staleness is not None and self.as_of is not None:
+            raise InvalidArgument("a snapshot as of a moment is as old as it is: give as_of or max_staleness")
+        staleness_us(self.max_staleness)
         if self.as_of is not None and not isinstance(self.as_of, dt.datetime):
             _number(self.as_of, "as_of is a commit timestamp or a datetime")
         _number_or_none(self.min_snapshot, "min_snapshot is a commit timestamp")
         ttl = self.ttl_s
         if ttl is not None and not (_is_real(ttl) and 0 < ttl < math.inf):
             raise InvalidArgument(f"ttl_s is a number of seconds, not {ttl!r}")
+
+    @property
+    def max_staleness_us(self) -> int | None:
+        return staleness_us(self.max_staleness)
 
     @property
     def as_of_ts(self) -> int | None:

@@ -7,6 +7,7 @@ that each of them has of its own. ``kivi.aio`` has the same methods, awaited, an
 
 from __future__ import annotations
 
+import datetime as dt
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -22,6 +23,7 @@ from kivi.api.arguments import (
     AppenderArguments,
     ChangesArguments,
     GetArguments,
+    GetNowArguments,
     LevelsArguments,
     OrderedScanArguments,
     QuestionArguments,
@@ -228,23 +230,35 @@ class Database(ABC, Generic[Tx, Snap]):
     @abstractmethod
     @takes(SnapshotArguments)
     def snapshot(self, wanted: SnapshotArguments) -> Snap:
-        """A read-only view. ``as_of``: a commit timestamp, or a moment. ``ttl_s``: how long it lasts unless renewed."""
+        """A read-only view. ``as_of``: a commit timestamp, or a moment. ``ttl_s``: how long it lasts unless renewed.
 
-    def get(self, table: str, key: Sequence[Any], columns: Sequence[str] | None = None) -> dict[str, Any] | None:
+        ``max_staleness``: how old it may be ("5s"), which matters in a cluster: a node that cannot say that it has
+        every commit that was acknowledged so long ago raises Unavailable. 0 waits for all that was acknowledged by now.
+        """
+
+    def get(
+        self,
+        table: str,
+        key: Sequence[Any],
+        columns: Sequence[str] | None = None,
+        *,
+        max_staleness: str | int | dt.timedelta | None = None,
+    ) -> dict[str, Any] | None:
         """The row as it is now, as a dict of key, columns and derived columns, or None.
 
         A snapshot for this read alone, of everything that was committed when it was called: to a server one message
-        there and one back. What belongs together is read by one ``get_many``, or in a ``snapshot``.
+        there and one back. What belongs together is read by one ``get_many``, or in a ``snapshot``, which says what
+        ``max_staleness`` is.
         """
-        return self._get(GetArguments(table, (key,), columns))[0]
+        return self._get(GetNowArguments(table, (key,), columns, max_staleness=max_staleness))[0]
 
-    @takes(GetArguments)
-    def get_many(self, wanted: GetArguments) -> list[dict[str, Any] | None]:
+    @takes(GetNowArguments)
+    def get_many(self, wanted: GetNowArguments) -> list[dict[str, Any] | None]:
         """One row or None per key, in the order of the keys, all of them in one snapshot: see ``get``."""
         return self._get(wanted)
 
-    def _get(self, wanted: GetArguments) -> list[dict[str, Any] | None]:
-        with self.snapshot() as snapshot:
+    def _get(self, wanted: GetNowArguments) -> list[dict[str, Any] | None]:
+        with self.snapshot(max_staleness=wanted.max_staleness) as snapshot:
             return snapshot._get(wanted)
 
     def run(self, fn: Callable[[Tx], T], timeout: float | None = None) -> T:

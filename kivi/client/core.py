@@ -14,7 +14,7 @@ from kivi.api.arguments import (
     AggregateArguments,
     AlterAggregateArguments,
     AlterTableArguments,
-    GetArguments,
+    GetNowArguments,
     LevelsArguments,
     SubscribeArguments,
     TailArguments,
@@ -95,6 +95,8 @@ class Core:
 
     endpoint: str
     timeout_s: float | None
+    fresh: bool = False
+    """Every snapshot has all that was acknowledged before it was asked for, by whatever node of a cluster."""
     transport: Transport = field(init=False)
     schemas: dict[str, TableSchema] = field(default_factory=dict)
     seen_ts: int = 0
@@ -204,12 +206,16 @@ class Core:
             attempt += 1
             yield Sleep(min(backoff_s(attempt + 4), max(0.0, deadline - time.monotonic())))
 
-    def get_many(self, wanted: GetArguments) -> Steps[list[dict[str, Any] | None]]:
+    def get_many(self, wanted: GetNowArguments) -> Steps[list[dict[str, Any] | None]]:
         """Rows at a snapshot of this read's own: one message there, one back, and again after a lost connection."""
 
         def ask(bound: tuple[TableSchema, session_pb2.Request]) -> Steps[list[dict[str, Any] | None]]:
             schema, request = bound
             request.first.min_snapshot = self.seen_ts
+            if self.fresh:
+                request.first.fresh = True
+            if (staleness_us := wanted.max_staleness_us) is not None:
+                request.first.max_staleness_us = staleness_us
             request.timeout_ms = timeout_ms(self.timeout_s)
             reply = yield from self.repeat(request, lambda: silent(self.endpoint, self.timeout_s))
             self.saw(reply.start_ts)

@@ -24,6 +24,7 @@ from kivi.api.arguments import (
     ViewArguments,
     endpoint_name,
     patience_s,
+    reads_fresh,
     retract_arguments,
     takes,
 )
@@ -57,14 +58,16 @@ def connect(
     access_token: str | None = None,
     tls: Tls | bool | str | None = None,
     timeout: float | None = 10.0,
+    read: str = "any",
 ) -> Database:
     """A client of the server at ``endpoint`` ("host:port"), or of a cluster: of one of its nodes ("a:7420,b:7420"), and
     of another one when that one is lost, with all that this client has seen. Raises Unavailable, Unauthenticated.
 
     ``tls``: True for the system's authorities, a CA file's path, or a ``Tls``. ``timeout``: how long, in
-    seconds, a call waits for its answer; None waits for ever.
+    seconds, a call waits for its answer; None waits for ever. ``read``: "any", or "fresh" for snapshots that have all
+    that was acknowledged before they were asked for, by whatever node; each costs a round of the cluster's log.
     """
-    return Database(endpoint_name(endpoint), access_token, tls, patience_s(timeout))
+    return Database(endpoint_name(endpoint), access_token, tls, patience_s(timeout), reads_fresh(read))
 
 
 def asks(steps: Callable[Concatenate[C, P], Steps[R]]) -> Callable[Concatenate[Any, P], R]:
@@ -173,9 +176,14 @@ class Database(interface.Database[Transaction, Snapshot]):
     """A store behind a server."""
 
     def __init__(
-        self, endpoint: str, access_token: str | None, tls: Tls | bool | str | None, timeout: float | None
+        self,
+        endpoint: str,
+        access_token: str | None,
+        tls: Tls | bool | str | None,
+        timeout: float | None,
+        fresh: bool = False,
     ) -> None:
-        self._core = Core(endpoint, timeout)
+        self._core = Core(endpoint, timeout, fresh)
         self._timeout_s = timeout
         self._transport = Transport(self._core, access_token, methods.as_tls(tls))
         self._core.transport = self._transport

@@ -71,6 +71,12 @@ class SharedSnapshotArguments(SnapshotArguments):
     shared: bool = False
     lease: bytes | None = None
 
+    @property
+    def says_more(self) -> bool:
+        """Than how new it has to be at least."""
+        limits = (self.as_of, self.max_staleness, self.ttl_s)
+        return self.shared or bool(self.lease) or any(limit is not None for limit in limits)
+
 
 class TransactionCore:
     """One transaction or snapshot: buffers writes, builds requests, remembers its timestamps."""
@@ -101,7 +107,7 @@ class TransactionCore:
         self.read_only = isinstance(wanted, SnapshotArguments)
         if isinstance(wanted, TransactionArguments):
             self.token, self.batch = wanted.token, wanted.batch
-        elif wanted.as_of is not None or wanted.ttl_s is not None or wanted.shared or wanted.lease:
+        elif wanted.says_more:
             self._view(wanted)
 
     def _view(self, wanted: SharedSnapshotArguments) -> None:
@@ -110,6 +116,8 @@ class TransactionCore:
             self._min_snapshot = wanted.min_snapshot or 0
         begin = self._begin = self._beginning()
         begin.ttl_ms = timeout_ms(wanted.ttl_s)
+        if (staleness_us := wanted.max_staleness_us) is not None:
+            begin.max_staleness_us = staleness_us
         begin.shared = wanted.shared
         begin.lease = self.lease
         if (as_of_us := wanted.as_of_us) is not None:
@@ -123,7 +131,7 @@ class TransactionCore:
 
     def _beginning(self) -> session_pb2.Begin:
         begin = self._begin
-        return session_pb2.Begin(min_snapshot=self._min_snapshot) if begin is None else begin
+        return session_pb2.Begin(min_snapshot=self._min_snapshot, fresh=self.core.fresh) if begin is None else begin
 
     # -- the life of a transaction --------------------------------------------------------------
 

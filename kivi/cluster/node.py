@@ -227,7 +227,7 @@ class ClusterNode:
     @property
     def staleness_s(self) -> float:
         """How old what this node answers may be: everything that was there so long ago has been applied."""
-        return max(0.0, time.monotonic() - self.log.current_at)
+        return self.log.age_s
 
     def status(self) -> dict[str, Any]:
         """What ``kivi cluster status`` shows: this node, the others as the log knows them, the log."""

@@ -393,11 +393,13 @@ class Database(interface.Database[Transaction, Snapshot]):
 
     @takes(SnapshotArguments)
     def snapshot(self, wanted: SnapshotArguments) -> Snapshot:
+        staleness_us = wanted.max_staleness_us
         lease = self.store.begin(
             as_of_ts=wanted.as_of_ts,
             as_of_us=wanted.as_of_us,
             min_snapshot=wanted.min_snapshot,
             ttl_s=wanted.ttl_s,
+            max_staleness_s=None if staleness_us is None else staleness_us / 1e6,
         )
         return Snapshot(self, lease)
 

@@ -261,7 +261,9 @@ class JetStream(Stream):
             self._finish(one, None)
             return
         error = self._error(answer["error"])
-        if isinstance(error, DiskFull | InvalidArgument):
+        if isinstance(error, DiskFull) and len(one.tokens) > 1:
+            self._finish(one, Unavailable(f"{error.message}; an attempt before this one may have been taken"))
+        elif isinstance(error, DiskFull | InvalidArgument):
             self._finish(one, error)
         else:
             one.due_at = self._nats.loop.time() + _SOON_S

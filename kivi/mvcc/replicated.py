@@ -28,12 +28,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from functools import partial
 from typing import Final, NamedTuple
 
 from kivi.encoding.keyspaces import meta_key
 from kivi.engine import WriteBatch
-from kivi.errors import CommitUnknown, InvalidArgument, KiviError
+from kivi.errors import CommitUnknown, InvalidArgument, KiviError, Unavailable
 from kivi.log import Entry
 from kivi.log.replicated import Arrived, ReplicatedLog
 from kivi.mvcc.commit import Aborted, Committer, StaleCatalog, _Turn
@@ -138,6 +140,27 @@ class ReplicatedCommitter(Committer):
         """Publishes entries about nodes, or none: ``done`` is called once this node has applied all that the log had
         before them, and they count. A read of what was acknowledged anywhere before the call waits for its number."""
         self._propose([Proposed(None, done)], entries, 0)
+
+    def staleness_s(self) -> float:
+        return self.log.age_s
+
+    def newest(self, timeout_s: float) -> int:
+        told: Future[int] = Future()
+
+        def done(error: BaseException | None, number: int) -> None:
+            if error is None:
+                told.set_result(number)
+            else:
+                told.set_exception(error)
+
+        self.say((), done)
+        try:
+            return told.result(timeout_s)
+        except FutureTimeout:
+            raise Unavailable(
+                f"this node has not come to know in {timeout_s:.0f} s what was acknowledged: ask another one, or read "
+                "without fresh"
+            ) from None
 
     def fence(self, token: str) -> bool:
         """Makes sure that ``token`` never commits; False if it has an outcome by the time the fence arrives."""

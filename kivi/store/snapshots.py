@@ -34,14 +34,26 @@ class Snapshots:
         min_snapshot: int | None = None,
         timeout_s: float | None = None,
         ttl_s: float | None = None,
+        max_staleness_s: float | None = None,
+        fresh: bool = False,
     ) -> Lease:
         """A lease on the watermark, on a commit timestamp or on a moment (microseconds UTC).
 
         With ``min_snapshot`` it waits until the watermark is there; Unavailable when the time is up. A moment that is
         over waits likewise, for the commits up to it that are still in flight: it has one answer, now and later.
+
+        ``fresh``: with all that was acknowledged before the call, by any node. ``max_staleness_s``: with all that was
+        acknowledged so long ago; Unavailable where that cannot be said (R27).
         """
         self.check_open()
         timeout_s = 10.0 if timeout_s is None else timeout_s
+        if fresh or max_staleness_s == 0:
+            min_snapshot = max(min_snapshot or 0, self.committer.newest(timeout_s))
+        elif max_staleness_s is not None and (age_s := self.committer.staleness_s()) > max_staleness_s:
+            raise Unavailable(
+                f"what this node answers may be {age_s:.1f} s old, and at most {max_staleness_s:g} s was asked for: "
+                "ask another one"
+            )
         if min_snapshot is not None:
             self._reach(min_snapshot, timeout_s)
         if as_of_us is not None:

@@ -164,7 +164,11 @@ class Client(Stream):
     def publish(self, name: str, data: bytes, done: Acknowledged) -> None:
         sim, faults = self.servers.simulation, self.servers.faults
 
+        doubled = sim.rng.random() < faults.doubled
+
         def told(error: BaseException | None) -> None:
+            if isinstance(error, DiskFull) and doubled:
+                error = Unavailable("one of two copies was refused")
             if not self.closed:
                 done(error)
 
@@ -174,7 +178,7 @@ class Client(Stream):
         late = sim.rng.random() < faults.late
         delay = sim.rng.randint(1, faults.late_us if late else faults.delay_us)
         sim.after(delay, lambda: self.servers.arrive(name, data, told))
-        if sim.rng.random() < faults.doubled:
+        if doubled:
             sim.after(sim.rng.randint(1, faults.late_us), lambda: self.servers.arrive(name, data, lambda error: None))
 
     def fetch(self, first: int, count: int, attempt: int = 0) -> Sequence[Message]:

@@ -235,7 +235,8 @@ class Simulation:
         ("pump", 30), ("begin", 8), ("work", 14), ("commit", 10), ("write", 4), ("append_each", 4), ("again", 3),
         ("fence", 5),
         ("retry", 4), ("snapshot", 4), ("look", 5), ("fold", 5), ("stop", 0.5), ("kill", 0.8), ("cut", 0.4),
-        ("leader", 0.5), ("renew", 0.6), ("define", 0.5), ("live", 4), ("truncate", 4), ("evict", 2), ("fresh", 3),
+        ("leader", 0.5), ("renew", 0.6), ("define", 0.5), ("live", 4), ("truncate", 4), ("evict", 2),
+        ("fresh", 3), ("fill", 0.5),
     )  # fmt: skip
 
     def run(self, steps: int) -> None:
@@ -532,6 +533,11 @@ class Simulation:
             client = node.client
             client.cut = True
             self.after(self.rng.randint(10_000, 2_000_000), lambda: setattr(client, "cut", False))
+
+    def do_fill(self) -> None:
+        """The servers have room for a few more messages, for a while: what they refuse was never there."""
+        self.servers.max_messages = len(self.servers.log) + self.rng.randint(0, 3)
+        self.after(self.rng.randint(10_000, 2_000_000), lambda: setattr(self.servers, "max_messages", 1_000_000))
 
     def do_leader(self) -> None:
         self.servers.change_leader()

@@ -174,6 +174,21 @@ def test_a_client_of_several_nodes_goes_on_with_another_one(nodes: list[ServerPr
     assert {row["endpoint"]: row["us"] for row in answers[0][1]} == dict(wanted)  # type: ignore[attr-defined]
 
 
+def test_a_fresh_read_has_what_was_acknowledged_by_any_node(nodes: list[ServerProcess]) -> None:
+    with kivi.connect(nodes[0].endpoint) as one, kivi.connect(nodes[1].endpoint, read="fresh") as other:
+        _make(one)
+        for n in range(1, 30):
+            with one.transaction() as tx:
+                tx.delta("totals", (1,), us=1, n=1)
+            if n % 2:
+                assert other.get("totals", (1,)) == {"endpoint": 1, "us": n, "n": n}
+            else:
+                with other.snapshot() as snap:
+                    assert snap.ts >= (tx.commit_ts or 0)
+                    assert snap.get("totals", (1,)) == {"endpoint": 1, "us": n, "n": n}
+            assert other.get("totals", (1,), max_staleness=0) == {"endpoint": 1, "us": n, "n": n}
+
+
 def test_without_its_log_a_cluster_reads_and_takes_no_writes(nodes: list[ServerProcess], nats: NatsCluster) -> None:
     with kivi.connect(nodes[0].endpoint) as db:
         _make(db)
@@ -184,6 +199,11 @@ def test_without_its_log_a_cluster_reads_and_takes_no_writes(nodes: list[ServerP
         with hasty, pytest.raises((kivi.Unavailable, kivi.CommitUnknown)), hasty.transaction() as tx:
             tx.delta("totals", (1,), us=7, n=1)
         assert db.get("totals", (1,)) == {"endpoint": 1, "us": 5, "n": 1}
+        assert db.get("totals", (1,), max_staleness="1h") == {"endpoint": 1, "us": 5, "n": 1}
+        with pytest.raises(kivi.Unavailable, match=r"may be \d+\.\d s old"):
+            db.get("totals", (1,), max_staleness="1s")
+        with kivi.connect(nodes[0].endpoint, timeout=2, read="fresh") as fresh, pytest.raises(kivi.Unavailable):
+            fresh.get("totals", (1,))
         nats.servers[0].start()
         wait_until(lambda: (db.get("totals", (1,)) or {})["n"] == 2, reason="what was proposed came back")
 
