@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import logging
 import secrets
 import threading
@@ -45,7 +46,11 @@ __all__ = ["LOG_BYTES", "ClusterNode"]
 
 _log = logging.getLogger("kivi.cluster")
 _BOOT: Final = meta_key("boot")
+_CHANCE_BITS: Final = 24
 _GENERATION: Final = "kivi.generation"
+_LIMITS: Final = "kivi.limits"
+_JUDGED_BY: Final = ("conflict_window_s", "conflict_entries", "request_token_ttl_s")
+"""Settings that a verdict depends on: they are the cluster's."""
 LOG_BYTES: Final = 64 << 30
 """How large the log may become, unless it is told."""
 _FULL: Final = 0.8
@@ -58,6 +63,8 @@ _SLACK: Final = 4_096
 _KEPT: Final = 0.25
 """Of the log's bytes: below it nothing is truncated, so that a new node can begin with the first message."""
 _HOLD_S: Final = 30.0
+_HEARD_US: Final = 30_000_000
+"""A node that has said nothing for so long, by the log's time, is not the one that others leave the log to."""
 
 
 class ClusterNode:
@@ -81,9 +88,11 @@ class ClusterNode:
         self.name, self.about = name, about or {}
         self.log_bytes = log_bytes
         self._news = threading.Event()
-        self._ending = False
+        self._ending, self._ended = False, threading.Event()
         self.problem: KiviError | None = None
         """Why the log cannot be read now."""
+        chosen = settings or Settings()
+        limits = json.dumps({each: getattr(chosen, each) for each in _JUDGED_BY})
         with contextlib.ExitStack() as opened:
             self._nats = Nats(servers, timeout_s=timeout_s)
             opened.callback(self._nats.close)
@@ -91,19 +100,28 @@ class ClusterNode:
                 self._nats,
                 f"kivi-{name}",
                 max_bytes=log_bytes,
-                metadata={_GENERATION: secrets.token_hex(16)},
+                metadata={_GENERATION: secrets.token_hex(16), _LIMITS: limits},
                 timeout_s=timeout_s,
             )
             self.generation = self._generation()
+            if (known := self.stream.metadata.get(_LIMITS)) != limits:
+                raise InvalidArgument(
+                    f"the nodes of {name} judge commits by the settings {known}, and this one has {limits}: give it "
+                    "those"
+                )
             self._number = claim_node(path, name, self.generation)
             self.store = Store.open(path, settings=settings, make_log=self._log_of)
             opened.callback(self.store.crash)
             self.store.before_copy = self._hold
             self.stream.on_news = self._news.set
-            self._thread = threading.Thread(target=self._run, name="kivi-cluster-log", daemon=True)
-            self._thread.start()
+            self._threads = [
+                threading.Thread(target=run, name=f"kivi-cluster-{run.__name__}", daemon=True)
+                for run in (self._run, self._keep)
+            ]
+            for thread in self._threads:
+                thread.start()
             opened.callback(self._end)
-            self._catch_up(timeout_s)
+            self.barrier(timeout_s)  # all is applied that the log has by now, and the others know of this node
             self._opened = opened.pop_all()
 
     def _generation(self) -> bytes:
@@ -115,7 +133,8 @@ class ClusterNode:
             ) from None
 
     def _log_of(self, engine: Engine) -> CommitLog:
-        boot = int.from_bytes(engine.get(_BOOT) or b"", "little") + 1
+        starts = (int.from_bytes(engine.get(_BOOT) or b"", "little") >> _CHANCE_BITS) + 1
+        boot = starts << _CHANCE_BITS | secrets.randbits(_CHANCE_BITS)  # a copy of the directory has another one
         batch = WriteBatch()
         batch.put(_BOOT, boot.to_bytes(8, "little"))
         engine.write(batch)
@@ -138,50 +157,53 @@ class ClusterNode:
     # -- the log's thread -------------------------------------------------------------------------
 
     def _run(self) -> None:
-        retried = said = time.monotonic()
-        while not self._ending:
+        """Applies what the log brings. Whatever keeps it from that for good ends the node's answers (C5)."""
+        retried = time.monotonic()
+        while not self._ending and self.log.failed is None:
             self._news.wait(_WAIT_S)
             self._news.clear()
             try:
                 while self.log.pump() and not self._ending:
                     pass
-                self.problem = self.log.failed
+                self.problem = self.log.failed or self.log.lost_suffix
+                if time.monotonic() - retried > _RETRY_S:
+                    retried = time.monotonic()
+                    self.log.outbox.retry()
             except Unavailable as error:
                 self.problem = error
-            except Exception as error:  # no answer may come from a state that nobody understands
+            except Exception as error:
                 _log.exception("applying the log has failed")
                 self.log.fail(DataLoss(f"applying the log has failed: {error!r}"))
-            if self.log.failed is not None:
-                return
-            now = time.monotonic()
-            if now - retried > _RETRY_S:
-                retried = now
-                with contextlib.suppress(KiviError):
-                    self.log.outbox.retry()
-            if now - said > _SAY_S:
-                said = now
-                with contextlib.suppress(KiviError):
-                    self._say()
+
+    def _keep(self) -> None:
+        """Says what others need to know of this node, and does what falls to it, in a thread that may wait."""
+        while not self._ended.wait(_SAY_S) and self.log.failed is None:
+            try:
+                self._say()
+            except KiviError as error:
+                _log.debug("nothing is said now: %s", error.message)
+            except Exception:
+                _log.exception("saying what this node needs has failed")
 
     def _say(self) -> None:
-        """What others need to know of this node; and what the log can do without, if it falls to this node."""
         if self.log.proposed < 2:  # while nothing comes back it need not be said again
             self.committer.say([self._live().entry()], lambda error, number: None)
         if self.log.place.sequence - self.log.needed > _SLACK:
             self.store.consolidator.save_place()
-        members = self.log.members
-        live = [member.node for member in members if member.state is State.LIVE]
-        if not live or min(live) != self.id:
+        with self.committer.entry_lock:
+            floor, time_us = self.log.members.floor, self.log.place.time_us
+            members, holding = list(self.log.members), self.log.members.holding()
+        heard = [m.node for m in members if m.state is State.LIVE and time_us - m.said_us < _HEARD_US]
+        if not heard or min(heard) != self.id or not holding:
             return
-        holding = members.holding()
         used = self.stream.nbytes() / self.log_bytes
-        if used > _KEPT and holding and holding[0].needed - members.floor > _SLACK:
+        if used > _KEPT and holding[0].needed - floor > _SLACK:
             self.committer.say([truncation(holding[0].needed)], lambda error, number: None)
-        if used > _FULL and holding and holding[0].node != self.id:
+        if used > _FULL and holding[0].node != self.id:
             _log.warning("node %x holds the log back, which is nearly full: it is evicted", holding[0].node)
             evicted = dataclasses.replace(holding[0], state=State.EVICTED)
             self.committer.say([evicted.entry()], lambda error, number: None)
-        self.stream.purge(members.floor)
+        self.stream.purge(floor)
 
     def _hold(self) -> None:
         """Before a copy is made: the log is kept for whoever will begin with it. Raises Unavailable if it is not."""
@@ -195,10 +217,6 @@ class ClusterNode:
 
     def _live(self) -> Member:
         return Member(self.id, State.LIVE, self.log.needed, self.about)
-
-    def _catch_up(self, timeout_s: float) -> None:
-        """Waits until all is applied that the log had by now, and the node is known to the others."""
-        self.barrier(timeout_s)
 
     # -- what callers ask -------------------------------------------------------------------------
 
@@ -233,6 +251,8 @@ class ClusterNode:
         """What ``kivi cluster status`` shows: this node, the others as the log knows them, the log."""
         first, last = self.stream.bounds()
         place = self.log.place
+        with self.committer.entry_lock:
+            members = list(self.log.members)
         nodes = [
             {
                 "node": f"{member.node:x}",
@@ -241,7 +261,7 @@ class ClusterNode:
                 "said_s_ago": (place.time_us - member.said_us) / 1e6,
                 **member.about,
             }
-            for member in self.log.members
+            for member in members
         ]
         return {
             "cluster": self.name,
@@ -272,6 +292,8 @@ class ClusterNode:
 
     def _end(self) -> None:
         self._ending = True
+        self._ended.set()
         self._news.set()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
+        for thread in self._threads:
+            thread.join()
+        self.log.stop()  # consolidation, too, may wait for what does not come back any more

@@ -23,8 +23,9 @@ for each other one the newest boot that it has seen, of that the largest n, and 
 that comes after its successor is neither lost nor taken twice. A newer boot ends the older ones: what comes of those
 later is void, since nobody waits for it and nobody would count its numbers.
 
-**The running hash** is over all messages of the log up to a sequence. A node that has applied what another one has not
-been told (a log that lost what it had acknowledged, a copy with other bytes) finds out by its next frame.
+**The running hash** is over all messages of the log up to a sequence, each with the last number that was given by then.
+A node that has applied what another one has not been told (a log that lost what it had acknowledged, a copy with other
+bytes), or that has come to another verdict, finds out by its next frame.
 """
 
 from __future__ import annotations

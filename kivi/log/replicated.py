@@ -147,6 +147,7 @@ class ReplicatedLog(CommitLog):
         saved: bytes | None = None,
         genesis: int = 0,
         clock: Callable[[], float] = time.monotonic,
+        lost_after_s: float = 30.0,
     ) -> None:
         self._stream = stream
         self.generation, self.node, self.boot = generation, node, boot
@@ -163,10 +164,13 @@ class ReplicatedLog(CommitLog):
         self._arriving: Arrived | None = None
         self._number = self.place.number
         self._done: list[Done] = []
+        self._placed = True
+        self._place: Callable[[], None] = lambda: None
         self.failed: KiviError | None = None
         self.lost_suffix: KiviError | None = None
         """Why nothing may be written: the log has lost what it had acknowledged. Reads go on."""
-        self._clock = clock
+        self._clock, self._lost_after_s = clock, lost_after_s
+        self._short_since: float | None = None
         self._ends: deque[tuple[int, float]] = deque(maxlen=64)
         self.current_at = -math.inf
         """Everything that the log had at this moment, by ``clock``, has been applied."""
@@ -227,12 +231,13 @@ class ReplicatedLog(CommitLog):
 
         A node that may not go on fails for good: ``failed`` says why, naming the sequence.
         """
-        if self.failed is not None:
+        if not self._goes_on():
             return 0
         try:
             messages = self._next(count)
             for message, held in messages:
-                self._apply(message, held)
+                if self._goes_on():
+                    self._apply(message, held)
             while self._ends and self._ends[0][0] <= self.place.sequence:
                 self.current_at = self._ends.popleft()[1]
             return len(messages)
@@ -242,11 +247,19 @@ class ReplicatedLog(CommitLog):
             self.fail(error)
             return 0
 
+    def _goes_on(self) -> bool:
+        return self.failed is None and self.lost_suffix is None
+
     def fail(self, error: KiviError) -> None:
         """The node stops: it applies nothing any more, and what it proposed is unknown."""
         self.failed = error
         _log.error("the replicated log stopped: %s", error.message)
         self.on_failure(error)
+
+    def stop(self) -> None:
+        """The node ends: nobody waits any longer for what was proposed."""
+        self.failed = self.failed or Unavailable("this node is being stopped")
+        self.on_failure(self.failed)
 
     def _next(self, count: int) -> list[_Sound]:
         """The messages behind the place, sound and without a hole."""
@@ -257,9 +270,13 @@ class ReplicatedLog(CommitLog):
             self._ends.append((last, asked_at))
         else:
             self._ends[-1] = (last, asked_at)
-        if last < at:
+        if last < at:  # a leader that was cut off may say so, too, until it hears of the new one
+            self._short_since = asked_at if self._short_since is None else self._short_since
+            if asked_at - self._short_since < self._lost_after_s:
+                raise Unavailable(f"the log ends at {last}, and this node has applied {at}")
             self._lost(f"the log ends at {last}, and this node has applied {at}")
             return []
+        self._short_since = None
         if first > at + 1:
             raise DataLoss(f"the log begins at {first}, and this node has applied {at} only: bootstrap it again")
         begin = at if at >= first and self._last_message is not None else at + 1
@@ -300,7 +317,6 @@ class ReplicatedLog(CommitLog):
     def _apply(self, message: Message, held: Frame | FramePart) -> None:
         before = self.place
         time_us = max(before.time_us, message.time_us)
-        hash_ = running_hash(before.hash, message.data)
         part: FramePart | None = None
         frame: Frame | None = None
         sequences: tuple[int, ...] = (message.sequence,)
@@ -314,28 +330,45 @@ class ReplicatedLog(CommitLog):
                 frame, sequences = decode_frame(data), self._now.parts.sequences(part.id)
         if frame is not None:
             self._compare(frame, message.sequence)
+            if self.lost_suffix is not None:
+                return
+            if frame.id.node == self.node and frame.id.boot > self.boot:
+                raise DataLoss("another process runs as this node, on a copy of its directory: stop one of them")
         if frame is not None and not self._now.seen.is_new(frame.id):
             frame = None
-        self._number = before.number
+        self._number, self._placed = before.number, False
+
+        def place() -> None:
+            """What the message has done, with the hash of all messages and of all verdicts."""
+            self._placed = True
+            hash_ = running_hash(before.hash, b"%d %b" % (self._number, message.data))
+            entries = () if frame is None else tuple(entry for entry in frame.entries if entry.kind.is_about_nodes)
+            at = Place(message.sequence, self._number, time_us, hash_)
+            step = _Step(at, part, None if frame is None else frame.id, entries)
+            self._since.append(step if part is None else replace(step, part=replace(part, data=b"")))
+            self._hashes.append((message.sequence, hash_))
+            for id_ in self._now.step(step):
+                if self._is_mine(id_):
+                    self.outbox.again(id_.n)
+
+        self._place = place
         if frame is not None:
             self._arriving = Arrived(frame, sequences, time_us, self._is_mine(frame.id))
             try:
                 self.on_arrival(self._arriving)  # which may ask for what cannot be read now: then it comes again
             finally:
                 self._arriving = None
-        place = Place(message.sequence, self._number, time_us, hash_)
-        entries = () if frame is None else tuple(entry for entry in frame.entries if entry.kind.is_about_nodes)
-        step = _Step(place, part, None if frame is None else frame.id, entries)
-        self._since.append(step if part is None else replace(step, part=replace(part, data=b"")))
-        for id_ in self._now.step(step):
-            if self._is_mine(id_):
-                self.outbox.again(id_.n)
-        self._hashes.append((message.sequence, hash_))
+        self.placed()
         self._last_message = message.data
         if isinstance(held, Frame) and self._is_mine(held.id):
             self.outbox.arrived(held.id.n)
         elif frame is not None and self._is_mine(frame.id):
             self.outbox.arrived(frame.id.n)
+
+    def placed(self) -> None:
+        """The place moves to the message that arrives, whose entries have all been judged; once."""
+        if not self._placed:
+            self._place()
 
     def _part(self, sequence: int) -> FramePart:
         """Read again. Raises Unavailable, DataLoss."""
@@ -429,7 +462,7 @@ class ReplicatedLog(CommitLog):
     @property
     def needed(self) -> int:
         """The first message that this node may have to read again, after a crash too."""
-        stages = [sequences[0] for sequences, _ in self._stages.values()]
+        stages = [sequences[0] for sequences, _ in list(self._stages.values())]
         parts = [] if self._flushed_parts is None else [self._flushed_parts]
         return min([self._flushed + 1, *stages, *parts])
 

@@ -286,15 +286,22 @@ class Writes(Part):
     ) -> None:
         super().__init__(derived_at, len(write_sets), tokens, [each.digest for each in write_sets], tags, answer)
         self.write_sets = write_sets
+        self.notes_each = False
+        """Whether the facts note every member, and not only the last one of those that write the same cells."""
 
     def without(self, gone: set[int]) -> Part | None:
         kept = [i for i in range(len(self.write_sets)) if i not in gone]
         if not kept:
             return None
         tokens, tags = [self.tokens[i] for i in kept], [self.tags[i] for i in kept]
-        return Writes(self.derived_at, [self.write_sets[i] for i in kept], tokens, tags, self.answer)
+        rest = Writes(self.derived_at, [self.write_sets[i] for i in kept], tokens, tags, self.answer)
+        rest.notes_each = self.notes_each
+        return rest
 
     def written(self, first: int) -> Iterator[tuple[int, Footprint]]:
+        if self.notes_each:
+            yield from ((first + i, each.footprint) for i, each in enumerate(self.write_sets))
+            return
         # The last place of those that are one object: most are, where many count.
         last = {each: i for i, each in enumerate(self.write_sets)}
         of_cells = {each.cells: (i, each) for each, i in sorted(last.items(), key=lambda item: item[1])}

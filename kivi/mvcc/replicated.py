@@ -39,7 +39,7 @@ from kivi.errors import CommitUnknown, InvalidArgument, KiviError, Unavailable
 from kivi.log import Entry
 from kivi.log.replicated import Arrived, ReplicatedLog
 from kivi.mvcc.commit import Aborted, Committer, StaleCatalog, _Turn
-from kivi.mvcc.groups import Outcome, Part, Single
+from kivi.mvcc.groups import Outcome, Part, Single, Writes
 from kivi.mvcc.prefix import Prefix
 from kivi.mvcc.record import Abort, Other, kind_of
 from kivi.mvcc.tokens import FENCED
@@ -50,6 +50,7 @@ __all__ = ["PLACE", "Proposed", "ReplicatedCommitter"]
 
 PLACE: Final = meta_key("place")
 """The place in the log that belongs to the recorded position: see ``kivi.log.replicated``."""
+_FENCE_S: Final = 10.0
 _NO_GUARDS: Final = "a cluster does not judge guards on rows of aggregates: guard a row of a table"
 
 
@@ -91,11 +92,16 @@ class ReplicatedCommitter(Committer):
         try:
             parts = self._admit(parts, turn, may_wait)
             with self.entry_lock:
-                ready = [part for part in parts if self._may_be_proposed(part, turn)]
+                ready = [part for part in parts if not self._is_known(part, turn) and self._may_be_proposed(part, turn)]
             if ready:
                 entries = [entry for part in ready for entry in part.entries()]
+                derived_at = min(part.derived_at for part in ready)
+                for part in ready:  # as every other node reads it: one for the frame, and each member by itself
+                    part.derived_at = derived_at
+                    if isinstance(part, Writes):
+                        part.notes_each = True
                 try:
-                    self._propose(ready, entries, min(part.derived_at for part in ready))
+                    self._propose(ready, entries, derived_at)
                 except KiviError as error:
                     for part in ready:
                         self._refuse(part, error, turn)
@@ -108,6 +114,14 @@ class ReplicatedCommitter(Committer):
             self._proposed[n] = items
 
         self.log.propose(entries, derived_at, on_id)
+
+    def _is_known(self, part: Part, turn: _Turn) -> bool:
+        """Whether all of it has an outcome, whatever else could be said against it; then that is told (R16)."""
+        if part.tokens and self.tokens.known(part.tokens, self.now_us()) >= {*part.tokens}:
+            for i in range(len(part.tokens)):
+                self._answer_known(part, i, turn)
+            return True
+        return isinstance(part, Single) and part.commit.batch is not None and self._answer_batch(part, turn)
 
     def _may_be_proposed(self, part: Part, turn: _Turn) -> bool:
         """What only its gateway can say against it; the rest is judged when it comes back."""
@@ -172,9 +186,8 @@ class ReplicatedCommitter(Committer):
             arrived.set()
 
         self.log_other(Abort(tokens=(token,)), told)
-        arrived.wait()
-        if failure:
-            raise CommitUnknown(f"the log failed while fencing {token!r}", token=token)
+        if not arrived.wait(_FENCE_S) or failure:
+            raise CommitUnknown(f"the log did not take the fence of {token!r}: ask again, or another node", token=token)
         with self.entry_lock:
             found = self.tokens.find(token)
         return found is not None and found.cts == FENCED
@@ -193,7 +206,7 @@ class ReplicatedCommitter(Committer):
                 parts: list[Part] = []
                 for place, item in enumerate(items):
                     if isinstance(item, Part):
-                        parts.append(item)
+                        parts += self._not_behind(item, turn)
                         continue
                     self._enter_all(parts, turn)
                     parts = []
@@ -202,10 +215,23 @@ class ReplicatedCommitter(Committer):
                 self._enter_all(parts, turn)
             for done in self.log.take_done():
                 done(None)
+            self.log.placed()  # before W moves: whoever records a position then has the place that belongs to it
         call_all(turn.answers)
         if arrived.mine:
             for part in turn.given_back:
                 self._derive_again(part)
+
+    def _not_behind(self, part: Part, turn: _Turn) -> list[Part]:
+        """Writes that entered together are judged one by one, as those who read them from the log do."""
+        if not isinstance(part, Writes) or not self.is_behind(part):
+            return [part]
+        every = {*range(len(part.write_sets))}
+        behind = {i for i in every if (one := part.without(every - {i})) is not None and self.is_behind(one)}
+        if behind and (stale := part.without(every - behind)) is not None:
+            self.counters.rederived += 1
+            turn.given_back.append(stale)
+        rest = part.without(behind)
+        return [] if rest is None else [rest]
 
     def _enter_proposed(self, item: Proposed, turn: _Turn) -> None:
         other, done = item

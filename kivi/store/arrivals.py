@@ -96,7 +96,8 @@ def _single(store: Contents, body: bytes | memoryview, derived_at: int) -> Singl
     def check() -> None:
         for bulk in bulks:
             if bulk.stage:
-                store.stages.check_live(bulk.stage, store.catalog.entered.by_id[bulk.table].origin)
+                named = known(bulk.table)
+                store.stages.check_live(bulk.stage, bulk.table if named is None else named.origin)
 
     def enter(cts: int) -> None:
         store.stages.commit(sequences_of(bulks), cts)

@@ -135,7 +135,7 @@ def enter_other(store: Contents, other: Other, sequence: int, time_us: int) -> N
         case Abort():
             for token in other.tokens:
                 store.tokens.forget(token)
-            store.stages.drop(other.stages)
+            store.stages.give_up(other.stages)
 
 
 def _replay_commit(store: Contents, record: Record) -> None:

@@ -127,6 +127,10 @@ class Stages:
             if stage is not None:
                 self._count(stage, -1)
 
+    def give_up(self, sequences: Iterable[int]) -> None:
+        """Nobody may name them any more; those that a commit has named are its."""
+        self.drop([sequence for sequence in sequences if self.is_live(sequence)])
+
     def undo(self, cts: int) -> None:
         """The commit at ``cts`` aborted: its stages are given up with it."""
         self.drop([s.sequence for s in self._stages.values() if s.committed_at == cts])
@@ -281,8 +285,7 @@ class Staging:
         """``discard``, by their sequence numbers."""
         with self.committer.entry_lock:
             live = [s for s in sequences if self.index.is_live(s)]
-            self.index.drop(live)
-        if live:
+        if live:  # they are given up where the record enters, which may be behind a commit that names them
             self.committer.log_other(Abort(stages=tuple(live)), lambda error, sequence: None)
 
 

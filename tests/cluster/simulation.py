@@ -55,7 +55,7 @@ START_US = 1_800_000_000_000_000
 KINDS = ("put", "delta", "delta", "delta", "insert", "delete", "guard", "append", "append", "get")
 SETTINGS = Settings.of(
     {
-        "background": False, "consolidate_rows": 2, "block_rows": 4, "settle": False, "conflict_entries": 40,
+        "background": False, "consolidate_rows": 2, "block_rows": 4, "settle": False, "conflict_entries": 8,
         "conflict_window_s": 20.0, "lease_ttl_s": 3_600.0, "lease_ttl_max_s": 3_600.0,
     }
 )  # fmt: skip
@@ -90,7 +90,7 @@ class Node:
         self.client = Client(sim.servers)
         self.log = ReplicatedLog(
             self.client, generation=GENERATION, node=self.id, boot=boot, saved=self.engine.get(PLACE),
-            genesis=sim.genesis, clock=sim.clock,
+            genesis=sim.genesis, clock=sim.clock, lost_after_s=0.0,
         )  # fmt: skip
         self.store = Store.open(None, settings=SETTINGS, engine=self.engine, log=self.log, clock=sim.clock)
         self.store.committer.later = sim.derive  # type: ignore[attr-defined]
