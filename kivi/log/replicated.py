@@ -201,10 +201,16 @@ class ReplicatedLog(CommitLog):
 
         Raises what keeps anything from being written; then nothing was.
         """
+        if not entries or any(entry.numbers for entry in entries):
+            self._lengths([entry for entry in entries if entry.numbers])
+        self._put(entries, derived_at, on_id)
+
+    def barrier(self, on_id: Callable[[int], None]) -> None:
+        """Publishes a frame of nothing: when it comes back, all has been applied that was acknowledged before."""
+        self._put((), 0, on_id)
+
+    def _put(self, entries: Sequence[Entry], derived_at: int, on_id: Callable[[int], None]) -> None:
         self.check_writable()
-        records = [entry for entry in entries if entry.numbers]
-        if records:
-            self._lengths(records)
 
         def made(id_: FrameId) -> Frame:
             at = self.place

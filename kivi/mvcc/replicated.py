@@ -113,7 +113,10 @@ class ReplicatedCommitter(Committer):
         def on_id(n: int) -> None:
             self._proposed[n] = items
 
-        self.log.propose(entries, derived_at, on_id)
+        if entries:
+            self.log.propose(entries, derived_at, on_id)
+        else:
+            self.log.barrier(on_id)
 
     def _is_known(self, part: Part, turn: _Turn) -> bool:
         """Whether all of it has an outcome, whatever else could be said against it; then that is told (R16)."""

@@ -270,7 +270,7 @@ def test_what_is_over_the_limits_does_not_enter(log: Callable[[], Gateway]) -> N
     with pytest.raises(InvalidArgument):
         one.enter()
     with pytest.raises(InvalidArgument):
-        one.enter(bytes((1 << 20) + 1))
+        one.enter(bytes((64 << 20) + 1))
     assert one.put(b"x").first == 1
 
 

@@ -30,6 +30,9 @@ class Time:
         self._events: list[tuple[int, int, Callable[[], object]]] = []
         self._order = itertools.count()
 
+    def clock(self) -> float:
+        return self.now_us / 1_000_000
+
     def after(self, delay_us: int, run: Callable[[], object]) -> None:
         heapq.heappush(self._events, (self.now_us + delay_us, next(self._order), run))
 
