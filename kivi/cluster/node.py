@@ -208,7 +208,8 @@ class ClusterNode:
     def _hold(self) -> None:
         """Before a copy is made: the log is kept for whoever will begin with it. Raises Unavailable if it is not."""
         self.store.consolidate()
-        self.store.consolidator.flush()
+        with self.store.consolidator.mutex:
+            self.store.consolidator.flush()
         copy = Member(int.from_bytes(secrets.token_bytes(7), "little"), State.JOINING, self.log.needed)
         self.barrier(_HOLD_S, copy.entry())
         held = self.log.members.find(copy.node)

@@ -400,18 +400,17 @@ class Consolidator:
         return max(0, self.engine.stats().get("background_errors", 0) - self._errors_before)
 
     def flush(self) -> None:
-        """Makes the recorded position durable and drops the log below it."""
-        with self.mutex:
-            position = self.position
-            self.engine.flush()
-            self._errors_before = self.engine.stats().get("background_errors", 0)
-            self._unflushed_bytes = 0
-            self._flushed_at = time.monotonic()
-            self.durable_position = position
-            with self.entry_lock:
-                oldest = self.stages.oldest(position)
-                self.stages.folded(position)
-            self.log.truncate(position + 1 if oldest is None else min(position + 1, oldest))
+        """Makes the recorded position durable and drops the log below it. Called with the mutex held, or alone."""
+        position = self.position
+        self.engine.flush()
+        self._errors_before = self.engine.stats().get("background_errors", 0)
+        self._unflushed_bytes = 0
+        self._flushed_at = time.monotonic()
+        self.durable_position = position
+        with self.entry_lock:
+            oldest = self.stages.oldest(position)
+            self.stages.folded(position)
+        self.log.truncate(position + 1 if oldest is None else min(position + 1, oldest))
 
     def save_place(self) -> None:
         """Makes durable how far the log was read where nothing else has to be written: entries about nodes only."""
