@@ -46,6 +46,11 @@ class Link:
         self.on_connected: Callable[[], None] = lambda: None
 
     @property
+    def is_refused(self) -> bool:
+        """Whether a server has said that it does not know who this is."""
+        return "authorization" in str(self.failure).lower()
+
+    @property
     def open(self) -> Client:
         """The client library's connection."""
         if self.client is None:
@@ -59,7 +64,8 @@ class Link:
         client = Client()
 
         async def failed(error: Exception) -> None:
-            self.failure = error
+            if not self.is_refused:  # who is refused is cut off, too, and may hear of that last
+                self.failure = error
             _log.debug("nats %s: %s", self._servers, error)
 
         async def connected() -> None:
@@ -171,7 +177,7 @@ class Nats:
         except Unavailable as error:
             self.close()
             at, why = ", ".join(self.servers), self.link.failure or error.message
-            if "authorization" in str(why).lower():
+            if self.link.is_refused:
                 raise Unauthenticated(f"the NATS servers at {at} do not know who this is: {why}") from None
             raise Unavailable(f"no NATS server answers at {at}: {why}") from None
 
