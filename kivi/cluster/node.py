@@ -25,14 +25,12 @@ import secrets
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, Final
 
 from kivi.encoding.keyspaces import meta_key
 from kivi.engine import Engine, WriteBatch
 from kivi.errors import DataLoss, InvalidArgument, KiviError, Unavailable
-from kivi.log import CommitLog, Entry
+from kivi.log import CommitLog
 from kivi.log.jetstream import JetStream
 from kivi.log.members import Member, State, truncation
 from kivi.log.natslink import Nats
@@ -89,8 +87,6 @@ class ClusterNode:
         self.log_bytes = log_bytes
         self._news = threading.Event()
         self._ending, self._ended = False, threading.Event()
-        self.problem: KiviError | None = None
-        """Why the log cannot be read now."""
         chosen = settings or Settings()
         limits = json.dumps({each: getattr(chosen, each) for each in _JUDGED_BY})
         with contextlib.ExitStack() as opened:
@@ -121,8 +117,8 @@ class ClusterNode:
             for thread in self._threads:
                 thread.start()
             opened.callback(self._end)
-            self.barrier(timeout_s)  # all is applied that the log has by now, and the others know of this node
-            self._opened = opened.pop_all()
+            self.committer.newest(timeout_s, [self._live().entry()])  # it has all that there is, and is known
+            opened.pop_all()
 
     def _generation(self) -> bytes:
         try:
@@ -165,12 +161,11 @@ class ClusterNode:
             try:
                 while self.log.pump() and not self._ending:
                     pass
-                self.problem = self.log.failed or self.log.lost_suffix
                 if time.monotonic() - retried > _RETRY_S:
                     retried = time.monotonic()
                     self.log.outbox.retry()
-            except Unavailable as error:
-                self.problem = error
+            except Unavailable as error:  # until some server of the log answers
+                _log.debug("the log cannot be read now: %s", error.message)
             except Exception as error:
                 _log.exception("applying the log has failed")
                 self.log.fail(DataLoss(f"applying the log has failed: {error!r}"))
@@ -211,7 +206,7 @@ class ClusterNode:
         with self.store.consolidator.mutex:
             self.store.consolidator.flush()
         copy = Member(int.from_bytes(secrets.token_bytes(7), "little"), State.JOINING, self.log.needed)
-        self.barrier(_HOLD_S, copy.entry())
+        self.committer.newest(_HOLD_S, [copy.entry()])
         held = self.log.members.find(copy.node)
         if held is None or held.state is not State.JOINING:
             raise Unavailable("the log was truncated before it could be kept for a copy: try again")
@@ -219,77 +214,11 @@ class ClusterNode:
     def _live(self) -> Member:
         return Member(self.id, State.LIVE, self.log.needed, self.about)
 
-    # -- what callers ask -------------------------------------------------------------------------
-
-    def barrier(self, timeout_s: float, *entries: Entry) -> int:
-        """Waits until this node has applied everything that was acknowledged before the call, by whomever.
-
-        And ``entries``, which it says with that.
-
-        The commit timestamp that a reader has to see. Raises Unavailable when the time is up.
-        """
-        told: Future[int] = Future()
-
-        def done(error: BaseException | None, number: int) -> None:
-            if error is None:
-                told.set_result(number)
-            else:
-                told.set_exception(error)
-
-        self.committer.say([self._live().entry(), *entries], done)
-        try:
-            return told.result(timeout_s)
-        except FutureTimeout:
-            why = f" ({self.problem.message})" if self.problem is not None else ""
-            raise Unavailable(f"this node has not caught up with the log in {timeout_s:.0f} s{why}") from None
-
-    @property
-    def staleness_s(self) -> float:
-        """How old what this node answers may be: everything that was there so long ago has been applied."""
-        return self.log.age_s
-
-    def status(self) -> dict[str, Any]:
-        """What ``kivi cluster status`` shows: this node, the others as the log knows them, the log."""
-        first, last = self.stream.bounds()
-        place = self.log.place
-        with self.committer.entry_lock:
-            members = list(self.log.members)
-        nodes = [
-            {
-                "node": f"{member.node:x}",
-                "state": str(member.state),
-                "needed": member.needed,
-                "said_s_ago": (place.time_us - member.said_us) / 1e6,
-                **member.about,
-            }
-            for member in members
-        ]
-        return {
-            "cluster": self.name,
-            "node": f"{self.id:x}",
-            "watermark": self.store.watermark(),
-            "applied": place.sequence,
-            "behind_records": last - place.sequence,
-            "behind_s": self.staleness_s,
-            "hash": place.hash.hex(),
-            "log_first": first,
-            "log_last": last,
-            "log_bytes": self.stream.nbytes(),
-            "problem": "" if self.problem is None else self.problem.message,
-            "nodes": nodes,
-        }
-
-    # -- the end ----------------------------------------------------------------------------------
-
     def close(self) -> None:
         """Stops reading the log, folds and flushes. Harmless twice."""
         self._end()
         self.store.close()
         self._nats.close()
-
-    def crash(self) -> None:
-        """For tests: as if the process had been killed."""
-        self._opened.close()
 
     def _end(self) -> None:
         self._ending = True

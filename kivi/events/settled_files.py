@@ -90,15 +90,10 @@ class Group:
         return self.start // GROUP_ROWS
 
 
-@dataclass(frozen=True)
-class Stretch:
-    """Row groups of one file that follow each other, at least one, as if they were one."""
+class _OfGroups:
+    """What is true of consecutive row groups together, at least one, in order of event time."""
 
     groups: Sequence[Group]
-
-    @property
-    def start(self) -> int:
-        return self.groups[0].start
 
     @property
     def time_min(self) -> int:
@@ -109,16 +104,27 @@ class Stretch:
         return self.groups[-1].time_max
 
     @cached_property
-    def rows(self) -> int:
-        return sum(group.rows for group in self.groups)
-
-    @cached_property
     def first_cts(self) -> int:
         return min(group.first_cts for group in self.groups)
 
     @cached_property
     def last_cts(self) -> int:
         return max(group.last_cts for group in self.groups)
+
+
+@dataclass(frozen=True)
+class Stretch(_OfGroups):
+    """Row groups of one file that follow each other, at least one, as if they were one."""
+
+    groups: Sequence[Group]
+
+    @property
+    def start(self) -> int:
+        return self.groups[0].start
+
+    @cached_property
+    def rows(self) -> int:
+        return sum(group.rows for group in self.groups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +148,7 @@ class StoredGroup:
 
 
 @dataclass(frozen=True)
-class SettledFile:
+class SettledFile(_OfGroups):
     """A manifest row. ``stored``: how many columns of the table it has. ``tail``: the bytes after the last chunk.
 
     ``erased``: rows that are retracted from a CTS on; those of before every open snapshot are left out by rewriting it.
@@ -160,22 +166,6 @@ class SettledFile:
     erased: tuple[Erased, ...] = ()
     cold: ColdObject | None = None
     named: tuple[Erased, ...] = ()
-
-    @property
-    def time_min(self) -> int:
-        return self.groups[0].time_min
-
-    @property
-    def time_max(self) -> int:
-        return self.groups[-1].time_max
-
-    @cached_property
-    def first_cts(self) -> int:
-        return min(group.first_cts for group in self.groups)
-
-    @cached_property
-    def last_cts(self) -> int:
-        return max(group.last_cts for group in self.groups)
 
     @cached_property
     def columns(self) -> dict[str, tuple[Any, Any, int, int | None]]:

@@ -162,9 +162,9 @@ class Committer:
         return 0.0
 
     def newest(self, timeout_s: float) -> int:
-        """A commit timestamp that is not below any that was acknowledged before the call, by whomever. Waits for it.
+        """A commit timestamp that is not below any that was acknowledged before the call, by whomever.
 
-        Raises Unavailable when the time is up.
+        Waits until it is known; Unavailable when the time is up.
         """
         return self.watermark.value
 

@@ -161,7 +161,8 @@ class ReplicatedCommitter(Committer):
     def staleness_s(self) -> float:
         return self.log.age_s
 
-    def newest(self, timeout_s: float) -> int:
+    def newest(self, timeout_s: float, entries: Sequence[Entry] = ()) -> int:
+        """``entries`` about nodes are said with it, and count when this returns."""
         told: Future[int] = Future()
 
         def done(error: BaseException | None, number: int) -> None:
@@ -170,13 +171,13 @@ class ReplicatedCommitter(Committer):
             else:
                 told.set_exception(error)
 
-        self.say((), done)
+        self.say(entries, done)
         try:
             return told.result(timeout_s)
         except FutureTimeout:
             raise Unavailable(
-                f"this node has not come to know in {timeout_s:.0f} s what was acknowledged: ask another one, or read "
-                "without fresh"
+                f"this node has not come to know in {timeout_s:.0f} s what was acknowledged: the log's servers do not "
+                "answer it, or it is far behind; ask another one"
             ) from None
 
     def fence(self, token: str) -> bool:
