@@ -117,9 +117,9 @@ def channel_options(tls: Tls | None) -> list[tuple[str, int | str]]:
     options: list[tuple[str, int | str]] = [
         ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
         ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-        # A server that restarts is found again within a second.
+        # A server that restarts is found again within a second; one that is slow to greet has gRPC's 20 s to do so
+        # (they are called min_reconnect_backoff_ms there: with less, a far or busy server is never reached).
         ("grpc.initial_reconnect_backoff_ms", 50),
-        ("grpc.min_reconnect_backoff_ms", 50),
         ("grpc.max_reconnect_backoff_ms", 1_000),
         # A peer that vanished without a word is noticed within half a minute.
         ("grpc.keepalive_time_ms", 20_000),

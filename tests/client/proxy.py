@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from typing import Any
 
 import kivi
@@ -12,12 +13,14 @@ from tests.waiting import wait_until
 
 
 class Proxy:
-    """Forwards to ``port``. ``mute``: requests go through, replies do not. ``cut()``: connections end."""
+    """Forwards to ``port``. ``mute``: requests go through, replies do not. ``cut()``: connections end.
+    ``far_s``: seconds until a new connection says anything."""
 
     def __init__(self, port: int) -> None:
         self.target = port
         self.mute = False
         self.refuse = False
+        self.far_s = 0.0
         self.replied = 0  # bytes of replies that went through
         self._listener = socket.create_server(("localhost", 0))
         self.endpoint = f"localhost:{self._listener.getsockname()[1]}"
@@ -39,6 +42,7 @@ class Proxy:
             if self.refuse:
                 client.close()
                 continue
+            time.sleep(self.far_s)
             try:
                 server = socket.create_connection(("localhost", self.target))
             except OSError:

@@ -470,6 +470,16 @@ def test_a_large_append_is_sent_again_whole(server, db):
     assert sum(table["n"].to_pylist()) == sum((50_000 + i) * (49_999 + i) // 2 for i in range(3))
 
 
+def test_a_server_that_is_far_or_busy_is_waited_for(server, db, accounts):
+    """A handshake of more than a second is no failure, neither at first nor when a connection was lost."""
+    with Proxy(server.port) as proxy:
+        proxy.far_s = 1.5
+        with proxy.connect() as through:
+            through.get(accounts, (1,))
+            proxy.cut_noticed_by(through)
+            through.get(accounts, (1,))
+
+
 def test_a_read_by_itself_outlives_a_connection(server, db, accounts):
     """What it read before the connection was lost is read anew, and never older than what this client has seen."""
     with Proxy(server.port) as proxy, proxy.connect(timeout=60) as through:
