@@ -54,6 +54,8 @@ _ATTEMPTS: Final = 24
 _ANSWER_S: Final = 2.0
 """Without a leader nobody answers, and whoever waits longer than that misses the new one."""
 _SET_UP_S: Final = 5.0
+_KNOWN_S: Final = 3.0
+"""Servers that have just started do not know every stream at once."""
 _REPEAT_S: Final = 1.0
 _SOON_S: Final = 0.1
 _WINDOW_MESSAGES: Final = 4096  # a server queues 10,000 of a stream, and refuses more
@@ -86,8 +88,9 @@ class _Publish:
 class JetStream(Stream):
     """One stream, which is made if it is not there and ``create`` is set, and otherwise has to be as it would be made.
 
-    ``max_bytes``: how large it may become. ``copies``: how many servers have it (default: three, or one if there are
-    fewer servers). ``metadata``: given to it by whoever makes it; the attribute says what it was given.
+    ``max_bytes``: how large it may become; the servers keep ``room_bytes`` more, for what is on its way then, and for
+    what has to be said so that it becomes smaller. ``copies``: how many servers have it (default: three, or one if
+    there are fewer servers). ``metadata``: given to it by whoever makes it; the attribute says what it was given.
 
     Raises NotFound without ``create``, InvalidArgument if the stream is set up otherwise, DiskFull if the servers have
     no room for ``max_bytes``, Unavailable if they do not answer within ``timeout_s``.
@@ -99,6 +102,7 @@ class JetStream(Stream):
         name: str,
         *,
         max_bytes: int,
+        room_bytes: int = 0,
         copies: int | None = None,
         create: bool = True,
         metadata: Mapping[str, str] | None = None,
@@ -127,7 +131,8 @@ class JetStream(Stream):
         """The newest message that was seen in any way since the bounds were asked for."""
         self._closed = False
         self.metadata: dict[str, str] = {}
-        wanted = {**self._configuration(max_bytes, copies), "metadata": dict(metadata or {})}
+        self._max_bytes, self._nbytes = max_bytes, 0
+        wanted = {**self._configuration(max_bytes + room_bytes, copies), "metadata": dict(metadata or {})}
         self._verify_soon(wanted, create, timeout_s)
         self.max_message_bytes = min(MAX_MESSAGE_BYTES, nats.link.open.max_payload - _HEADER_BYTES)
         nats.call(self._listen(), _SET_UP_S)
@@ -155,12 +160,13 @@ class JetStream(Stream):
 
     def _verify_soon(self, wanted: dict[str, Any], create: bool, timeout_s: float) -> None:
         """Servers that are starting elect a leader first, and place no stream on one that has not called yet."""
-        deadline = time.monotonic() + timeout_s
+        began = time.monotonic()
         while True:
             try:
                 return self._verify(wanted, create)
-            except Unavailable as error:
-                if isinstance(error, DiskFull) or time.monotonic() > deadline:
+            except (Unavailable, NotFound) as error:
+                patience_s = min(timeout_s, _KNOWN_S) if isinstance(error, NotFound) else timeout_s
+                if isinstance(error, DiskFull) or time.monotonic() > began + patience_s:
                     raise
                 time.sleep(_SOON_S)
 
@@ -377,7 +383,7 @@ class JetStream(Stream):
             if now >= self._bounds_until:
                 self._seen_upto = 0  # what was seen before is in the answer, or is lost
                 state = self._ask_there("STREAM.INFO")["state"]
-                last = state["last_seq"]
+                last, self._nbytes = state["last_seq"], state["bytes"]
                 self._bounds = (state["first_seq"] if state["messages"] else last + 1), last
                 self._bounds_until = now + _BOUNDS_S
             first, last = self._bounds
@@ -386,16 +392,23 @@ class JetStream(Stream):
     def _see(self, sequence: int) -> None:
         self._seen_upto = max(self._seen_upto, sequence)
 
-    def nbytes(self) -> int:
-        """How large the stream is. Raises Unavailable."""
-        size: int = self._ask_there("STREAM.INFO")["state"]["bytes"]
-        return size
+    @property
+    def used(self) -> float:
+        return self._nbytes / self._max_bytes
+
+    def info(self) -> dict[str, Any]:
+        """What its leader says of it, as JetStream's API has it. Raises Unavailable."""
+        return self._ask_there("STREAM.INFO")
 
     def purge(self, below: int) -> None:
         first, last = self.bounds()
         if below > first:
             self._ask_there("STREAM.PURGE", {"seq": min(below, last + 1)})
             self._bounds_until = 0.0
+
+    def delete(self) -> None:
+        """All of it, for good. Raises Unavailable."""
+        self._ask_there("STREAM.DELETE")
 
     def _ask_there(self, what: str, request: dict[str, Any] | None = None) -> dict[str, Any]:
         """Of the stream that was there: servers that have just started do not know it yet."""

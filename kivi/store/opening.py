@@ -35,7 +35,17 @@ from kivi.runtime.files import is_no_space, sync_directory
 from kivi.runtime.settings import Settings
 from kivi.states.own import load_entry_points
 
-__all__ = ["FORMAT", "FORMAT_ALONE", "Parts", "claim_node", "cluster_of", "mark", "no_space", "open_parts"]
+__all__ = [
+    "FORMAT",
+    "FORMAT_ALONE",
+    "Parts",
+    "claim_node",
+    "cluster_of",
+    "content_of",
+    "mark",
+    "no_space",
+    "open_parts",
+]
 
 _log = logging.getLogger("kivi")
 
@@ -92,7 +102,7 @@ def open_parts(
         opened.callback(release_lock)
         if make_log is None and log is None and (name := cluster_of(path)) is not None:
             raise NotAStore(f"{path} is a node of the cluster {name}: kivi serve --cluster {name} --nats URL opens it")
-        if make_log is None and "copy_of" in _content(path):
+        if make_log is None and "copy_of" in content_of(path):
             mark(path, store_id)  # what is written from here on no cluster has heard of
         rocks = engine or RocksEngine(
             os.path.join(path, "engine"),
@@ -149,15 +159,14 @@ def no_space(path: str, error: OSError) -> DiskFull:
     return DiskFull(f"no disk space in {path} ({error.strerror}): make room, then try again", path=path)
 
 
-def claim_node(path: str, cluster: str, generation: bytes) -> int:
-    """Makes an empty directory a node's, or the copy of a node: the number that the node has.
+def claim_node(path: str, cluster: str, generation: bytes, *, empty: bool = True) -> int:
+    """Makes an empty directory a node's, or the copy of a node: the number that the node has. ``empty``: it may be.
 
     Raises InvalidArgument if it is a store of its own, or a node of another cluster.
     """
-    marker = os.path.join(path, _MARKER)
-    if os.path.exists(marker):
+    if os.path.exists(os.path.join(path, "engine")):
         store_id, _ = read_marker(path)
-        content = _content(path)
+        content = content_of(path)
         known = content.get("cluster")
         if known is not None:
             if (known, store_id) != (cluster, generation):
@@ -165,7 +174,15 @@ def claim_node(path: str, cluster: str, generation: bytes) -> int:
                 raise InvalidArgument(f"{path} is a node of {which} ({known}): name an empty directory")
             return int(content["node"])
         if content.get("copy_of") != [cluster, generation.hex()]:
-            raise InvalidArgument(f"{path} is a store of its own, and no node of a cluster: name an empty directory")
+            raise InvalidArgument(
+                f"{path} is a store of its own, and no node of a cluster: name an empty directory, or make a cluster "
+                "of it with kivi cluster adopt"
+            )
+    elif not empty:
+        raise InvalidArgument(
+            f"the log of {cluster} does not begin with nothing, as {path} does: begin with a copy of a node (kivi "
+            "checkpoint)"
+        )
     node = int.from_bytes(secrets.token_bytes(7), "little")
     release, _ = claim(path)
     try:
@@ -178,14 +195,18 @@ def claim_node(path: str, cluster: str, generation: bytes) -> int:
 
 def cluster_of(path: str) -> str | None:
     """The name of the cluster that the directory is a node of."""
-    found: str | None = _content(path).get("cluster")
+    found: str | None = content_of(path).get("cluster")
     return found
 
 
-def _content(path: str) -> dict[str, Any]:
-    with open(os.path.join(path, _MARKER), encoding="utf-8") as file:
-        found: dict[str, Any] = json.load(file)
-        return found
+def content_of(path: str) -> dict[str, Any]:
+    """The marker's. Raises NotAStore without one."""
+    try:
+        with open(os.path.join(path, _MARKER), encoding="utf-8") as file:
+            found: dict[str, Any] = json.load(file)
+            return found
+    except FileNotFoundError:
+        raise NotAStore(f"{path} is not a kivi store: there is no file {_MARKER} in it") from None
 
 
 def mark(path: str, store_id: bytes, **more: Any) -> None:

@@ -26,6 +26,7 @@ from kivi.encoding.keys import encode_key
 from kivi.errors import InvalidArgument, SchemaError, SnapshotTooOld
 from kivi.model.declarations import aggregate_schema, event_table_schema
 from tests.golden.driver import EmbeddedDriver
+from tests.waiting import wait_until
 
 MINUTE = 60_000_000
 Row = dict[str, Any]
@@ -200,15 +201,21 @@ class World:
     @contextmanager
     def floors_noted(self) -> Iterator[None]:
         retention = self.driver.store.retention
-        whole = retention.set_floor
+        whole, logged, told = retention.log_floor, [], []
 
-        def set_floor(schema: Any, time_us: int) -> int:
-            cts = whole(schema, time_us)
-            self.model.floors[schema.name].append((cts, time_us))
-            return cts
+        def log_floor(schema: Any, time_us: int, done: Any) -> None:
+            def noted(error: BaseException | None, cts: int) -> None:
+                done(error, cts)
+                told.append(error)
+                self.model.floors[schema.name].append((cts, time_us))
 
-        with patch.object(retention, "set_floor", set_floor):
+            logged.append(time_us)
+            whole(schema, time_us, noted)
+
+        with patch.object(retention, "log_floor", log_floor):
             yield
+            wait_until(lambda: len(told) == len(logged))
+        assert not any(told)
 
     def move(self) -> None:
         self.driver.db.consolidate()
