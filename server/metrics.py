@@ -183,7 +183,9 @@ OF_NODES: Final[dict[str, Metric]] = {
     "log_used": _gauge("cluster_log_used_ratio", "Of the bytes that the log may have; at 1 commits are refused."),
     "log_proposed": _gauge("cluster_log_frames_proposed", "Frames of this node that have not come back."),
     "log_proposed_bytes": _gauge("cluster_log_proposed_bytes", "Their bytes."),
-    "log_lost_suffix": _gauge("cluster_log_lost", "1 once the log has lost what it had acknowledged: kivi cluster reseed."),
+    "log_lost_suffix": _gauge(
+        "cluster_log_lost", "1 once the log has lost what it had acknowledged: kivi cluster reseed."
+    ),
     "log_nodes_live": _gauge("cluster_nodes_live", "Nodes that the log is kept for."),
     "log_nodes_evicted": _gauge("cluster_nodes_evicted", "Nodes that the log was truncated without, of the last day."),
 }

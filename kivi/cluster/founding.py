@@ -20,8 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kivi.cluster.streams import LOG_BYTES, generation_of, open_stream
-from kivi.encoding.keys import prefix_end
-from kivi.encoding.keyspaces import Space, meta_key, space_prefix
+from kivi.encoding.keyspaces import Space, fact_key, meta_key, space_prefix
 from kivi.engine import WriteBatch
 from kivi.engine.rocks import Records, RocksEngine
 from kivi.errors import AlreadyExists, InvalidArgument, NotFound
@@ -115,7 +114,7 @@ def _prepared(path: str) -> int:
             batch.delete(meta_key(name))
         batch.delete(PLACE)
         batch.delete(AHEAD)
-        batch.delete_range(space_prefix(Space.FACT), prefix_end(space_prefix(Space.FACT)))
+        batch.delete_range(fact_key(0), fact_key(last + 1))
         store.engine.write(batch)
         store.engine.flush()
     finally:

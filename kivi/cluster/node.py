@@ -187,12 +187,13 @@ class ClusterNode:
         with self.committer.entry_lock:
             floor, time_us = self.log.members.floor, self.log.place.time_us
             members, holding = list(self.log.members), self.log.members.holding()
+            forgotten = self.log.members.forgotten(time_us)
         heard = [m.node for m in members if m.state is State.LIVE and time_us - m.said_us < SILENT_S * 1_000_000]
         if not heard or not holding:
             return
         used = self.stream.used
         if min(heard) == self.id:
-            if used > _KEPT and holding[0].needed - floor > _SLACK:
+            if forgotten or (used > _KEPT and holding[0].needed - floor > _SLACK):
                 self.committer.say([truncation(holding[0].needed)], lambda error, number: None)
             self.stream.purge(floor)
         if used > _FULL and min(heard) == self.id and self._gives_up_stages(holding[0].needed):

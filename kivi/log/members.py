@@ -101,11 +101,14 @@ class Members:
             self._of[new.node] = dataclasses.replace(new, state=State.EVICTED)
 
     def _truncate(self, below: int, time_us: int) -> None:
-        patience_us = {State.LIVE: math.inf, State.JOINING: JOINING_US, State.EVICTED: _FORGOTTEN_US}
-        self._of = {
-            node: member for node, member in self._of.items() if time_us - member.said_us <= patience_us[member.state]
-        }
+        for node in self.forgotten(time_us):
+            del self._of[node]
         self.floor = max(self.floor, min([below, *(member.needed for member in self.holding())]))
+
+    def forgotten(self, time_us: int) -> list[int]:
+        """Whom the next truncation forgets."""
+        patience_us = {State.LIVE: math.inf, State.JOINING: JOINING_US, State.EVICTED: _FORGOTTEN_US}
+        return [m.node for m in self._of.values() if time_us - m.said_us > patience_us[m.state]]
 
     def holding(self) -> list[Member]:
         """The nodes for which the log is kept, the one that needs most of it first."""

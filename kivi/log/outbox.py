@@ -95,6 +95,7 @@ class Outbox:
                 return  # the next attempt may find room
             self._nbytes -= waiting.nbytes
             self._put(n, Frame(self._generation, FrameId(self._node, self._boot, n), 0, 0, 0, NO_HASH))
+            self._waiting[n].round = waiting.round + 1  # parts of what it replaces have been taken under their names
         self.refused(n, error)
 
     def retry(self, *, all_of_them: bool = False) -> int:

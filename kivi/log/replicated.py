@@ -303,6 +303,8 @@ class ReplicatedLog(CommitLog):
             if not found or found[0][0].data != self._last_message:
                 raise DataLoss(f"message {at} of the log is not what this node has applied: bootstrap it again")
             found = found[1:]
+            if not found and last > at:  # the copy that has the one may not have the other
+                found = self._sound(at + 1, count)
         return found[:count]
 
     def _sound(self, first: int, count: int) -> list[_Sound]:

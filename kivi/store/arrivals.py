@@ -2,8 +2,8 @@
 
 A frame that this process published is judged as the parts that it was made of. Of any other, the entries are decoded to
 the same parts, except that nobody is told what becomes of them. A stage that was used before, or given up, is not read:
-the log may have been cut behind it, and the commit that names it will not find it. Runs of aggregates and events of tables that are not
-there (any more) need no schema: such an entry is stale, and nothing of it is applied.
+the log may have been cut behind it, and the commit that names it will not find it. Runs of aggregates and events of
+tables that are not there (any more) need no schema: such an entry is stale, and nothing of it is applied.
 """
 
 from __future__ import annotations

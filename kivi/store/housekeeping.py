@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Final
 
 from kivi.encoding.keys import prefix_end
@@ -62,7 +63,7 @@ class Housekeeping:
                 expired = store.staging.index.expired(limit)
             store.staging.drop(expired)
         if time.monotonic() >= self._floors_due_at:  # rounds are long while much is appended
-            self.move_floors()
+            self.move_floors(wait=False)  # this may be between two steps of a pass, for which the log waits in turn
             self._floors_due_at = time.monotonic() + _FLOORS_EVERY_S
         self._forget_rows()
         self._release_replaced()
@@ -76,14 +77,15 @@ class Housekeeping:
                     self._erase(table)
                 break
 
-    def move_floors(self) -> None:
-        """Moves the retention floors that are due, and drops what lies wholly below old ones."""
+    def move_floors(self, *, wait: bool = True) -> None:
+        """Moves the retention floors that are due, and drops what lies wholly below old ones. ``wait``: until they are
+        in force."""
         store = self._store
         for schema in list(store.catalog.visible.by_id.values()):
             if schema.retention_us is None or schema.state != "ready":
                 continue
             if not self._moving[schema.id]:
-                self._move_floor(schema, schema.retention_us)
+                self._move_floor(schema, schema.retention_us, self._set_floor if wait else self._log_floor)
             events = store.event_tables.of(schema.id)
             if events is not None:
                 oldest = store.leases.oldest()
@@ -91,7 +93,7 @@ class Housekeeping:
                 with store.consolidator.mutex:
                     events.drop_below_floor(upto)
 
-    def _move_floor(self, schema: TableSchema, retention_us: int) -> None:
+    def _move_floor(self, schema: TableSchema, retention_us: int, move: Callable[[TableSchema, int], object]) -> None:
         store = self._store
         of_rows = schema.kind == "aggregate"
         events = store.event_tables.of(schema.source_id if of_rows else schema.id)
@@ -108,12 +110,13 @@ class Housekeeping:
         if due and (held[0] < target or older):  # an aggregate has rows of events that its source has forgotten
             behind = target - retention_us // ERASED_BEHIND
             if of_rows and (floor is None or floor < behind):  # what is erased stays behind the newest floor
-                self._log_floor(schema, slot_start(retention_slot(schema), behind))
-            self._log_floor(schema, target)
+                move(schema, slot_start(retention_slot(schema), behind))
+            move(schema, target)
+
+    def _set_floor(self, schema: TableSchema, time_us: int) -> None:
+        self._store.retention.set_floor(schema, time_us)
 
     def _log_floor(self, schema: TableSchema, time_us: int) -> None:
-        """Waits for nothing: this may be between two steps of a pass, for which the log waits in turn."""
-
         def done(error: BaseException | None, _: int) -> None:
             with self._counting:
                 self._moving[schema.id] -= 1

@@ -183,6 +183,7 @@ async def _serve(
     secure: grpc.ServerCredentials | None,
     https: ssl.SSLContext | None,
     tokens: Tokens,
+    listens: Callable[[str], None],
 ) -> None:
     allowance = Allowance(options.client_rate, options.client_snapshots, options.client_staged_bytes)
     sessions = Sessions(store, metrics.version_of("kivi"), allowance, slow_call_s=options.slow_call_s)
@@ -225,6 +226,7 @@ async def _serve(
     gc.collect()
     gc.freeze()
     gc.set_threshold(_GARBAGE, 20, 20)
+    listens(endpoint)
     print(f"listening on {endpoint}", flush=True)
     failures: list[str] = []
     watching = asyncio.create_task(_watch(sessions, tokens, stop, failures))
@@ -295,14 +297,14 @@ def _check_cluster(options: Options) -> None:
         ) from None
 
 
-def _opened(options: Options) -> tuple[Store, Callable[[], None]]:
-    """The store, and how to close what was opened."""
+def _opened(options: Options) -> tuple[Store, Callable[[], None], Callable[[str], None]]:
+    """The store, how to close what was opened, and whom to tell where it listens."""
     if options.cluster is None or options.nats is None:
         store = Store.open(options.data, settings=options.settings)
-        return store, store.close
+        return store, store.close, lambda endpoint: None
     from kivi.cluster import ClusterNode
 
-    about = {"address": options.advertise or options.listen, "version": metrics.version_of("kivi")}
+    about = {"address": options.advertise or "", "version": metrics.version_of("kivi")}
     node = ClusterNode(
         options.data,
         options.cluster,
@@ -311,7 +313,11 @@ def _opened(options: Options) -> tuple[Store, Callable[[], None]]:
         settings=options.settings,
         log_bytes=options.log_bytes,
     )
-    return node.store, node.close
+
+    def listens(endpoint: str) -> None:
+        node.about["address"] = options.advertise or endpoint
+
+    return node.store, node.close, listens
 
 
 def run(options: Options) -> int:
@@ -327,9 +333,9 @@ def run(options: Options) -> int:
     _check_metrics(options)
     _check_otlp(options)
     _check_cluster(options)
-    store, close = _opened(options)
+    store, close, listens = _opened(options)
     try:
-        asyncio.run(_serve(store, options, secure, https, tokens))
+        asyncio.run(_serve(store, options, secure, https, tokens, listens))
     finally:
         close()
     print("stopped", flush=True)

@@ -41,7 +41,7 @@ class Faults:
     flipped: float = 0.005
     away: float = 0.01
     clock_back: float = 0.02
-    clock_ahead: float = 0.01
+    clock_ahead: float = 0.0
     delay_us: int = 2_000
     late_us: int = 2_000_000
 
@@ -86,7 +86,7 @@ class Servers:
                     sim.after(sim.rng.randint(1, faults.delay_us), partial(done, DiskFull("the stream is full")))
                     continue
                 back = sim.rng.random() < faults.clock_back
-                ahead = sim.wrong_clocks == "servers" and sim.rng.random() < faults.clock_ahead
+                ahead = sim.rng.random() < faults.clock_ahead
                 self.clock_us = sim.now_us - (sim.rng.randint(0, 3_000_000) if back else 0) + ahead * YEAR_US
                 sequence = self.last + 1
                 self.log.append(Message(sequence, self.clock_us, data))

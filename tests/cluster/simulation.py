@@ -177,6 +177,7 @@ class Simulation:
         later = dataclasses.replace(first, measures={name: first.measures[name] for name in measures})
         self.oracle = Oracle({**TABLES, "later": later})
         self.servers = Servers(self, faults or Faults())
+        self.servers.faults.clock_ahead = 0.01 if self.wrong_clocks == "servers" else 0.0
         self.attempts = itertools.count(1)
         self.open: list[Open] = []
         self.sent: list[tuple[str, list[Op]]] = []
@@ -710,8 +711,13 @@ class Simulation:
                 node.start()
         for i in range(2_000):
             self.now_us += 50_000
-            if i == 10 and self.stages and (node := self._serving()) is not None and node.store is not None:
-                node.store.discard_stages([*{id_ for id_, _ in self.stages}])  # as their time limit would
+            if i == 10 and (one := self._serving()) is not None and one.store is not None:
+                one.store.staging.drop(one.store.stages.live())  # as their time limit would
+            if i == 20:  # as they do all the time: else somebody may need what the log has not
+                for node in self.nodes:
+                    if node.serves and node.store is not None:
+                        node.store.consolidate()
+                        node.store.consolidator.flush()
             self._happen()
             for node in self.nodes:
                 node.log.outbox.retry(all_of_them=self.rng.random() < 0.1)

@@ -271,7 +271,7 @@ def test_rules_are_loaded_and_silent_while_all_is_well(prometheus: Prometheus) -
 def test_a_node_of_a_cluster_has_what_panels_and_rules_of_clusters_ask_for(tmp_path: Path) -> None:
     require("nats-server")
     with NatsCluster(tmp_path, 1) as nats:
-        how = ("--cluster", "apm", "--nats", nats.urls[0], "--metrics", "localhost:0")
+        how = ("--cluster", "apm", "--nats", nats.urls[0], "--log-bytes", "1GiB", "--metrics", "localhost:0")
         with ServerProcess(tmp_path / "node", *how) as node:
             address = next(line for line in node.output if line.startswith("metrics on ")).split()[-1]
             found = values(address)

@@ -26,7 +26,6 @@ from kivi.encoding.keys import encode_key
 from kivi.errors import InvalidArgument, SchemaError, SnapshotTooOld
 from kivi.model.declarations import aggregate_schema, event_table_schema
 from tests.golden.driver import EmbeddedDriver
-from tests.waiting import wait_until
 
 MINUTE = 60_000_000
 Row = dict[str, Any]
@@ -201,21 +200,15 @@ class World:
     @contextmanager
     def floors_noted(self) -> Iterator[None]:
         retention = self.driver.store.retention
-        whole, logged, told = retention.log_floor, [], []
+        whole = retention.set_floor
 
-        def log_floor(schema: Any, time_us: int, done: Any) -> None:
-            def noted(error: BaseException | None, cts: int) -> None:
-                done(error, cts)
-                told.append(error)
-                self.model.floors[schema.name].append((cts, time_us))
+        def set_floor(schema: Any, time_us: int) -> int:
+            cts = whole(schema, time_us)
+            self.model.floors[schema.name].append((cts, time_us))
+            return cts
 
-            logged.append(time_us)
-            whole(schema, time_us, noted)
-
-        with patch.object(retention, "log_floor", log_floor):
+        with patch.object(retention, "set_floor", set_floor):
             yield
-            wait_until(lambda: len(told) == len(logged))
-        assert not any(told)
 
     def move(self) -> None:
         self.driver.db.consolidate()
