@@ -232,7 +232,7 @@ class Snapshot(interface.Snapshot):
         import pyarrow as pa
 
         batches = list(self._batches(wanted, None))
-        return pa.Table.from_batches(batches, wanted.arrow_schema(self._db._schema(wanted.table)))
+        return pa.Table.from_batches(batches, wanted.arrow_schema(self._table_schema(wanted.table)))
 
 
 def _rows(schema: TableSchema, stored: Iterable[dict[str, Any] | None]) -> list[dict[str, Any] | None]:
