@@ -200,6 +200,7 @@ class Snapshot(interface.Snapshot):
         return Result(wanted.arrow_schema(schema), list(rolled), rolled.explanation, rolled.complete_since_us)
 
     def _table_schema(self, table: str) -> TableSchema:
+        self._db.store.leases.check(self._lease)
         return self._db._schema(table, self._lease)
 
     def _sql(self, wanted: SqlArguments) -> pa.Table:
