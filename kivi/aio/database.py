@@ -34,6 +34,7 @@ from kivi.api.arguments import (
     ScanArguments,
     SqlArguments,
     SubscribeArguments,
+    SummaryArguments,
     TailArguments,
     TransactionArguments,
     ViewArguments,
@@ -149,12 +150,12 @@ class _Reads:
         return self._batches(wanted, BATCH_ROWS)
 
     @takes(summary_arguments)
-    async def summary(self, wanted: QuestionArguments) -> dict[str, Any]:
+    async def summary(self, wanted: SummaryArguments) -> dict[str, Any]:
         """As ``kivi.api.interface.Reads.summary``."""
         _, page = await self._run(self._core.scan_open(wanted))
         (batch,) = read_batches(page.arrow)
         (row,) = rows_from_batch(batch)
-        return row
+        return wanted.row(row)
 
     async def _batches(self, wanted: ScanArguments, rows: int | None) -> AsyncGenerator[pa.RecordBatch]:
         _, page = await self._run(self._core.scan_open(wanted, rows))

@@ -23,7 +23,7 @@ from kivi.model.changes import COMMIT_TS, REMOVED, RETRACTED, Changes, check_ret
 from kivi.model.declarations import TimeSlot, parse_duration_us
 from kivi.model.expressions import Expr, bind
 from kivi.model.levels import level_names
-from kivi.model.names import check_name, column_names, is_text
+from kivi.model.names import check_name, column_names, is_name, is_text
 from kivi.model.orders import order_of
 from kivi.model.questions import Group, Windows, question_of, seen_schema, windows_of
 from kivi.model.rollups import rolled_outputs, rollup_of
@@ -53,6 +53,7 @@ __all__ = [
     "SnapshotArguments",
     "SqlArguments",
     "SubscribeArguments",
+    "SummaryArguments",
     "TailArguments",
     "TransactionArguments",
     "ViewArguments",
@@ -334,17 +335,31 @@ def windows_arguments(
     return QuestionArguments(*first, derived=derived, columns=columns, windows=windows)
 
 
+@dataclass(slots=True)
+class SummaryArguments(QuestionArguments):
+    """Of ``summary``. ``names``: of the measures in its row, which are no columns and may be any text."""
+
+    names: tuple[str, ...] = ()
+
+    def row(self, found: Mapping[str, Any]) -> dict[str, Any]:
+        """The row, out of the answer's only one."""
+        return dict(zip(self.names, found.values(), strict=True))
+
+
 def summary_arguments(
     table: str,
     measures: Mapping[str, OperatorCall],
     start: Any = None,
     end: Any = None,
     where: Expr | None = None,
-) -> QuestionArguments:
+) -> SummaryArguments:
     """Of ``summary``. ``start`` and ``end`` bound the event time; ``end`` is exclusive."""
     if not isinstance(measures, Mapping):
         raise SchemaError(f"measures map names to kivi.sum, count, min or max, and are not {measures!r}")
-    return QuestionArguments(table, start, end, where, measures=measures)
+    names = tuple(_text(name, "a measure of a summary is named by a text", 1) for name in measures)
+    if not all(map(is_name, names)):
+        measures = {f"m{i}": call for i, call in enumerate(measures.values())}
+    return SummaryArguments(table, start, end, where, measures=measures, names=names)
 
 
 def check_order(order_by: object) -> tuple[str, ...]:

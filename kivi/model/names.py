@@ -9,14 +9,18 @@ from typing import Final, TypeGuard
 from kivi.errors import InvalidArgument, SchemaError
 from kivi.model.types import shown
 
-__all__ = ["check_disjoint", "check_name", "column_names", "is_text", "name_list"]
+__all__ = ["check_disjoint", "check_name", "column_names", "is_name", "is_text", "name_list"]
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
 
 
+def is_name(name: object) -> bool:
+    return isinstance(name, str) and _NAME.match(name) is not None
+
+
 def check_name(name: object, what: str) -> str:
     """The name, if it is one. Raises SchemaError."""
-    if not isinstance(name, str) or not _NAME.match(name):
+    if not isinstance(name, str) or not is_name(name):
         raise SchemaError(
             f"{what} name {shown(name)} must be letters, digits and '_', not begin with a digit, at most 128"
         )

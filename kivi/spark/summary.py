@@ -91,10 +91,7 @@ class SummaryReader(Reader):
         assert isinstance(partition, SharedSnapshot)
         options = self._options
         measures = measures_of(options.aggregate or "")
-        asked = {name: f"m{i}" for i, name in enumerate(measures)}  # Spark's names may be what a column's may not
-        calls = {asked[name]: call for name, call in measures.items()}
         with held(self._options, partition.lease, partition.ts) as snapshot:
-            row = snapshot.summary(options.table, calls, start=options.start, end=options.end, where=self._where)
+            row = snapshot.summary(options.table, measures, start=options.start, end=options.end, where=self._where)
         names = self._schema.fieldNames()
-        found = {name: row[asked[name]] for name in names}
-        yield pa.RecordBatch.from_pylist([found], schema=arrow_schema(self._schema))
+        yield pa.RecordBatch.from_pylist([{name: row[name] for name in names}], schema=arrow_schema(self._schema))
