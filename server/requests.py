@@ -255,7 +255,7 @@ class Requests(ABC):
         pages = Pages(self.translator.pages(batches, rows), self.sessions.pages_ahead, self.sessions.scans)
         data = self._first_page(transaction, pages, page)
         if isinstance(batches, Answer):
-            page.explanation = batches.explanation
+            page.explanation = batches.explanation(self.access.allows)
             if batches.complete_since_us is not None:
                 page.complete_since_us = batches.complete_since_us
         self._answer_page(asked, transaction, page, data)

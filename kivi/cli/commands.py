@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from kivi.cli.text import assignments, key_of, outputs, print_rows, print_value
+from kivi.cli.text import assignments, key_of, outputs, print_columns, print_rows, print_value
 from kivi.errors import InvalidArgument, KiviError, Unavailable
 from kivi.model.predicate_text import parse_value, split_names, type_names, where
 
@@ -221,8 +221,7 @@ def sql(db: Any, args: argparse.Namespace) -> None:
     with db.snapshot(as_of=as_of(args)) as snap:
         table = snap.sql(args.text, args.parameter or None)
     if args.output != "arrow":
-        rows = (row for batch in table.to_batches() for row in batch.to_pylist())
-        print_rows(rows, table.column_names, args.output)
+        print_columns(table, args.output)
         return
     if sys.stdout.isatty():
         raise InvalidArgument("Arrow is for programs: write it to a file or a pipe")

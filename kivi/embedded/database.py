@@ -197,7 +197,7 @@ class Snapshot(interface.Snapshot):
     def _answer(self, wanted: RollupArguments | QuestionArguments) -> Result:
         schema = self._db._schema(wanted.table, self._lease)
         rolled = self._db.store.answer(self._lease, schema, wanted.bound(schema))
-        return Result(wanted.arrow_schema(schema), list(rolled), rolled.explanation, rolled.complete_since_us)
+        return Result(wanted.arrow_schema(schema), list(rolled), rolled.explanation(), rolled.complete_since_us)
 
     def _table_schema(self, table: str) -> TableSchema:
         return self._db._schema(table, self._lease)

@@ -38,7 +38,7 @@ from kivi.mvcc.applied import PendingEvents
 from kivi.mvcc.leases import Lease, Leases
 from kivi.mvcc.pending import Pending
 from kivi.mvcc.snapshot import Reader
-from kivi.query.answers import Answer
+from kivi.query.answers import Answer, Explain
 from kivi.store.catalog import Catalog
 from kivi.store.event_parts import event_times, pieces, trimmer
 from kivi.store.event_selection import Captured, shown_events
@@ -212,9 +212,9 @@ class Reads:
 
         bounds = key_range(schema, wanted)
 
-        def ask() -> tuple[Iterator[pa.RecordBatch], str]:
+        def ask() -> tuple[Iterator[pa.RecordBatch], Explain]:
             rolled = self.rollups.roll(lease, schema, wanted, bounds)
-            return rolled_batches(rolled, outputs, wanted.limit), rolled.explanation
+            return rolled_batches(rolled, outputs, wanted.limit), lambda _: rolled.explanation
 
         return Answer(ask, complete_since_us)
 
@@ -326,14 +326,14 @@ class Reads:
         captured = Captured(schema, view, waiting, own, txn is not None)
         answer = self.questions.of_events(self.rollups, lease, captured, wanted)
 
-        def ask() -> tuple[Iterator[pa.RecordBatch], str]:
+        def ask() -> tuple[Iterator[pa.RecordBatch], Explain]:
             try:
-                batches, explanation = list(answer), answer.explanation
+                batches = list(answer)
             except DataLoss:
                 self.reader.check_events(lease, schema)  # a dropped table's blocks are no damage
                 raise
             self.reader.check_events(lease, schema)
-            return iter(batches), explanation
+            return iter(batches), answer.explanation
 
         return Answer(ask, answer.complete_since_us)
 
