@@ -20,7 +20,7 @@ def main() -> int:
     parser.add_argument(
         "--data", type=Path, default=Path("demo-data"), metavar="DIR", help="cleaned first; default demo-data"
     )
-    parser.add_argument("--seconds", type=float, default=36.0, help="of live traffic; default %(default)s")
+    parser.add_argument("--seconds", type=float, help="of live traffic; default 36, and 60 with --cluster")
     parser.add_argument("--port", type=int, default=0, help="of the dashboard, on loopback; default: any that is free")
     parser.add_argument(
         "--serve",
@@ -32,6 +32,8 @@ def main() -> int:
         "--cluster", action="store_true", help="three nodes, of which one is killed, and a server of their log"
     )
     args = parser.parse_args()
+    if args.seconds is None:
+        args.seconds = 60.0 if args.cluster else 36.0
     if not 15 <= args.seconds <= 3_600:
         parser.error("--seconds is from 15 to 3600: the rule needs a few slots of 5 s")
     return run(Options(args.data, args.seconds, args.serve, args.port), voice, ClusterDemo if args.cluster else Demo)

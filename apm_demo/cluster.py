@@ -35,7 +35,7 @@ __all__ = ["Client", "ClusterDemo", "pulses_are"]
 _NODES: Final = 3
 _CLIENTS: Final = 6
 _PAUSE_S: Final = 0.05
-_KILL_AT: Final = (0.15, 0.55)  # of the time of live traffic: a node, a server of the log
+_KILL_AT: Final = (0.3, 0.6)  # of the time of live traffic: a node, a server of the log
 _CALM_S: Final = 8.0  # for so long after a kill it is looked how long nobody could commit
 _BACK_S: Final = 120.0
 _PULSES: Final = "pulses"
@@ -55,8 +55,7 @@ class Client(threading.Thread):
         try:
             with kivi.connect(self._endpoint) as db:
                 while not self._ending.wait(_PAUSE_S):
-                    with db.transaction() as tx:
-                        tx.delta(_PULSES, (self.number,), commits=1)
+                    db.run(lambda tx: tx.delta(_PULSES, (self.number,), commits=1))
                     self.acknowledged.append(time.monotonic())
         except kivi.KiviError as error:
             self.failure = error
