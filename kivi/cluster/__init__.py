@@ -5,8 +5,10 @@ judged by every node alike (``kivi.mvcc.replicated``), and what the node says an
 what an answer means; there is no rule here that a single store does not have.
 
     node    opening a node, the thread that reads the log, what is said of nodes
+    peers   a nats-server of each node's own
 """
 
 from kivi.cluster.node import ClusterNode
+from kivi.cluster.peers import PeerServer, own_peer, peers_of, secret_of
 
-__all__ = ["ClusterNode"]
+__all__ = ["ClusterNode", "PeerServer", "own_peer", "peers_of", "secret_of"]

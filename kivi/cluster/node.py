@@ -24,7 +24,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from kivi.encoding.keyspaces import meta_key
@@ -67,6 +67,7 @@ _HEARD_US: Final = 30_000_000
 
 class ClusterNode:
     """A node that has applied all that the log had when it was opened. ``about`` is what it says of itself.
+    ``copies`` of the log, by default as many as there are ``servers``, up to three; ``login`` as ``Nats`` takes it.
 
     Raises InvalidArgument for a directory that belongs to no cluster, or to another one; DataLoss if the log does not
     reach back to what the node has; Unavailable if the log's servers cannot be reached.
@@ -81,6 +82,8 @@ class ClusterNode:
         about: dict[str, Any] | None = None,
         settings: Settings | None = None,
         log_bytes: int = LOG_BYTES,
+        copies: int | None = None,
+        login: Mapping[str, Any] | None = None,
         timeout_s: float = 60.0,
     ) -> None:
         self.name, self.about = name, about or {}
@@ -90,12 +93,13 @@ class ClusterNode:
         chosen = settings or Settings()
         limits = json.dumps({each: getattr(chosen, each) for each in _JUDGED_BY})
         with contextlib.ExitStack() as opened:
-            self._nats = Nats(servers, timeout_s=timeout_s)
+            self._nats = Nats(servers, timeout_s=timeout_s, **login or {})
             opened.callback(self._nats.close)
             self.stream = JetStream(
                 self._nats,
                 f"kivi-{name}",
                 max_bytes=log_bytes,
+                copies=copies,
                 metadata={_GENERATION: secrets.token_hex(16), _LIMITS: limits},
                 timeout_s=timeout_s,
             )
