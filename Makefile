@@ -12,10 +12,10 @@ say = @printf 'kivi: %s\n'
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test pythons stories check docs soak mutants bench demo reconcile proto format clean
+.PHONY: help venv test pythons stories check docs soak mutants bench demo cluster-demo reconcile proto format clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 venv: $(INSTALLED) ## Create .venv and install everything into it (the other tasks do so by themselves)
 	$(say) '$(VENV) is ready'
@@ -70,6 +70,9 @@ bench: $(INSTALLED) ## Measure beside peers: GOAL=1 to 12 (default all), ARGS=--
 
 demo: $(INSTALLED) ## Run the APM demonstration: a server, Spark, a dashboard
 	@$(BIN)/python -m apm_demo
+
+cluster-demo: $(INSTALLED) ## Run the demonstration on three nodes, and kill some of it
+	@$(BIN)/python -m apm_demo --cluster $(ARGS)
 
 reconcile: $(INSTALLED) ## Recompute the demo's aggregates in Spark and compare: ARGS="--endpoint HOST:PORT"
 	@$(BIN)/python -m apm_demo.reconcile $(ARGS)

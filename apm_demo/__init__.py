@@ -8,6 +8,7 @@
     (a real trace)                    killed twice
 
 * ``demo`` is the story and starts everything; ``children`` are the processes, ``say`` is what the person sees.
+* ``cluster`` is the same traffic on three nodes (``make cluster-demo``), of which one is killed.
 * ``service`` and ``load``: a real web service under real load, whose response times are measured. ``tracing``: the same
   calls by OpenTelemetry's SDK, where ``service --otlp`` sends them.
 * ``landing`` and ``trace``: files, complete when they appear.

@@ -1,4 +1,4 @@
-"""``python -m apm_demo``, which is what ``make demo`` runs."""
+"""``python -m apm_demo``, which is what ``make demo`` and ``make cluster-demo`` run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from apm_demo.demo import Options, run
+from apm_demo.cluster import ClusterDemo
+from apm_demo.demo import Demo, Options, run
 from apm_demo.say import Voice
 
 
@@ -19,7 +20,7 @@ def main() -> int:
     parser.add_argument(
         "--data", type=Path, default=Path("demo-data"), metavar="DIR", help="cleaned first; default demo-data"
     )
-    parser.add_argument("--seconds", type=float, default=36.0, help="of live traffic; default %(default)s")
+    parser.add_argument("--seconds", type=float, help="of live traffic; default 36, and 60 with --cluster")
     parser.add_argument("--port", type=int, default=0, help="of the dashboard, on loopback; default: any that is free")
     parser.add_argument(
         "--serve",
@@ -27,10 +28,15 @@ def main() -> int:
         default=voice.terminal,
         help="keep the dashboard until Ctrl-C when all is proved; default: on a terminal only",
     )
+    parser.add_argument(
+        "--cluster", action="store_true", help="three nodes, of which one is killed, and a server of their log"
+    )
     args = parser.parse_args()
+    if args.seconds is None:
+        args.seconds = 60.0 if args.cluster else 36.0
     if not 15 <= args.seconds <= 3_600:
         parser.error("--seconds is from 15 to 3600: the rule needs a few slots of 5 s")
-    return run(Options(args.data, args.seconds, args.serve, args.port), voice)
+    return run(Options(args.data, args.seconds, args.serve, args.port), voice, ClusterDemo if args.cluster else Demo)
 
 
 if __name__ == "__main__":

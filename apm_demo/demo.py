@@ -22,7 +22,7 @@ from apm_demo.proof import Finding, prove_live, prove_trace
 from apm_demo.say import Voice
 from apm_demo.trace import SEED, land_trace
 
-__all__ = ["Options", "run"]
+__all__ = ["Demo", "Options", "run"]
 
 _MARK: Final = ".kivi-demo"
 _FOLDERS: Final = ("logs", "landing/invocations", "landing/trace", "checkpoints", "spark")
@@ -44,14 +44,14 @@ class _Ended(Exception):
     """SIGTERM or SIGHUP."""
 
 
-def run(options: Options, voice: Voice) -> int:
+def run(options: Options, voice: Voice, kind: type[Demo] | None = None) -> int:
     """0 if everything was proved, 1 if something was wrong or failed, 130 after Ctrl-C before the proofs."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _ended)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts it in the background ignores it
     try:
         with contextlib.ExitStack() as stack:
-            return _run(options, voice, stack)
+            return _run(kind or Demo, options, voice, stack)
     except KeyboardInterrupt:
         voice.line("interrupted; every process that was started has ended")
         return 130
@@ -72,17 +72,17 @@ def _ended(number: int, frame: FrameType | None) -> None:
     raise _Ended
 
 
-def _run(options: Options, voice: Voice, stack: contextlib.ExitStack) -> int:
+def _run(kind: type[Demo], options: Options, voice: Voice, stack: contextlib.ExitStack) -> int:
     data = clean(options.data)
     voice.step(f"working in {data}")
-    demo = _Demo(data, voice, stack)
+    demo = kind(data, voice, stack)
     demo.start_server()
     address = demo.start_dashboard(options.port)
     voice.line()
     voice.line(f"          The dashboard: {address}", "bold cyan")
     voice.line()
     answered = demo.live_traffic(options.seconds)
-    demo.real_trace()
+    demo.replay()
     findings = demo.prove(answered)
     wrong = [finding for finding in findings if finding.wrong]
     if wrong:
@@ -123,7 +123,7 @@ def clean(data: Path) -> Path:
     return data
 
 
-class _Demo:
+class Demo:
     """The processes and the client; each process is ended by ``stack``, the last one started first."""
 
     def __init__(self, data: Path, voice: Voice, stack: contextlib.ExitStack) -> None:
@@ -159,13 +159,18 @@ class _Demo:
         server = self._start(
             "server", "kivi.cli", "serve", "--data", str(self.data / "store"), "--listen", "localhost:0"
         )
-        self._endpoint = server.wait_for("listening on", 60)
-        self._db = self._stack.enter_context(kivi.connect(self._endpoint))
+        names = self._connect(server.wait_for("listening on", 60))
+        self.voice.note(f"it listens on {self._endpoint} and has {len(names)} tables, of which most are aggregates")
+
+    def _connect(self, endpoint: str) -> list[str]:
+        """Makes the tables there; their names."""
+        self._endpoint = endpoint
+        self._db = self._stack.enter_context(kivi.connect(endpoint))
         names = tables.create(self._db)
         with self._db.transaction() as tx:
             for e in endpoints.ENDPOINTS:
                 tx.insert("endpoints", (e.endpoint_id,), **tables.described(e))
-        self.voice.note(f"it listens on {self._endpoint} and has {len(names)} tables, of which most are aggregates")
+        return names
 
     def start_dashboard(self, port: int) -> str:
         self.voice.step("starting the dashboard")
@@ -190,6 +195,7 @@ class _Demo:
             while answered is None:
                 time.sleep(0.3)
                 self._check()
+                self.meanwhile(time.monotonic() - began)
                 for line in load.lines():
                     if line == "slow":
                         voice.note(
@@ -215,13 +221,16 @@ class _Demo:
         self._end(job)
         return answered
 
+    def meanwhile(self, elapsed_s: float) -> None:
+        """Called again and again while there is live traffic."""
+
     def _live_counts(self) -> tuple[int, int]:
         with self._db.snapshot() as snapshot:
             events = sum(row["invocations"] for row in snapshot.scan("customer_1h"))
             anomalies = sum(row["anomalies"] for row in snapshot.scan("anomalies_per_endpoint"))
         return events, anomalies
 
-    def real_trace(self) -> None:
+    def replay(self) -> None:
         """The trace through Spark, which is killed on the way and started again."""
         voice, landing = self.voice, self.data / "landing" / "trace"
         total = land_trace(landing, _TRACE_PIECES)
@@ -291,14 +300,16 @@ class _Demo:
             live = prove_live(snapshot, self.data / "landing" / "invocations", *answered)
             replayed = prove_trace(snapshot)
             ts = snapshot.ts
-        for part in (live, replayed):
-            for finding in part:
-                for sentence in finding.wrong:
-                    self.voice.wrong(sentence)
-                if not finding.wrong:
-                    self.voice.proved(finding.text)
+        self._say([*live, *replayed])
         self.voice.note(f"(snapshot {ts}; the Spark job of the trace was killed with SIGKILL {len(_KILL_AT)} times)")
         return [*live, *replayed]
+
+    def _say(self, findings: list[Finding]) -> None:
+        for finding in findings:
+            for sentence in finding.wrong:
+                self.voice.wrong(sentence)
+            if not finding.wrong:
+                self.voice.proved(finding.text)
 
     def keep(self) -> None:
         while True:

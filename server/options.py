@@ -50,8 +50,17 @@ class Options:
 
     data: str = _told("DIR", "the store's directory; created if it is missing", MISSING)
     listen: str = _told("HOST:PORT", "default localhost:7420; port 0 picks a free one", "localhost:7420")
-    cluster: str | None = _told("NAME", "be a node of this cluster, whose log NATS JetStream keeps: see --nats")
-    nats: str | None = _told("URL[,URL]", "the NATS servers of the cluster's log: nats://a:4222,nats://b:4222")
+    cluster: str | None = _told(
+        "NAME", "be a node of this cluster, whose log NATS JetStream keeps: give --peers or --nats"
+    )
+    peers: str | None = _told(
+        "HOST:PORT,...", "each node runs a server of the log: where these reach one another, alike on every node"
+    )
+    peer: str | None = _told(
+        "HOST:PORT", "which of --peers is this node's; default: the only one at an address of this machine"
+    )
+    cluster_secret_file: str | None = _told("FILE", "what the servers of --peers know one another by, in one line")
+    nats: str | None = _told("URL[,URL]", "the servers of the log run elsewhere: nats://a:4222,nats://b:4222")
     log_bytes: int = _told("SIZE", "how large that log may become; default 64GiB", 64 << 30)
     advertise: str | None = _told("HOST:PORT", "where others reach this node; default: what --listen says")
     metrics: str | None = _told("HOST:PORT", "serve Prometheus metrics over HTTP")

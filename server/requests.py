@@ -232,6 +232,14 @@ class Requests(ABC):
         events = self._writing(transaction).retract(schema, self.translator.scan(schema, spec, reads=True))
         self._succeed(asked, transaction, retract=session_pb2.RetractReply(events=events))
 
+    def _do_define(self, asked: Asked, transaction: Transaction | None) -> None:
+        transaction = self._begun(transaction)
+        self._apply(asked, transaction)
+        define = asked.request.define
+        self.access.require(Access.READ, "reading", define.table)
+        schema = self.translator.schema(define.table, define.table_id, transaction.lease)
+        self._succeed(asked, transaction, table=to_table(schema))
+
     def _do_scan_open(self, asked: Asked, transaction: Transaction | None) -> None:
         transaction = self._begun(transaction)
         self._apply(asked, transaction)
@@ -255,7 +263,7 @@ class Requests(ABC):
         pages = Pages(self.translator.pages(batches, rows), self.sessions.pages_ahead, self.sessions.scans)
         data = self._first_page(transaction, pages, page)
         if isinstance(batches, Answer):
-            page.explanation = batches.explanation
+            page.explanation = batches.explanation(self.access.allows)
             if batches.complete_since_us is not None:
                 page.complete_since_us = batches.complete_since_us
         self._answer_page(asked, transaction, page, data)

@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime as dt
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import aclosing
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 
 from kivi.aio.appender import Appender
 from kivi.aio.live import Subscription
@@ -33,6 +34,7 @@ from kivi.api.arguments import (
     ScanArguments,
     SqlArguments,
     SubscribeArguments,
+    SummaryArguments,
     TailArguments,
     TransactionArguments,
     ViewArguments,
@@ -70,6 +72,10 @@ if TYPE_CHECKING:
     from kivi.client.steps import Page
 
 __all__ = ["Database", "Snapshot", "Transaction", "connect"]
+
+LOOP_PATIENCE_S: Final = 5.0
+"""For so long a read of another thread waits until the event loop begins with it."""
+_ELSEWHERE: Final = "read relations, datasets and lazy frames in asyncio.to_thread(...), where the loop does not wait"
 
 C = TypeVar("C")
 P = ParamSpec("P")
@@ -144,12 +150,12 @@ class _Reads:
         return self._batches(wanted, BATCH_ROWS)
 
     @takes(summary_arguments)
-    async def summary(self, wanted: QuestionArguments) -> dict[str, Any]:
+    async def summary(self, wanted: SummaryArguments) -> dict[str, Any]:
         """As ``kivi.api.interface.Reads.summary``."""
         _, page = await self._run(self._core.scan_open(wanted))
         (batch,) = read_batches(page.arrow)
         (row,) = rows_from_batch(batch)
-        return row
+        return wanted.row(row)
 
     async def _batches(self, wanted: ScanArguments, rows: int | None) -> AsyncGenerator[pa.RecordBatch]:
         _, page = await self._run(self._core.scan_open(wanted, rows))
@@ -269,13 +275,16 @@ class Snapshot(_Reads):
         def read(wanted: ScanArguments) -> Iterator[pa.RecordBatch]:
             with contextlib.suppress(RuntimeError):  # there is none in a thread that waits for nobody
                 if asyncio.get_running_loop() is loop:
-                    raise InvalidArgument("this thread runs the event loop: read datasets in asyncio.to_thread(...)")
+                    raise InvalidArgument(f"this thread runs the event loop: {_ELSEWHERE}")
             return _pulled(self._batches(wanted, BATCH_ROWS), loop)
 
         return Dataset(schema, read, HIDDEN if commits else ())
 
     async def relation(self, table: str, connection: Any = None, *, commits: bool = False) -> Any:
-        """As ``kivi.api.interface.Snapshot.relation``; it is read in another thread (``asyncio.to_thread``)."""
+        """As ``kivi.api.interface.Snapshot.relation``; it is read in another thread (``asyncio.to_thread``).
+
+        DuckDB raises InvalidInputException, with what to do instead, where the loop's own thread waits for its rows.
+        """
         from kivi.sql import relation
 
         return relation(await self.dataset(table, commits=commits), connection)
@@ -307,13 +316,24 @@ class Snapshot(_Reads):
 
 
 def _pulled(batches: AsyncIterator[Any], loop: asyncio.AbstractEventLoop) -> Iterator[Any]:
-    """For another thread than the loop's."""
-    while (batch := asyncio.run_coroutine_threadsafe(_next(batches), loop).result()) is not None:
+    """For another thread than the loop's. Raises InvalidArgument if the loop waits for that thread."""
+    while (batch := _next(batches, loop)) is not None:
         yield batch
 
 
-async def _next(batches: AsyncIterator[Any]) -> Any:
-    return await anext(batches, None)
+def _next(batches: AsyncIterator[Any], loop: asyncio.AbstractEventLoop) -> Any:
+    begun = threading.Event()
+
+    async def read() -> Any:
+        begun.set()
+        return await anext(batches, None)
+
+    reading = asyncio.run_coroutine_threadsafe(read(), loop)
+    # DuckDB and Polars read in threads of their own, while the one that asked them stands still.
+    if not begun.wait(LOOP_PATIENCE_S):
+        reading.cancel()
+        raise InvalidArgument(f"the event loop has stood still for {LOOP_PATIENCE_S:g} s: {_ELSEWHERE}")
+    return reading.result()
 
 
 def _known(core: TransactionCore) -> int:

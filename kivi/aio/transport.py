@@ -39,6 +39,7 @@ from kivi.client.steps import (
     Unary,
     Upload,
     Work,
+    no_text,
     silent,
 )
 from kivi.errors import KiviError, Unavailable
@@ -241,6 +242,8 @@ class Transport(Link[_Session]):
         except StopIteration as stop:
             value: T = stop.value
             return value
+        except UnicodeEncodeError as error:
+            raise no_text(error) from None
         finally:
             steps.close()
 

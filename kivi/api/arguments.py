@@ -23,7 +23,7 @@ from kivi.model.changes import COMMIT_TS, REMOVED, RETRACTED, Changes, check_ret
 from kivi.model.declarations import TimeSlot, parse_duration_us
 from kivi.model.expressions import Expr, bind
 from kivi.model.levels import level_names
-from kivi.model.names import check_name, column_names
+from kivi.model.names import check_name, column_names, is_name, is_text
 from kivi.model.orders import order_of
 from kivi.model.questions import Group, Windows, question_of, seen_schema, windows_of
 from kivi.model.rollups import rolled_outputs, rollup_of
@@ -53,6 +53,7 @@ __all__ = [
     "SnapshotArguments",
     "SqlArguments",
     "SubscribeArguments",
+    "SummaryArguments",
     "TailArguments",
     "TransactionArguments",
     "ViewArguments",
@@ -334,17 +335,31 @@ def windows_arguments(
     return QuestionArguments(*first, derived=derived, columns=columns, windows=windows)
 
 
+@dataclass(slots=True)
+class SummaryArguments(QuestionArguments):
+    """Of ``summary``. ``names``: of the measures in its row, which are no columns and may be any text."""
+
+    names: tuple[str, ...] = ()
+
+    def row(self, found: Mapping[str, Any]) -> dict[str, Any]:
+        """The row, out of the answer's only one."""
+        return dict(zip(self.names, found.values(), strict=True))
+
+
 def summary_arguments(
     table: str,
     measures: Mapping[str, OperatorCall],
     start: Any = None,
     end: Any = None,
     where: Expr | None = None,
-) -> QuestionArguments:
+) -> SummaryArguments:
     """Of ``summary``. ``start`` and ``end`` bound the event time; ``end`` is exclusive."""
     if not isinstance(measures, Mapping):
         raise SchemaError(f"measures map names to kivi.sum, count, min or max, and are not {measures!r}")
-    return QuestionArguments(table, start, end, where, measures=measures)
+    names = tuple(_text(name, "a measure of a summary is named by a text", 1) for name in measures)
+    if not all(map(is_name, names)):
+        measures = {f"m{i}": call for i, call in enumerate(measures.values())}
+    return SummaryArguments(table, start, end, where, measures=measures, names=names)
 
 
 def check_order(order_by: object) -> tuple[str, ...]:
@@ -613,14 +628,9 @@ def _is_real(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _is_text(value: object) -> TypeGuard[str]:
-    """Whether it can be written down: Python's strings may have halves of characters."""
-    return isinstance(value, str) and (value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value))
-
-
 def _text(value: object, rule: str, least: int = 0) -> str:
     """Raises InvalidArgument, with the ``rule`` that it breaks, for what is no text of that length."""
-    if not _is_text(value) or len(value) < least:
+    if not is_text(value) or len(value) < least:
         raise InvalidArgument(f"{rule}, not {value!r}")
     return value
 
@@ -670,6 +680,10 @@ def directory(path: object) -> str:
     """A path as text. Raises InvalidArgument."""
     if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
         raise InvalidArgument(f"a directory is named by a path, not {path!r}")
+    try:
+        os.fsencode(path)  # a name of the file system may have bytes that are no text
+    except UnicodeEncodeError:
+        raise InvalidArgument(f"a directory is named by a path, and {path!r} is none") from None
     return os.fsdecode(path)
 
 
@@ -708,7 +722,7 @@ def plain_text(value: object, what: str) -> str:
 def check_names(user: object, name: object) -> None:
     """Of a durable subscription. Raises InvalidArgument."""
     for what, value, least in (("name", name, 1), ("user", user, 0)):
-        if not isinstance(value, str) or not least <= len(value.encode(errors="surrogatepass")) <= 256:
+        if not is_text(value) or not least <= len(value.encode()) <= 256:
             raise InvalidArgument(f"the {what} of a durable subscription is a text of {least} to 256 bytes")
 
 
@@ -732,7 +746,7 @@ def check_batch(batch: object) -> None:
         case None:
             return
         case (scope, int(sequence)) if isinstance(batch, tuple) and not isinstance(sequence, bool):
-            if _is_text(scope) and 0 <= sequence < 2**63:
+            if is_text(scope) and 0 <= sequence < 2**63:
                 return
     raise InvalidArgument(f"a batch token is (scope, number from 0), not {batch!r}")
 
@@ -856,7 +870,7 @@ class LevelsArguments:
         table_name(self.source)
         table_name(self.name)
         for what, given in (("levels", self.levels), ("slots", self.slots)):
-            if isinstance(given, str) or not isinstance(given, Iterable):
+            if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
                 raise SchemaError(f"{what} is a list, like levels=['customer', ['customer', 'server']], slots=['5m']")
         self.levels = tuple(_level(level) for level in self.levels)
         self.slots = tuple(_width(slot, self.tz) for slot in self.slots)
@@ -897,6 +911,7 @@ def _measures(measures: Mapping[str, OperatorCall] | None) -> Mapping[str, Opera
     if not isinstance(measures, Mapping):
         raise SchemaError(f"measures map names to kivi.sum, count, min or max, and are not {measures!r}")
     for measure, call in measures.items():
+        check_name(measure, "measure")
         if not isinstance(call, OperatorCall):
             raise SchemaError(f"measure {measure!r} must be kivi.sum, count, min or max, not {call!r}")
     return measures
@@ -951,9 +966,7 @@ class AlterAggregateArguments:
         measures: object = self.add_measures
         if not isinstance(measures, Mapping):
             raise SchemaError(f"add_measures maps names to kivi.sum, count, min or max, and is {measures!r}")
-        for measure, call in measures.items():
-            if not isinstance(call, OperatorCall):
-                raise SchemaError(f"measure {measure!r} must be kivi.sum, count, min or max, not {call!r}")
+        _measures(self.add_measures)
         if not isinstance(self.derived or {}, Mapping):
             raise SchemaError(f"derived maps names to expressions, and is {self.derived!r}")
         self.backfill = bool(self.backfill)

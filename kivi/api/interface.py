@@ -32,6 +32,7 @@ from kivi.api.arguments import (
     SnapshotArguments,
     SqlArguments,
     SubscribeArguments,
+    SummaryArguments,
     TailArguments,
     TransactionArguments,
     ViewArguments,
@@ -462,15 +463,16 @@ class Reads(ABC):
         return self._batches(wanted, BATCH_ROWS)
 
     @takes(summary_arguments)
-    def summary(self, wanted: QuestionArguments) -> dict[str, Any]:
+    def summary(self, wanted: SummaryArguments) -> dict[str, Any]:
         """Measures of an event table's events at once: ``{"n": kivi.count(), "total": kivi.sum("resp_time_us")}``.
 
         Exact, and answered from what block headers know where that is enough: blocks that a bound, a predicate or the
         snapshot cuts are read, and so are all for sums of floats, which are added in commit order. Nulls are skipped;
-        of no values the sum is 0, the least and the largest are None. Raises OutOfRange for a sum that does not fit.
+        of no values the sum is 0, the least and the largest are None. A name may be any text. Raises OutOfRange for a
+        sum that does not fit.
         """
         (row,) = rows_of(self._batches(wanted, None))
-        return row
+        return wanted.row(row)
 
     @abstractmethod
     def renew(self, ttl_s: float | None = None) -> None:

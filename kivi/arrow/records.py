@@ -50,8 +50,9 @@ from kivi.arrow.columns import (
 from kivi.arrow.dictionaries import as_coded, plain, settled
 from kivi.arrow.packed_events import EventBatch
 from kivi.errors import InvalidArgument, ResourceExhausted, SchemaError
+from kivi.model.names import is_text
 from kivi.model.schema import Column, TableSchema
-from kivi.model.types import ColumnType
+from kivi.model.types import ColumnType, shown
 
 __all__ = ["DELETES", "event_batch", "row_batch", "table_batch"]
 
@@ -103,6 +104,8 @@ def row_batch(schema: TableSchema, records: Any, *, validated: bool = False, del
     if schema.kind != "row":
         raise InvalidArgument(f"{schema.name!r} is a {schema.kind} table: rows are put into row tables")
     table, pandas = _table_of(records)
+    if deletes is not None and not is_text(deletes):
+        raise InvalidArgument(f"deletes names a boolean column of the records, and {shown(deletes)} is no name")
     if deletes is not None and deletes in schema.by_name:
         raise SchemaError(
             f"{deletes!r} is a column of {schema.name!r}: give the one that says what to delete another name"

@@ -58,8 +58,6 @@ def begin(args: argparse.Namespace) -> int:
         raise InvalidArgument(
             "kivi cluster needs the package nats-py, which is not installed here: pip install 'kivi[cluster]'"
         ) from None
-    from kivi_server.options import size_of
-
     replace = args.action == "reseed"
     if replace and not args.yes:
         if not sys.stdin.isatty():
@@ -69,16 +67,18 @@ def begin(args: argparse.Namespace) -> int:
     founded = adopt(
         os.path.abspath(args.dir),
         args.cluster,
-        args.nats.split(","),
+        args.nats.split(",") if args.nats else (),
         replace=replace,
-        log_bytes=int(size_of(args.log_bytes)),
         timeout_s=args.timeout or 60.0,
     )
     print(f"{founded.cluster} begins with the store in {args.dir}, which ends with commit timestamp {founded.last}")
-    if founded.lost is not None and founded.lost > 0:
+    if founded.lost:
         print(f"{founded.lost} messages of the log that was there are lost: this node had not applied them")
     elif founded.lost is not None:
         print("nothing of the log that was there is lost: this node had applied all of it")
-    print(f"next: kivi serve --cluster {args.cluster} --nats {args.nats} --data {args.dir}, and the other nodes")
-    print("with a copy of it each (kivi checkpoint)")
+    if replace and not args.nats:
+        print("delete the folder nats-server in the directory of every node, if they are one another's --peers")
+    print(f"next: copy {args.dir} to every other node's machine, or begin these with a checkpoint of the first one")
+    servers = f"--nats {args.nats}" if args.nats else "--peers ..."
+    print(f"then: kivi serve --cluster {args.cluster} {servers} --data DIR, on each")
     return 0

@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from kivi.cli.text import assignments, key_of, outputs, print_rows, print_value
+from kivi.cli.text import assignments, key_of, outputs, print_columns, print_rows, print_value
 from kivi.errors import InvalidArgument, KiviError, Unavailable
 from kivi.model.predicate_text import parse_value, split_names, type_names, where
 
@@ -173,9 +173,15 @@ def as_of(args: argparse.Namespace) -> Any:
     return int(args.as_of) if args.as_of.isdigit() else parse_value("timestamp", args.as_of, "--as-of")
 
 
+def seen_by(snap: Any, table: str) -> dict[str, Any]:
+    """A table's description, as the snapshot sees it."""
+    described: dict[str, Any] = snap._table_schema(table).description()
+    return described
+
+
 def get(db: Any, args: argparse.Namespace) -> None:
-    found = db.describe(args.table)
     with db.snapshot(as_of=as_of(args)) as snap:
+        found = seen_by(snap, args.table)
         row = snap.get(args.table, key_of(found, args.key))
     if row is None:
         raise InvalidArgument(f"{args.table} has no row with the key {' '.join(args.key)}")
@@ -186,8 +192,8 @@ def get(db: Any, args: argparse.Namespace) -> None:
 
 
 def scan(db: Any, args: argparse.Namespace) -> None:
-    found = db.describe(args.table)
     with db.snapshot(as_of=as_of(args)) as snap:
+        found = seen_by(snap, args.table)
         order = split_names(args.order_by) if args.order_by else ()
         wanted = query_of(found, args)
         rows = snap.scan(args.table, **wanted, reverse=args.reverse, order_by=order, offset=args.offset)
@@ -195,12 +201,12 @@ def scan(db: Any, args: argparse.Namespace) -> None:
 
 
 def rollup(db: Any, args: argparse.Namespace) -> None:
-    found = db.describe(args.table)
     times = {
         name: parse_value("timestamp", text, f"--{name}") if (text := getattr(args, name)) else None
         for name in ("start", "end")
     }
     with db.snapshot(as_of=as_of(args)) as snap:
+        found = seen_by(snap, args.table)
         result = snap.rollup(
             args.table,
             by=split_names(args.by) if args.by else (),
@@ -221,8 +227,7 @@ def sql(db: Any, args: argparse.Namespace) -> None:
     with db.snapshot(as_of=as_of(args)) as snap:
         table = snap.sql(args.text, args.parameter or None)
     if args.output != "arrow":
-        rows = (row for batch in table.to_batches() for row in batch.to_pylist())
-        print_rows(rows, table.column_names, args.output)
+        print_columns(table, args.output)
         return
     if sys.stdout.isatty():
         raise InvalidArgument("Arrow is for programs: write it to a file or a pipe")
@@ -235,7 +240,8 @@ def sql(db: Any, args: argparse.Namespace) -> None:
 def query(db: Any, args: argparse.Namespace) -> None:
     from kivi.cli.query import answer
 
-    answer(db, args, as_of(args))
+    with db.snapshot(as_of=as_of(args)) as snap:
+        answer(snap, args)
 
 
 def export(db: Any, args: argparse.Namespace) -> None:
@@ -626,8 +632,8 @@ def parser() -> argparse.ArgumentParser:
         sub.set_defaults(run=cluster_begin, connects=False)
         sub.add_argument("dir", metavar="DIR")
         sub.add_argument("--cluster", metavar="NAME", required=True)
-        sub.add_argument("--nats", metavar="URL[,URL]", required=True, help="the servers of its log")
-        sub.add_argument("--log-bytes", metavar="SIZE", default="64GiB", help="how large that log may become")
+        text = "the servers of its log, if they run by themselves: a log of that name is looked for there"
+        sub.add_argument("--nats", metavar="URL[,URL]", help=text)
         sub.add_argument("--timeout", type=float, metavar="SECONDS", help="to reach the servers; default 60")
         if name == "reseed":
             sub.add_argument("--yes", action="store_true", help="do not ask")

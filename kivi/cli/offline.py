@@ -46,6 +46,13 @@ def checked(path: str) -> Path:
     root = Path(path)
     if not (root / MARKER).is_file():
         raise NotAStore(f"{path} is not a kivi store: there is no file {MARKER} in it")
+    from kivi.store.opening import cluster_of
+
+    if (name := cluster_of(path)) is not None:
+        raise NotAStore(
+            f"{path} is a node of the cluster {name}, whose log is elsewhere: make a checkpoint of it "
+            "(kivi checkpoint), and look at that"
+        )
     with contextlib.suppress(FileNotFoundError), open(root / "LOCK", "rb") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -7,17 +7,22 @@ import datetime as dt
 import decimal
 import itertools
 import json
+import math
 import re
 import sys
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from kivi.errors import InvalidArgument, SchemaError
 from kivi.model.predicate_text import parse_value, split_names, type_names
 from kivi.model.quantiles import Quantiles
 from kivi.model.values import Top
 
-__all__ = ["assignments", "key_of", "outputs", "plain", "print_rows", "print_value", "shown"]
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["assignments", "key_of", "outputs", "plain", "print_columns", "print_rows", "print_value", "shown"]
 
 _NUMBER_OR_NOTHING: Final = re.compile(r"(-?[\d.]+(e[+-]?\d+)?)?")
 _WIDTHS_FROM: Final = 500  # a table's column widths are those of its first rows, so that rows appear as they come
@@ -65,11 +70,16 @@ def outputs(description: Mapping[str, Any], chosen: str | None) -> list[str]:
 def plain(value: Any) -> Any:
     """A value as JSON has it."""
     if isinstance(value, dt.datetime):
-        return value.astimezone(dt.UTC).isoformat().replace("+00:00", "Z")
+        moment = value if value.tzinfo is None else value.astimezone(dt.UTC)  # SQL has moments of no time zone
+        return moment.isoformat().replace("+00:00", "Z")
     if isinstance(value, decimal.Decimal):
         return str(value)
     if isinstance(value, (bytes, bytearray)):
         return "0x" + bytes(value).hex()
+    if isinstance(value, (dt.date, dt.time, dt.timedelta, uuid.UUID)):
+        return str(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, (Quantiles, Top)):
         return plain(value.to_plain())
     if isinstance(value, Mapping):
@@ -95,12 +105,31 @@ def shown(value: Any) -> str:
 
 def print_rows(rows: Iterable[Mapping[str, Any]], names: Sequence[str], style: str, out: TextIO | None = None) -> None:
     """Prints rows as they come. JSON is one object a line."""
-    out = out or sys.stdout
     if style == "json":
-        for row in rows:
-            print(json.dumps(plain(row), ensure_ascii=False), file=out)
-        return
-    cells = ([shown(row.get(name)) for name in names] for row in rows)
+        _print_objects(rows, out)
+    else:
+        _print_cells(([row.get(name) for name in names] for row in rows), names, style, out)
+
+
+def print_columns(table: pa.Table, style: str) -> None:
+    """Prints a table of Arrow, of which several columns may have one name: in JSON the later ones are called
+    ``name_1``, ``name_2``."""
+    rows = (row for batch in table.to_batches() for row in zip(*map(_values, batch.columns), strict=True))
+    if style == "json":
+        names = _distinct(table.column_names)
+        _print_objects((dict(zip(names, row, strict=True)) for row in rows), None)
+    else:
+        _print_cells(rows, table.column_names, style, None)
+
+
+def _print_objects(rows: Iterable[Mapping[str, Any]], out: TextIO | None) -> None:
+    for row in rows:
+        print(json.dumps(plain(row), ensure_ascii=False, allow_nan=False), file=out or sys.stdout)
+
+
+def _print_cells(rows: Iterable[Sequence[Any]], names: Sequence[str], style: str, out: TextIO | None) -> None:
+    out = out or sys.stdout
+    cells = (list(map(shown, row)) for row in rows)
     if style == "csv":
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(names)
@@ -118,9 +147,47 @@ def print_rows(rows: Iterable[Mapping[str, Any]], names: Sequence[str], style: s
         print("  ".join(padded).rstrip(), file=out)
 
 
+def _distinct(names: Sequence[str]) -> list[str]:
+    found = dict[str, None]()
+    for name in names:
+        numbered = (f"{name}_{i}" for i in itertools.count(1) if f"{name}_{i}" not in names)
+        found[next(each for each in itertools.chain([name], numbered) if each not in found)] = None
+    return list(found)
+
+
+def _values(column: pa.Array) -> list[Any]:
+    try:
+        if str(column.type) != "timestamp[ns]":  # whose infinite moments are some of pandas
+            return column.to_pylist()  # type: ignore[no-any-return]
+    except (ValueError, OverflowError):  # moments and days that Python has none of
+        pass
+    return list(map(_value, column))
+
+
+def _value(scalar: pa.Scalar) -> Any:
+    """As ``as_py``, but moments and days beyond Python's as text; DuckDB's infinite ones are the ends of the range."""
+    import pyarrow as pa
+
+    if not scalar.is_valid:
+        return None
+    if isinstance(scalar, pa.MapScalar):
+        return [(_value(each["key"]), _value(each["value"])) for each in scalar.values]
+    if isinstance(scalar, pa.StructScalar):
+        return {name: _value(scalar[name]) for name in scalar}
+    if isinstance(scalar, (pa.ListScalar, pa.LargeListScalar, pa.FixedSizeListScalar)):
+        return list(map(_value, scalar.values))
+    is_moment = isinstance(scalar, (pa.TimestampScalar, pa.Date32Scalar))
+    if is_moment and abs(scalar.value) == 2 ** (scalar.type.bit_width - 1) - 1:
+        return "infinity" if scalar.value > 0 else "-infinity"
+    try:
+        return scalar.as_py()
+    except (ValueError, OverflowError):
+        return str(scalar.cast(pa.string()))
+
+
 def print_value(value: Mapping[str, Any], style: str) -> None:
     """One thing with named parts: a row of two columns per part, or a JSON document."""
     if style == "json":
-        print(json.dumps(plain(value), indent=2, ensure_ascii=False))
+        print(json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False))
         return
     print_rows([{"name": name, "value": inner} for name, inner in value.items()], ["name", "value"], style)

@@ -73,6 +73,11 @@ class Timeout(errors.Unavailable):
     """No answer within the client's timeout; the request may have reached the server."""
 
 
+def no_text(error: UnicodeEncodeError) -> errors.InvalidArgument:
+    """Of a string that no message can hold."""
+    return errors.InvalidArgument(f"{error.object!r:.200} is no text: it has half of a character, a lone surrogate")
+
+
 def silent(endpoint: str, timeout_s: float | None) -> Timeout:
     return Timeout(f"no answer from {endpoint} within {timeout_s:g} s")
 

@@ -61,6 +61,7 @@ from kivi.client.steps import (
     Steps,
     Stream,
     Work,
+    no_text,
     silent,
 )
 from kivi.errors import KiviError, Unavailable
@@ -345,6 +346,8 @@ class Transport(Link[_Session]):
         except StopIteration as stop:
             value: T = stop.value
             return value
+        except UnicodeEncodeError as error:
+            raise no_text(error) from None
         finally:
             steps.close()
 

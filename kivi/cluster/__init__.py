@@ -8,8 +8,10 @@ what an answer means; there is no rule here that a single store does not have.
     streams    the stream, and what all nodes have to agree on
     status     what is to be known of the cluster, and what to do about it
     founding   a cluster that begins with a store, or anew with a node
+    peers      a nats-server of each node's own
 """
 
 from kivi.cluster.node import ClusterNode
+from kivi.cluster.peers import PeerServer, own_peer, peers_of, secret_of
 
-__all__ = ["ClusterNode"]
+__all__ = ["ClusterNode", "PeerServer", "own_peer", "peers_of", "secret_of"]

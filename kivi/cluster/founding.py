@@ -4,10 +4,10 @@
 
     a node's directory   becomes a store of its own: what the node had applied when it was stopped
     the store            is folded whole, and what it kept of an older log is deleted
-    its marker           says of which cluster it is the copy, before there is one: this can be done again
-    the stream           is made, with the number that the store ends with; another one of that name goes first
+    its marker           says of which log it is the beginning, before there is one
+    the stream           is made by the first node that is started with it; another one of that name goes first
 
-The directory is opened as a node then. Every other node begins with a copy of it: the log has nothing of before.
+Every other node begins with a copy of it, taken before or after: the log has nothing of what was before.
 """
 
 from __future__ import annotations
@@ -16,29 +16,31 @@ import contextlib
 import json
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from kivi.cluster.streams import LOG_BYTES, generation_of, open_stream
+from kivi.cluster.streams import generation_there, stream_of
 from kivi.encoding.keyspaces import Space, fact_key, meta_key, space_prefix
 from kivi.engine import WriteBatch
 from kivi.engine.rocks import Records, RocksEngine
-from kivi.errors import AlreadyExists, InvalidArgument, NotFound
+from kivi.errors import AlreadyExists, InvalidArgument
+from kivi.log.jetstream import delete_stream
 from kivi.log.natslink import Nats
 from kivi.log.segmented import SegmentedLog
 from kivi.mvcc.consolidate import AHEAD, POSITION
 from kivi.mvcc.replicated import PLACE
 from kivi.runtime.settings import Settings
 from kivi.store.facade import Store
-from kivi.store.opening import claim, content_of, mark
+from kivi.store.opening import claim, content_of, is_new, mark
 
-__all__ = ["Founded", "adopt"]
+__all__ = ["Founded", "adopt", "first_log_of"]
 
 
 @dataclass(frozen=True, slots=True)
 class Founded:
     """``last``: the last commit timestamp of the store; the log's first one comes after it. ``lost``: messages that
-    the log had and the store has not, as far as can be seen; None if there was no log."""
+    the log which ended had and the store has not, if that can be seen."""
 
     cluster: str
     last: int
@@ -48,60 +50,61 @@ class Founded:
 def adopt(
     path: str,
     name: str,
-    servers: Sequence[str],
+    servers: Sequence[str] = (),
     *,
     replace: bool = False,
-    settings: Settings | None = None,
-    log_bytes: int = LOG_BYTES,
+    login: Mapping[str, Any] | None = None,
     timeout_s: float = 60.0,
 ) -> Founded:
-    """Makes a cluster of the store in a directory that nobody has open. ``replace``: although there is one of that
-    name, which ends with this; then the directory may be that of one of its nodes.
+    """Makes the store in a directory that nobody has open the beginning of a cluster. ``servers``: of the log, if they
+    run by themselves. ``replace``: although there is a cluster of that name there, whose log ends with this; then the
+    directory may be that of one of its nodes.
 
-    Raises AlreadyExists if there is such a cluster, InvalidArgument for the directory of a node that cannot leave it;
-    and what opening the store, or reaching the log's servers, raises. It may be called again then.
+    Raises AlreadyExists if there is such a log, InvalidArgument for the directory of a node that cannot leave it; and
+    what opening the store, or reaching the servers, raises. It may be called again then.
     """
-    chosen = settings or Settings()
-    with contextlib.closing(Nats(servers, timeout_s=timeout_s)) as nats:
-        content = content_of(path)
-        begun = _begun(content, name)
+    content = content_of(path)
+    begun = first_log_of(path) if "genesis" in content else None
+    with contextlib.ExitStack() as opened:
+        nats, there, last_message = None, None, 0
+        if servers:
+            nats = Nats(servers, timeout_s=timeout_s, **login or {})
+            opened.callback(nats.close)
+            there, last_message = generation_there(nats, name, timeout_s)
+        is_another = there is not None and (begun is None or there != begun[0])
+        if is_another and not replace:
+            raise AlreadyExists(
+                f"there is a cluster {name} already: name another one, or kivi cluster reseed ends its log and begins "
+                "anew with this store"
+            )
         lost = None
-        try:
-            with contextlib.closing(open_stream(nats, name, chosen, log_bytes=log_bytes, timeout_s=timeout_s)) as old:
-                there, last_message = generation_of(old), old.bounds()[1]
-        except NotFound:
-            there = b""
-        if there and (begun is None or there != begun[0]):
-            if not replace:
-                raise AlreadyExists(
-                    f"there is a cluster {name} already: name another one, or kivi cluster reseed ends it and begins "
-                    "anew with this store"
-                )
-            if content.get("store_id") == there.hex():
-                lost = last_message - _applied(path)
-        if content.get("cluster") is not None:
-            if not replace or content["cluster"] != name:
+        if there is not None and content.get("store_id") == there.hex():
+            lost = max(0, last_message - _applied(path))
+        if (known := content.get("cluster")) is not None:
+            if not replace or known != name:
                 raise InvalidArgument(
-                    f"{path} is a node of the cluster {content['cluster']}: kivi cluster reseed takes it"
+                    f"{path} is a node of the cluster {known}: kivi cluster reseed begins anew with it"
                 )
             _leave(path)
-        if begun is None:
-            begun = secrets.token_bytes(16), _prepared(path)
-            mark(path, bytes.fromhex(content_of(path)["store_id"]), copy_of=[name, begun[0].hex()], genesis=begun[1])
-        generation, last = begun
-        if there and there != generation:
-            with contextlib.closing(open_stream(nats, name, chosen, log_bytes=log_bytes, timeout_s=timeout_s)) as old:
-                old.delete()
-        open_stream(nats, name, chosen, log_bytes=log_bytes, made=begun, timeout_s=timeout_s).close()
-    return Founded(name, last, lost)
+        if begun is None or content["copy_of"][0] != name:
+            last = _prepared(path)
+            begun = secrets.token_bytes(16), last
+            store_id = bytes.fromhex(content_of(path)["store_id"])
+            mark(path, store_id, copy_of=[name, begun[0].hex()], genesis=last)
+        if nats is not None and is_another:
+            delete_stream(nats, stream_of(name), timeout_s)
+    return Founded(name, begun[1], lost)
 
 
-def _begun(content: dict[str, object], name: str) -> tuple[bytes, int] | None:
-    """What an earlier attempt has begun: the generation, and the last commit timestamp."""
-    copy_of, genesis = content.get("copy_of"), content.get("genesis")
-    if not isinstance(copy_of, list) or not isinstance(genesis, int) or copy_of[0] != name:
-        return None
-    return bytes.fromhex(copy_of[1]), genesis
+def first_log_of(path: str) -> tuple[bytes | None, int] | None:
+    """The generation and the genesis of the log that a node in this directory begins with, if there is none; None for a
+    node that had one, which is not made again."""
+    if is_new(path):
+        return None, 0
+    content = content_of(path)
+    if "genesis" in content:
+        return bytes.fromhex(content["copy_of"][1]), int(content["genesis"])
+    return None
 
 
 def _prepared(path: str) -> int:

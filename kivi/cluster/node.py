@@ -24,9 +24,10 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from kivi.cluster.founding import first_log_of
 from kivi.cluster.status import SILENT_S, ClusterStatus, LogCopy, LogStatus, NodeStatus
 from kivi.cluster.streams import LOG_BYTES, generation_of, genesis_of, open_stream
 from kivi.encoding.keyspaces import meta_key
@@ -61,6 +62,7 @@ _HOLD_S: Final = 30.0
 
 class ClusterNode:
     """A node that has applied all that the log had when it was opened. ``about`` is what it says of itself.
+    ``copies`` of the log, by default as many as there are ``servers``, up to three; ``login`` as ``Nats`` takes it.
 
     Raises InvalidArgument for a directory that belongs to no cluster, or to another one; DataLoss if the log does not
     reach back to what the node has; Unavailable if the log's servers cannot be reached.
@@ -75,6 +77,8 @@ class ClusterNode:
         about: dict[str, Any] | None = None,
         settings: Settings | None = None,
         log_bytes: int = LOG_BYTES,
+        copies: int | None = None,
+        login: Mapping[str, Any] | None = None,
         timeout_s: float = 60.0,
     ) -> None:
         self.name, self.about, self._path = name, about or {}, path
@@ -82,14 +86,17 @@ class ClusterNode:
         self._news = threading.Event()
         self._ending, self._ended = False, threading.Event()
         with contextlib.ExitStack() as opened:
-            self._nats = Nats(servers, timeout_s=timeout_s)
+            self._nats = Nats(servers, timeout_s=timeout_s, **login or {})
             opened.callback(self._nats.close)
-            new = (
-                None if os.path.exists(os.path.join(path, "engine")) else (None, 0)
-            )  # what it was in is not made again
             try:
                 self.stream = open_stream(
-                    self._nats, name, settings or Settings(), log_bytes=log_bytes, made=new, timeout_s=timeout_s
+                    self._nats,
+                    name,
+                    settings or Settings(),
+                    log_bytes=log_bytes,
+                    copies=copies,
+                    made=first_log_of(path),
+                    timeout_s=timeout_s,
                 )
             except NotFound:
                 raise NotFound(

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Mapping
 from typing import Final
 
 from kivi.errors import InvalidArgument
-from kivi.log.jetstream import JetStream
+from kivi.log.jetstream import JetStream, find_stream
 from kivi.log.natslink import Nats
 from kivi.runtime.settings import Settings
 
-__all__ = ["LOG_BYTES", "generation_of", "genesis_of", "open_stream"]
+__all__ = ["LOG_BYTES", "ROOM_BYTES", "generation_of", "generation_there", "genesis_of", "open_stream", "stream_of"]
 
 _GENERATION: Final = "kivi.generation"
 _GENESIS: Final = "kivi.genesis"
@@ -26,8 +27,13 @@ _LIMITS: Final = "kivi.limits"
 _JUDGED_BY: Final = ("conflict_window_s", "conflict_entries", "request_token_ttl_s")
 LOG_BYTES: Final = 64 << 30
 """How large the log may become, unless it is told."""
-_ROOM_BYTES: Final = 128 << 20
+ROOM_BYTES: Final = 128 << 20
 """Beyond it, for what nodes have published when they hear that the log is full, and for what has to be said then."""
+
+
+def stream_of(cluster: str) -> str:
+    """The name of its stream."""
+    return f"kivi-{cluster}"
 
 
 def open_stream(
@@ -36,6 +42,7 @@ def open_stream(
     settings: Settings,
     *,
     log_bytes: int = LOG_BYTES,
+    copies: int | None = None,
     made: tuple[bytes | None, int] | None = None,
     timeout_s: float = 60.0,
 ) -> JetStream:
@@ -47,9 +54,10 @@ def open_stream(
     generation, genesis = made or (None, 0)
     stream = JetStream(
         nats,
-        f"kivi-{name}",
+        stream_of(name),
         max_bytes=log_bytes,
-        room_bytes=_ROOM_BYTES,
+        room_bytes=ROOM_BYTES,
+        copies=copies,
         create=made is not None,
         metadata={
             _GENERATION: (generation or secrets.token_bytes(16)).hex(),
@@ -72,14 +80,26 @@ def open_stream(
 
 def generation_of(stream: JetStream) -> bytes:
     """Raises InvalidArgument if the stream is not kivi's."""
+    return _generation(stream.name, stream.metadata)
+
+
+def _generation(stream: str, metadata: Mapping[str, str]) -> bytes:
     try:
-        return bytes.fromhex(stream.metadata[_GENERATION])
+        return bytes.fromhex(metadata[_GENERATION])
     except (KeyError, ValueError):
         raise InvalidArgument(
-            f"the stream {stream.name} was not made by kivi: name another cluster, or delete the stream"
+            f"the stream {stream} was not made by kivi: name another cluster, or delete the stream"
         ) from None
 
 
 def genesis_of(stream: JetStream) -> int:
     """The last commit timestamp before the log."""
     return int(stream.metadata.get(_GENESIS, "0"))
+
+
+def generation_there(nats: Nats, name: str, timeout_s: float) -> tuple[bytes | None, int]:
+    """The generation of the log of the cluster ``name``, None if there is none, and its last message."""
+    found = find_stream(nats, stream_of(name), timeout_s)
+    if found is None:
+        return None, 0
+    return _generation(stream_of(name), found["config"].get("metadata") or {}), int(found["state"]["last_seq"])

@@ -30,7 +30,7 @@ import threading
 import time
 from base64 import b64decode
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -43,7 +43,7 @@ from kivi.log.stream import Acknowledged, Message, Stream
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
-__all__ = ["MAX_MESSAGE_BYTES", "JetStream"]
+__all__ = ["MAX_MESSAGE_BYTES", "JetStream", "delete_stream", "find_stream"]
 
 _log = logging.getLogger("kivi.log")
 MAX_MESSAGE_BYTES: Final = 1 << 20
@@ -191,28 +191,7 @@ class JetStream(Stream):
             )
 
     def _ask(self, what: str, request: dict[str, Any] | None = None, timeout_s: float = _SET_UP_S) -> dict[str, Any]:
-        """An answer of JetStream's API. Raises NotFound, DiskFull, Unavailable."""
-        payload = b"" if request is None else json.dumps(request).encode()
-        subject = f"$JS.API.{what}.{self.name}"
-        message = self._nats.call(self._nats.link.request(subject, payload, timeout_s), timeout_s + 1)
-        answer: dict[str, Any] = json.loads(message.data)
-        if error := answer.get("error"):
-            raise self._error(error)
-        return answer
-
-    def _error(self, error: dict[str, Any]) -> KiviError:
-        code, said = error.get("err_code"), error.get("description", "")
-        if code in _NO_ROOM:
-            return DiskFull(f"the stream {self.name} is full ({said}): nothing is taken until it is truncated")
-        if code == _NO_MESSAGE:
-            return _NoMessage(f"the leader of the stream {self.name} has no such message")
-        if code == _NOT_FOUND:
-            return NotFound(f"there is no stream {self.name}")
-        if code == _NAME_IN_USE:
-            return _InUse(f"there is another stream {self.name}")
-        if code == _TOO_LARGE:
-            return InvalidArgument(f"a message is larger than the stream {self.name} takes")
-        return Unavailable(f"the stream {self.name}: {said}")
+        return _ask(self._nats, self.name, what, request, timeout_s)
 
     # -- writing ----------------------------------------------------------------------------------
 
@@ -266,7 +245,7 @@ class JetStream(Stream):
             self._see(answer["seq"])
             self._finish(one, None)
             return
-        error = self._error(answer["error"])
+        error = _error(self.name, answer["error"])
         if isinstance(error, DiskFull) and len(one.tokens) > 1:
             self._finish(one, Unavailable(f"{error.message}; an attempt before this one may have been taken"))
         elif isinstance(error, DiskFull | InvalidArgument):
@@ -406,10 +385,6 @@ class JetStream(Stream):
             self._ask_there("STREAM.PURGE", {"seq": min(below, last + 1)})
             self._bounds_until = 0.0
 
-    def delete(self) -> None:
-        """All of it, for good. Raises Unavailable."""
-        self._ask_there("STREAM.DELETE")
-
     def _ask_there(self, what: str, request: dict[str, Any] | None = None) -> dict[str, Any]:
         """Of the stream that was there: servers that have just started do not know it yet."""
         try:
@@ -430,6 +405,58 @@ class JetStream(Stream):
         self._fail_all()
         with contextlib.suppress(Exception):
             await self._subscription.unsubscribe()
+
+
+def find_stream(nats: Nats, name: str, timeout_s: float) -> dict[str, Any] | None:
+    """What the leader of a stream says of it, as JetStream's API has it; None if there is none. Raises Unavailable."""
+    return _soon(lambda: _ask(nats, name, "STREAM.INFO"), timeout_s)
+
+
+def delete_stream(nats: Nats, name: str, timeout_s: float) -> None:
+    """All of it, for good; nothing if there is none. Raises Unavailable."""
+    _soon(lambda: _ask(nats, name, "STREAM.DELETE"), timeout_s)
+
+
+def _soon(ask: Callable[[], dict[str, Any]], timeout_s: float) -> dict[str, Any] | None:
+    """Servers that are starting elect a leader first, and then do not know every stream at once."""
+    began = time.monotonic()
+    while True:
+        try:
+            return ask()
+        except NotFound:
+            if time.monotonic() > began + min(timeout_s, _KNOWN_S):
+                return None
+        except Unavailable:
+            if time.monotonic() > began + timeout_s:
+                raise
+        time.sleep(_SOON_S)
+
+
+def _ask(
+    nats: Nats, name: str, what: str, request: dict[str, Any] | None = None, timeout_s: float = _SET_UP_S
+) -> dict[str, Any]:
+    """An answer of JetStream's API about a stream. Raises NotFound, DiskFull, Unavailable."""
+    payload = b"" if request is None else json.dumps(request).encode()
+    message = nats.call(nats.link.request(f"$JS.API.{what}.{name}", payload, timeout_s), timeout_s + 1)
+    answer: dict[str, Any] = json.loads(message.data)
+    if error := answer.get("error"):
+        raise _error(name, error)
+    return answer
+
+
+def _error(name: str, error: dict[str, Any]) -> KiviError:
+    code, said = error.get("err_code"), error.get("description", "")
+    if code in _NO_ROOM:
+        return DiskFull(f"the stream {name} is full ({said}): nothing is taken until it is truncated")
+    if code == _NO_MESSAGE:
+        return _NoMessage(f"the leader of the stream {name} has no such message")
+    if code == _NOT_FOUND:
+        return NotFound(f"there is no stream {name}")
+    if code == _NAME_IN_USE:
+        return _InUse(f"there is another stream {name}")
+    if code == _TOO_LARGE:
+        return InvalidArgument(f"a message is larger than the stream {name} takes")
+    return Unavailable(f"the stream {name}: {said}")
 
 
 class _InUse(InvalidArgument):

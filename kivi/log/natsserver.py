@@ -3,10 +3,13 @@
 Where ``kivi serve`` is not told of servers that run elsewhere, each node supervises one, on a directory beside its own:
 
     nats.conf   written anew at each start        lock   held by the server's own process as long as it lives
-    pid         of the process that has the lock  store  JetStream's files
+    pid         of the process that has the lock  owner  held by the node as long as it supervises the server
+    log.txt     what the server writes            store  JetStream's files
 
 JetStream has no lock on its store, and two servers on one would ruin it. So the lock is a descriptor that the process
-inherits: if a node was killed, the one that takes its place finds the lock held, and ends the old server first.
+inherits. The server of a node that was killed goes on: its copy of the log counts for the others. The node that takes
+the place finds the lock held, and ends that server before it starts its own. While a node lives, another one on its
+directory is refused.
 
 A server that ends is started again, with growing pauses, and so is one that has given up a stream or JetStream as a
 whole: a full disk does that, and room on the disk does not end it. ``problem`` says what is wrong as long as something
@@ -20,6 +23,7 @@ import fcntl
 import json
 import logging
 import os
+import random
 import re
 import shutil
 import signal
@@ -33,12 +37,12 @@ import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import quote
 
-from kivi.errors import InvalidArgument, Unavailable
+from kivi.errors import InvalidArgument, StoreInUse, Unavailable
 
-__all__ = ["NatsServer", "find_nats_server", "version_of"]
+__all__ = ["NatsServer", "Peers", "find_nats_server", "free_ports", "version_of"]
 
 _log = logging.getLogger("kivi.log")
 OLDEST: Final = (2, 11, 11)
@@ -50,6 +54,8 @@ _HEALTHY_S: Final = 10.0
 _OFF: Final = re.compile(r"write error|not enabled|disabled")
 """Of what is wrong, what stays so until the server is started again, though there may be room on the disk by now."""
 _MAX_PAYLOAD: Final = 2 << 20
+_PORTS: Final = (12_000, 32_000)
+"""Below those that systems give to whoever connects somewhere: what was free a moment ago stays free."""
 
 
 def find_nats_server() -> str:
@@ -115,6 +121,7 @@ class NatsServer:
         self.restarts = 0
         self.problem = "it was not started"
         self._monitor = 0
+        self._owner: int | None = None
         self._ending = threading.Event()
         self._supervisor: threading.Thread | None = None
 
@@ -153,14 +160,35 @@ class NatsServer:
                 f"  name: {quoted(self.peers.name)}",
                 f"  listen: {quoted(self.peers.listen)}",
                 f"  routes: [{routes}]",
+                "  no_advertise: true",  # where clients reach the others is not for the servers to say
                 *login,
                 "}",
             ]
         return "\n".join(lines) + "\n"
 
     def start(self, timeout_s: float = 30.0) -> None:
-        """Starts it, and waits until it takes connections. Raises Unavailable with what it has said if it does not."""
+        """Starts it, and waits until it takes connections. Raises Unavailable with what it has said if it does not,
+        StoreInUse if another process supervises a server on the directory."""
         self.directory.mkdir(parents=True, exist_ok=True)
+        self._own()
+        try:
+            self._start(timeout_s)
+        except BaseException:
+            self.kill()
+            raise
+        self._supervisor = threading.Thread(target=self._supervise, name="kivi-nats-server", daemon=True)
+        self._supervisor.start()
+
+    def _own(self) -> None:
+        owner = os.open(self.directory / "owner", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(owner)
+            raise StoreInUse(f"{self.directory} is supervised by another process: stop that one") from None
+        self._owner = owner
+
+    def _start(self, timeout_s: float) -> None:
         self._ending.clear()
         self._launch()
         deadline = time.monotonic() + timeout_s
@@ -172,14 +200,11 @@ class NatsServer:
                     continue
                 raise Unavailable(f"nats-server ended at once: {self.said()}")
             if time.monotonic() > deadline:
-                self.kill()
                 raise Unavailable(f"nats-server does not listen at {self.listen}: {self.said()}")
             time.sleep(0.02)
-        self._supervisor = threading.Thread(target=self._supervise, name="kivi-nats-server", daemon=True)
-        self._supervisor.start()
 
     def _launch(self) -> None:
-        self._monitor = _free_port()
+        (self._monitor,) = free_ports(1)
         config = self.directory / "nats.conf"
         config.touch(mode=0o600)
         config.write_text(self.configuration())
@@ -233,15 +258,25 @@ class NatsServer:
         process = self.process
         if process is None or process.poll() is not None:
             return "it does not run"
-        url = f"http://127.0.0.1:{self._monitor}/healthz"
         try:
-            with urllib.request.urlopen(url, timeout=2.0):
-                return ""
+            self._monitored("healthz")
+            return ""
         except urllib.error.HTTPError as error:
             with error:
                 return f"it is not well: {error.read().decode(errors='replace').strip()}"
         except OSError as error:
             return f"it does not answer: {error}"
+
+    def heard(self) -> set[str]:
+        """The names of the peers that it is connected to. Raises Unavailable."""
+        try:
+            return {route["remote_name"] for route in self._monitored("routez")["routes"] or ()}
+        except OSError as error:
+            raise Unavailable(f"nats-server does not answer: {error}") from None
+
+    def _monitored(self, what: str) -> Any:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._monitor}/{what}", timeout=2.0) as answer:
+            return json.load(answer)
 
     def _supervise(self) -> None:
         pause_s, well_since = _PAUSE_S, time.monotonic()
@@ -296,10 +331,18 @@ class NatsServer:
         if self._supervisor is not None and self._supervisor is not threading.current_thread():
             self._supervisor.join()
             self._supervisor = None
+        if self._owner is not None:
+            os.close(self._owner)
+            self._owner = None
 
 
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
+def free_ports(count: int) -> list[int]:
+    """Different ones of loopback that nobody listens on now."""
+    with contextlib.ExitStack() as stack:
+        found: list[int] = []
+        while len(found) < count:
+            one = stack.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                one.bind(("127.0.0.1", random.randrange(*_PORTS)))
+                found.append(one.getsockname()[1])
+        return found

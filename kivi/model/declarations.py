@@ -21,7 +21,7 @@ from kivi.model.changes import COMMIT_TS, check_not_hidden
 from kivi.model.derived_columns import parse_expression
 from kivi.model.lifetimes import slot_index
 from kivi.model.measuring import TIMED, delta_column, measured, observed_columns
-from kivi.model.names import check_disjoint, check_name
+from kivi.model.names import check_disjoint, check_name, name_list
 from kivi.model.schema import Alteration, Column, GroupKey, OperatorCall, TableSchema
 from kivi.model.slots import Slot, parse_duration_us
 from kivi.model.types import ColumnType
@@ -204,8 +204,7 @@ def event_table_schema(
         raise SchemaError(
             f"event table {name!r}: event_time must name one of its timestamp columns, not {event_time!r}"
         )
-    if isinstance(index, str) or not isinstance(index, Sequence):
-        raise InvalidArgument(f"event table {name!r}: index= is a list of columns, not {index!r}")
+    index = name_list(index, f"event table {name!r}: index")
     for column in index:
         if column not in by_name or by_name[column].type.name not in INDEXED:
             raise SchemaError(

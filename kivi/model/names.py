@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, TypeGuard
 
-from kivi.errors import SchemaError
+from kivi.errors import InvalidArgument, SchemaError
 from kivi.model.types import shown
 
-__all__ = ["check_disjoint", "check_name", "column_names"]
+__all__ = ["check_disjoint", "check_name", "column_names", "is_name", "is_text", "name_list"]
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
 
 
+def is_name(name: object) -> bool:
+    return isinstance(name, str) and _NAME.match(name) is not None
+
+
 def check_name(name: object, what: str) -> str:
     """The name, if it is one. Raises SchemaError."""
-    if not isinstance(name, str) or not _NAME.match(name):
+    if not isinstance(name, str) or not is_name(name):
         raise SchemaError(
             f"{what} name {shown(name)} must be letters, digits and '_', not begin with a digit, at most 128"
         )
@@ -30,6 +34,22 @@ def check_disjoint(table: str, names: Iterable[str]) -> None:
         if name in seen:
             raise SchemaError(f"table {table!r} names the column {name!r} twice")
         seen.add(name)
+
+
+def is_text(value: object) -> TypeGuard[str]:
+    """Whether it can be written down: Python's strings may have halves of characters."""
+    return isinstance(value, str) and (value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value))
+
+
+def name_list(given: object, what: str) -> tuple[str, ...]:
+    """Names that are given as a list. Raises InvalidArgument, also for one name that is no list."""
+    if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
+        raise InvalidArgument(f"{what} is a list of names, not {shown(given)}")
+    names = tuple(given)
+    for name in names:
+        if not isinstance(name, str):
+            raise InvalidArgument(f"{what} is a list of names, and {shown(name)} in it is none")
+    return names
 
 
 def column_names(what: str, part: str, given: Sequence[str]) -> list[str]:

@@ -32,12 +32,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from kivi.errors import InvalidArgument, SchemaError
-from kivi.model.changes import COMMIT_TIME, COMMIT_TS
+from kivi.model.changes import COMMIT_TIME, COMMIT_TS, check_not_hidden
 from kivi.model.declarations import TimeSlot, derived_columns, grouped
 from kivi.model.expressions import Expr, bind, bind_value, names
 from kivi.model.levels import flat_measure
 from kivi.model.measuring import TIMED, measured, observed_columns
-from kivi.model.names import check_disjoint, check_name
+from kivi.model.names import check_disjoint, check_name, name_list
 from kivi.model.orders import Order, order_of
 from kivi.model.rollups import aligned, derived_from, stored_slot
 from kivi.model.schema import Column, GroupKey, Measure, OperatorCall, TableSchema
@@ -132,15 +132,16 @@ class Question:
 
 
 def seen_schema(schema: TableSchema) -> TableSchema:
-    """A table as questions see it: an event table also has the columns ``_commit_ts`` and ``_commit_time``."""
+    """A table as questions see it: as shown, and an event table has the columns ``_commit_ts`` and ``_commit_time``."""
+    shown = schema.shown
     if schema.kind != "event":
-        return schema
+        return shown
     hidden = [
         Column(name, type_)
         for name, type_ in ((COMMIT_TS, ColumnType("int64")), (COMMIT_TIME, _MOMENT))
         if name not in schema.by_name
     ]
-    return schema.remembered(seen_schema, lambda: replace(schema, columns=(*schema.columns, *hidden)))
+    return schema.remembered(seen_schema, lambda: replace(shown, columns=(*shown.columns, *hidden)))
 
 
 def windows_of(
@@ -187,6 +188,9 @@ def question_of(
     if schema.kind in ("row", "view"):
         raise InvalidArgument(f"{schema.name!r} is no event table and no aggregate: scan its rows")
     groups = (group_by,) if isinstance(group_by, (str, TimeSlot)) else tuple(group_by)
+    for name in measures or ():
+        check_name(name, "measure")
+    check_not_hidden("the question", (*(measures or ()), *(derived or ())))
     of = _of_events if schema.kind == "event" else _of_rows
     target, computed, calls, cells = of(schema, groups, measures, derived, windows, stored)
     check_disjoint(schema.name, _names(target, windows))
@@ -255,7 +259,7 @@ def _of_events(
     if windows is not None:
         groups.append(_window_group(windows, schema.event_time or ""))
         keys.append(Column(WINDOW_START, _MOMENT))
-    columns, built = measured(seen, measures, checked=False)
+    columns, built = measured(seen, measures)
     observed = observed_columns(seen, built)
     if windows is not None and windows.session_us is not None:
         columns.append(Column(WINDOW_END, _MOMENT, "max"))
@@ -279,6 +283,7 @@ def _of_events(
 def _pair(item: Any) -> tuple[str, Expr]:
     match item:
         case (str(name), Expr() as expression) if isinstance(item, (tuple, list)):
+            check_not_hidden("the question", [name])
             return check_name(name, "group key"), expression
     raise SchemaError(
         "group_by has names of columns, kivi.time_slot(...), and pairs like ('slow', kivi.col('us') > 1000), not "
@@ -377,7 +382,7 @@ def _type_of(target: TableSchema, windows: Windows | None, name: str) -> ColumnT
 
 def _outputs(target: TableSchema, windows: Windows | None, columns: Iterable[str] | None) -> tuple[str, ...]:
     if columns is not None:
-        return tuple(dict.fromkeys(columns))
+        return tuple(dict.fromkeys(name_list(columns, "columns")))
     rest = [name for name in target.output_names if name not in target.key_names and name != WINDOW_END]
     return (*target.key_names, *((WINDOW_END,) if windows is not None else ()), *rest)
 

@@ -25,6 +25,7 @@ from typing import Any
 from kivi.errors import InvalidArgument, SchemaError
 from kivi.model.derived_columns import inputs_of, parse_expression
 from kivi.model.lifetimes import slot_index
+from kivi.model.names import name_list
 from kivi.model.schema import GroupKey, TableSchema
 from kivi.model.slots import Slot, parse_duration_us
 from kivi.model.types import ColumnType
@@ -101,9 +102,7 @@ def rollup_of(
 
 
 def _by(schema: TableSchema, by: Iterable[str]) -> tuple[str, ...]:
-    if isinstance(by, str) or not isinstance(by, Iterable):
-        raise InvalidArgument(f"by is a list of key columns, not {by!r}")
-    names = tuple(by)
+    names = name_list(by, "by")
     groups = {group.name: group for group in schema.group_by}
     plain = [name for name, group in groups.items() if group.slot is None]
     for name in names:
@@ -151,14 +150,12 @@ def _measures(
         return [column for column in inputs if column in schema.key_names and column not in kept]
 
     if measures is None:
-        return (*(column.name for column in schema.columns), *(name for name in derived if not missing(name)))
-    if isinstance(measures, str) or not isinstance(measures, Iterable):
-        raise InvalidArgument(f"measures is a list of names, not {measures!r}")
-    names = tuple(dict.fromkeys(measures))
+        return (*(column.name for column in schema.shown_columns), *(name for name in derived if not missing(name)))
+    names = tuple(dict.fromkeys(name_list(measures, "measures")))
     if not names:
         raise InvalidArgument("measures names no measure: leave it out to read all of them")
     for name in names:
-        if not isinstance(name, str) or (name not in schema.index_of and schema.expression_of(name) is None):
+        if name not in schema.index_of and schema.expression_of(name) is None:
             known = ", ".join((*schema.index_of, *derived))
             raise SchemaError(f"{name!r} is no measure of {schema.name!r}: it has {known}")
         if needed := missing(name):
@@ -175,7 +172,7 @@ def derived_from(schema: TableSchema, name: str) -> set[str]:
 
 def rolled_schema(schema: TableSchema, rollup: Rollup) -> TableSchema:
     """The table that a rollup is a content of. Besides ``rollup.measures`` it has what derived columns need."""
-    return schema.remembered(("rolled", rollup.by, rollup.step, rollup.measures), lambda: _rolled(schema, rollup))
+    return schema.remembered(("rolled", rollup.by, rollup.step, rollup.measures), lambda: _rolled(schema.shown, rollup))
 
 
 def _rolled(schema: TableSchema, rollup: Rollup) -> TableSchema:

@@ -21,11 +21,15 @@ from kivi.model.types import INT64_MAX, ColumnType
 from kivi.query.tally import Found, Nulls
 from kivi.runtime.ahead import in_order
 
-__all__ = ["Answer", "answered"]
+__all__ = ["Answer", "Explain", "answered"]
 
 _BATCH_ROWS: Final = 65_536
 _PART_ROWS: Final = 4_096
 _MOMENT: Final = ColumnType("timestamp")
+
+
+Explain = Callable[[Callable[[str], bool]], str]
+"""How an answer was made, for people who may be told the names of some tables."""
 
 
 class Answer(Iterator[pa.RecordBatch]):
@@ -35,24 +39,26 @@ class Answer(Iterator[pa.RecordBatch]):
     missing, microseconds since 1970; None: nothing is.
     """
 
-    def __init__(self, ask: Callable[[], tuple[Iterator[pa.RecordBatch], str]], complete_since_us: int | None) -> None:
+    def __init__(
+        self, ask: Callable[[], tuple[Iterator[pa.RecordBatch], Explain]], complete_since_us: int | None
+    ) -> None:
         self._ask, self.complete_since_us = ask, complete_since_us
         self._left: Iterator[pa.RecordBatch] | None = None
-        self._explanation = ""
+        self._explain: Explain | None = None
 
     def _made(self) -> Iterator[pa.RecordBatch]:
         if self._left is None:
-            self._left, self._explanation = self._ask()
+            self._left, self._explain = self._ask()
         return self._left
 
     def __next__(self) -> pa.RecordBatch:
         return next(self._made())
 
-    @property
-    def explanation(self) -> str:
-        """How it was made, for people."""
+    def explanation(self, may_name: Callable[[str], bool] = lambda _: True) -> str:
+        """How it was made, for somebody who may be told the names of these tables."""
         self._made()
-        return self._explanation
+        assert self._explain is not None
+        return self._explain(may_name)
 
 
 def answered(

@@ -14,12 +14,13 @@ import pyarrow as pa
 from kivi.errors import DataLoss, InvalidArgument, KiviError, NotFound, ResourceExhausted
 from kivi.model.changes import COMMIT_TS
 from kivi.model.event_files import EventFiles
+from kivi.model.names import is_text
 from kivi.sql.spare import Spare
-from kivi.sql.states import with_columns
+from kivi.sql.states import StateTable, write_columns
 from kivi.sql.tables import (
-    CATALOGS,
     check_no_file,
     check_reads,
+    is_of_snapshot,
     lists_tables,
     quoted_name,
     quoted_text,
@@ -44,7 +45,7 @@ Every = Callable[[], Iterable[tuple[str, pa.Schema]]]
 """The names of tables, and their columns."""
 
 
-class Source(Protocol):
+class Source(StateTable, Protocol):
     """A table: a pyarrow Dataset, which remembers why reading it failed. ``files`` have more of its rows."""
 
     failure: KiviError | None
@@ -53,18 +54,6 @@ class Source(Protocol):
     def name(self) -> str: ...
     @property
     def files(self) -> Sequence[EventFiles]: ...
-
-    @property
-    def schema(self) -> pa.Schema: ...
-
-    @property
-    def states(self) -> Mapping[str, str]:
-        """Its columns that are states of measures, and what to name in their place."""
-        ...
-
-    def compute(self, columns: Sequence[str]) -> None:
-        """Adds columns, each the text of a function of a state, as far as it has that state. Raises SchemaError."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +98,7 @@ def relation(dataset: Any, connection: Any = None) -> Any:
 
 def check_text(text: object) -> str:
     """Raises InvalidArgument for what is no text."""
-    if not isinstance(text, str) or not text.strip():
+    if not is_text(text) or not text.strip():
         raise InvalidArgument(f"a question in SQL is a text, like 'select count(*) from invocations', not {text!r}")
     return text
 
@@ -165,18 +154,14 @@ class _Asked:
             statement = self._one_statement(text)
             tree = self._tree(statement.query)
             check_reads(tree)
-            for name in sorted({name for catalog, schema, name in table_names(tree) if not (catalog or schema)}):
+            named = list(table_names(tree))
+            for name in sorted({name for catalog, schema, name in named if is_of_snapshot(catalog, schema)}):
                 self._find(name, find)
-            for catalog, schema, name in table_names(tree):
-                if schema not in CATALOGS and (catalog or schema) and lists_tables(tree):
-                    raise InvalidArgument(f"name {name!r} alone, without a schema")
-                if catalog or schema or self._spelled.get(name, name) not in self._sources:
+            for catalog, schema, name in named:
+                if not is_of_snapshot(catalog, schema) or self._spelled.get(name, name) not in self._sources:
                     check_no_file(catalog, schema, name)
-            written, computed = with_columns(statement.query, tree, self._states())
-            if computed:
-                statement = self._one_statement(written)
-                for source in self._sources.values():
-                    source.compute(computed)
+            if write_columns(tree, {name.lower(): source for name, source in self._sources.items()}):
+                statement = self._one_statement(self._text(tree))
             if lists_tables(tree):
                 self._list(every)
             self._lock()
@@ -199,6 +184,10 @@ class _Asked:
         ((serialized,),) = self._connection.execute("select json_serialize_sql(?)", [query]).fetchall()
         return json.loads(serialized)
 
+    def _text(self, tree: Any) -> str:
+        ((text,),) = self._connection.execute("select json_deserialize_sql(?)", [json.dumps(tree)]).fetchall()
+        return str(text)
+
     def _find(self, name: str, find: Callable[[str], Source | None]) -> None:
         try:
             source = find(name)
@@ -218,12 +207,6 @@ class _Asked:
                 return
         self._sources[name] = source
 
-    def _states(self) -> dict[str, str]:
-        """The columns that are states in every table of the statement that has them, and what to name instead."""
-        sources = self._sources.values()
-        values = {name.lower() for each in sources for name in each.schema.names if name not in each.states}
-        return {name: said for each in sources for name, said in each.states.items() if name.lower() not in values}
-
     def _list(self, every: Every) -> None:
         """Makes an empty table for each that the statement does not name, so that it is listed."""
         named = {name.lower() for name in self._sources}
@@ -241,12 +224,9 @@ class _Asked:
         self._connection.execute(f"set allowed_paths = [{', '.join(map(quoted_text, self._paths))}]")
         self._connection.execute("set enable_external_access = false")
         for name, source in self._sources.items():
-            if source.files:
-                rest = f"{name}: what no file has"  # a name that a statement cannot ask for
-                self._connection.register(rest, source)
-                self._connection.execute(view_of(name, rest, source.schema.names, source.files, COMMIT_TS))
-            else:
-                self._connection.register(name, source)
+            rest = f"{name}: what no file has"  # a name that a statement cannot ask for
+            self._connection.register(rest, source)
+            self._connection.execute(view_of(name, rest, source.schema.names, source.files, COMMIT_TS))
         self._connection.execute("set lock_configuration = true")
 
     def batches(self, reader: Any) -> Iterator[pa.RecordBatch]:

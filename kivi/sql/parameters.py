@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 
 from kivi.errors import InvalidArgument
+from kivi.model.names import is_text
 from kivi.sql.engine import Parameters
 
 __all__ = ["from_batch", "to_batch"]
@@ -25,7 +26,7 @@ def to_batch(parameters: Parameters) -> pa.RecordBatch | None:
     items = parameters.items() if isinstance(parameters, Mapping) else (("", value) for value in parameters)
     names, arrays = [], []
     for name, value in items:
-        if not isinstance(name, str) or (named and not name):
+        if not is_text(name) or (named and not name):
             raise InvalidArgument(f"a parameter is named by a text, not {name!r}")
         try:
             arrays.append(pa.array([value]))

@@ -17,9 +17,9 @@ from kivi.errors import InvalidArgument, NotFound
 from kivi.model.event_files import EventFiles
 
 __all__ = [
-    "CATALOGS",
     "check_no_file",
     "check_reads",
+    "is_of_snapshot",
     "lists_tables",
     "nodes",
     "quoted_name",
@@ -38,7 +38,9 @@ _TABLE_FUNCTIONS: Final = frozenset(
 _READING: Final = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"})
 """Of the parts that a statement is made of those that change nothing: others insert, update, delete or copy."""
 _SCHEMAS: Final = frozenset({"", "main", "temp", "memory", "system", "information_schema", "pg_catalog"})
-CATALOGS: Final = frozenset({"information_schema", "pg_catalog"})
+_OWN: Final = frozenset({("", ""), ("", "main"), ("", "memory"), ("memory", "main")})
+"""As ``information_schema`` has it: the catalog is ``memory``, and its schema ``main``."""
+_CATALOGS: Final = frozenset({"information_schema", "pg_catalog"})
 _LISTS: Final = frozenset({"duckdb_columns", "duckdb_tables"})
 _IN_A_PATH: Final = re.compile(r"[/\\.:*?\[]")
 
@@ -69,10 +71,15 @@ def lists_tables(tree: Any) -> bool:
     """Whether the statement asks which tables or columns there are."""
     return any(
         node.get("show_type") == "SHOW_SPECIAL"
-        or (node.get("type") == "BASE_TABLE" and node.get("schema_name") in CATALOGS)
+        or (node.get("type") == "BASE_TABLE" and node.get("schema_name") in _CATALOGS)
         or (node.get("type") == "TABLE_FUNCTION" and node["function"].get("function_name") in _LISTS)
         for node in nodes(tree)
     )
+
+
+def is_of_snapshot(catalog: str, schema: str) -> bool:
+    """Whether what stands before a name, if anything, is where the tables of the snapshot are."""
+    return (catalog.lower(), schema.lower()) in _OWN
 
 
 def check_no_file(catalog: str, schema: str, name: str) -> None:

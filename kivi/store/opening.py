@@ -7,6 +7,8 @@
     log/      segments and the acknowledged mark
     engine/   RocksDB
 
+A node of a cluster may have ``nats-server/`` there, too, which is no part of the store: its copy of the cluster's log.
+
 Refused, with the file and what to do: a directory with something else in it, a newer format, operators we do not know,
 a directory in use.
 """
@@ -20,7 +22,7 @@ import logging
 import os
 import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -38,10 +40,13 @@ from kivi.states.own import load_entry_points
 __all__ = [
     "FORMAT",
     "FORMAT_ALONE",
+    "LOG_SERVER",
     "Parts",
+    "check_node",
     "claim_node",
     "cluster_of",
     "content_of",
+    "is_new",
     "mark",
     "no_space",
     "open_parts",
@@ -66,6 +71,7 @@ FORMAT: Final = 8
 """
 FORMAT_ALONE: Final = 7
 """The format of a store that is no node."""
+LOG_SERVER: Final = "nats-server"
 _MARKER: Final = "KIVI"
 _MARKER_NEW: Final = "KIVI.new"  # on its way; a crash may leave it
 
@@ -101,7 +107,7 @@ def open_parts(
         release_lock, store_id = claim(path)
         opened.callback(release_lock)
         if make_log is None and log is None and (name := cluster_of(path)) is not None:
-            raise NotAStore(f"{path} is a node of the cluster {name}: kivi serve --cluster {name} --nats URL opens it")
+            raise NotAStore(f"{path} is a node of the cluster {name}: kivi serve --cluster {name} opens it")
         if make_log is None and "copy_of" in content_of(path):
             mark(path, store_id)  # what is written from here on no cluster has heard of
         rocks = engine or RocksEngine(
@@ -119,8 +125,9 @@ def open_parts(
         return Parts(rocks, log, store_id, opened.pop_all().close, path)
 
 
-def claim(path: str) -> tuple[Callable[[], None], bytes]:
-    """Locks the directory, creating the store's marker in an empty one. (how to let go, the store id)"""
+def claim(path: str, besides: Set[str] = frozenset()) -> tuple[Callable[[], None], bytes]:
+    """Locks the directory, creating the store's marker in an empty one, or one that has nothing else than what is
+    ``besides`` stores. (how to let go, the store id)"""
     marker = os.path.join(path, _MARKER)
     try:
         os.makedirs(path, exist_ok=True)
@@ -128,11 +135,7 @@ def claim(path: str) -> tuple[Callable[[], None], bytes]:
         raise NotAStore(f"{path} is a file, not a directory: name a directory for the store") from None
     except OSError as error:
         raise NotAStore(f"{path} cannot be made ({error.strerror}): name a directory that can") from None
-    entries = set(os.listdir(path)) - {"LOCK", _MARKER_NEW}
-    if entries and _MARKER not in entries:
-        raise NotAStore(
-            f"{path} holds {sorted(entries)[0]!r} and no {_MARKER} file: not a kivi store; name an empty directory"
-        )
+    _check_entries(path, besides)
     try:
         with contextlib.ExitStack() as held:
             lock = os.open(os.path.join(path, "LOCK"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -155,36 +158,65 @@ def claim(path: str) -> tuple[Callable[[], None], bytes]:
         raise
 
 
+def _check_entries(path: str, besides: Set[str]) -> None:
+    entries = set(os.listdir(path)) - {"LOCK", _MARKER_NEW} - besides
+    if entries and _MARKER not in entries:
+        raise NotAStore(
+            f"{path} holds {sorted(entries)[0]!r} and no {_MARKER} file: not a kivi store; name an empty directory"
+        )
+
+
 def no_space(path: str, error: OSError) -> DiskFull:
     return DiskFull(f"no disk space in {path} ({error.strerror}): make room, then try again", path=path)
+
+
+def check_node(path: str, cluster: str) -> None:
+    """Raises InvalidArgument or NotAStore if the directory cannot be a node's of this cluster: it has something else in
+    it, is a store of its own, or is of another cluster."""
+    if not os.path.isdir(path):
+        return
+    _check_entries(path, {LOG_SERVER})
+    if is_new(path):
+        return
+    read_marker(path)
+    content = content_of(path)
+    known, *_ = content.get("copy_of") or [content.get("cluster")]
+    if known is None:
+        raise InvalidArgument(
+            f"{path} is a store of its own, and no node of a cluster: name an empty directory, or make a cluster of it "
+            "with kivi cluster adopt"
+        )
+    if known != cluster:
+        raise InvalidArgument(f"{path} is a node of another cluster ({known}): name an empty directory")
+
+
+def is_new(path: str) -> bool:
+    """Whether there is nothing of a store yet, but perhaps a marker."""
+    return not os.path.exists(os.path.join(path, "engine"))
 
 
 def claim_node(path: str, cluster: str, generation: bytes, *, empty: bool = True) -> int:
     """Makes an empty directory a node's, or the copy of a node: the number that the node has. ``empty``: it may be.
 
-    Raises InvalidArgument if it is a store of its own, or a node of another cluster.
+    Raises InvalidArgument or NotAStore as ``check_node``, and for an earlier generation of the cluster.
     """
-    if os.path.exists(os.path.join(path, "engine")):
-        store_id, _ = read_marker(path)
+    check_node(path, cluster)
+    if not is_new(path):
         content = content_of(path)
-        known = content.get("cluster")
-        if known is not None:
-            if (known, store_id) != (cluster, generation):
-                which = "another cluster" if known != cluster else "an earlier generation of the cluster"
-                raise InvalidArgument(f"{path} is a node of {which} ({known}): name an empty directory")
-            return int(content["node"])
-        if content.get("copy_of") != [cluster, generation.hex()]:
+        _, known = content.get("copy_of") or [cluster, content["store_id"]]
+        if known != generation.hex():
             raise InvalidArgument(
-                f"{path} is a store of its own, and no node of a cluster: name an empty directory, or make a cluster "
-                "of it with kivi cluster adopt"
+                f"{path} is a node of an earlier generation of the cluster ({cluster}): name an empty directory"
             )
+        if "node" in content:
+            return int(content["node"])
     elif not empty:
         raise InvalidArgument(
             f"the log of {cluster} does not begin with nothing, as {path} does: begin with a copy of a node (kivi "
             "checkpoint)"
         )
     node = int.from_bytes(secrets.token_bytes(7), "little")
-    release, _ = claim(path)
+    release, _ = claim(path, {LOG_SERVER})
     try:
         mark(path, generation, cluster=cluster, node=node)
         shutil.rmtree(os.path.join(path, "log"), ignore_errors=True)

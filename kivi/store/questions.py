@@ -11,7 +11,8 @@ the next question does not begin with it. So a question costs at most twice what
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -31,7 +32,7 @@ from kivi.model.schema import TableSchema
 from kivi.model.types import ColumnType
 from kivi.mvcc.leases import Lease
 from kivi.mvcc.timeline import Timeline
-from kivi.query.answers import Answer, answered
+from kivi.query.answers import Answer, Explain, answered
 from kivi.query.planning import Candidate, Part, Times, planned
 from kivi.query.tally import CHUNK_ROWS, Derived, Tally
 from kivi.runtime.ahead import in_order
@@ -98,14 +99,14 @@ class Questions:
         """The rows of an aggregate, combined."""
         question = _asked(wanted)
 
-        def ask() -> tuple[Iterator[pa.RecordBatch], str]:
+        def ask() -> tuple[Iterator[pa.RecordBatch], Explain]:
             tally, read = Tally(question, self.bytes_max), RowsRead()
             places = asked_of(schema, question.target, question.cells)
             assert places is not None
             part = Part((question.start_us, question.end_us), schema, places[0], question.cells)
             self._add_rows(rollups, lease, part, wanted.where, tally, read)
             batches = answered(question, tally.result(), wanted.limit, tally.check)
-            return batches, _told(question, lease, Read([part], {schema.name: read}))
+            return batches, functools.partial(_told, question, lease, Read([part], {schema.name: read}))
 
         return Answer(ask, later_of(self.retention.row_floor(schema, lease.ts), schema.complete_since_us))
 
@@ -137,7 +138,7 @@ class Questions:
         question, schema = _asked(wanted), captured.schema
         times, where = narrowed(schema, (question.start_us, question.end_us), wanted.where)
 
-        def ask() -> tuple[Iterator[pa.RecordBatch], str]:
+        def ask() -> tuple[Iterator[pa.RecordBatch], Explain]:
             with captured.view:
                 candidates = [] if captured.is_own else self._candidates(lease, schema, where)
                 while True:
@@ -173,7 +174,7 @@ class Questions:
         times: Times,
         where: Expr | None,
         candidates: Sequence[Candidate],
-    ) -> tuple[Iterator[pa.RecordBatch], str]:
+    ) -> tuple[Iterator[pa.RecordBatch], Explain]:
         question, view = _asked(wanted), captured.view
         tally, read = Tally(question, self.bytes_max), Read()
         sums = _sums(captured.schema, question, where)
@@ -194,7 +195,7 @@ class Questions:
             self._derive(captured, of_events, where, question, tally)
             read.events = tally.events
         batches = answered(question, tally.result(), wanted.limit, tally.check)
-        return batches, _told(question, lease, read)
+        return batches, functools.partial(_told, question, lease, read)
 
     def _sum_up(
         self, captured: Captured, parts: Sequence[Times], where: Expr | None, sums: Sums, tally: Tally, read: Read
@@ -251,7 +252,10 @@ def _sums(schema: TableSchema, question: Question, where: Expr | None) -> Sums |
 # -- in words ---------------------------------------------------------------------------------------
 
 
-def _told(question: Question, lease: Lease, read: Read) -> str:
+def _told(question: Question, lease: Lease, read: Read, may_name: Callable[[str], bool]) -> str:
+    def named(aggregate: str) -> str:
+        return aggregate if may_name(aggregate) else "an aggregate"
+
     target = question.target
     groups = [group.name + (f" (slots of {group.slot})" if group.slot else "") for group in target.group_by]
     by = ", ".join(groups) or "nothing: one row"
@@ -260,10 +264,10 @@ def _told(question: Question, lease: Lease, read: Read) -> str:
         lines.append(f"in {question.windows}")
     for part in read.parts:
         between = _between(part.times)
-        lines.append(f"{between}: {'events' if part.aggregate is None else f'rows of {part.aggregate.name}'}")
+        lines.append(f"{between}: {'events' if part.aggregate is None else f'rows of {named(part.aggregate.name)}'}")
     for name, rows in (read.rows or {}).items():
         how = "all of them looked at, and filtered by their slots" if rows.filtered else "no others looked at"
-        lines.append(f"read: {rows.rows:,} rows of {name} in {rows.ranges:,} ranges of keys; {how}")
+        lines.append(f"read: {rows.rows:,} rows of {named(name)} in {rows.ranges:,} ranges of keys; {how}")
     if any(read.blocks):
         lines.append(f"read: {read.blocks[0]:,} blocks by their headers, {read.blocks[1]:,} opened")
     lines.append(f"read: {read.events:,} events")

@@ -38,7 +38,7 @@ from kivi.mvcc.applied import PendingEvents
 from kivi.mvcc.leases import Lease, Leases
 from kivi.mvcc.pending import Pending
 from kivi.mvcc.snapshot import Reader
-from kivi.query.answers import Answer
+from kivi.query.answers import Answer, Explain
 from kivi.store.catalog import Catalog
 from kivi.store.event_parts import event_times, pieces, trimmer
 from kivi.store.event_selection import Captured, shown_events
@@ -212,9 +212,9 @@ class Reads:
 
         bounds = key_range(schema, wanted)
 
-        def ask() -> tuple[Iterator[pa.RecordBatch], str]:
+        def ask() -> tuple[Iterator[pa.RecordBatch], Explain]:
             rolled = self.rollups.roll(lease, schema, wanted, bounds)
-            return rolled_batches(rolled, outputs, wanted.limit), rolled.explanation
+            return rolled_batches(rolled, outputs, wanted.limit), lambda _: rolled.explanation
 
         return Answer(ask, complete_since_us)
 
@@ -264,8 +264,13 @@ class Reads:
         seen = schema if wanted.columns is None else seen_schema(schema)
         outputs = list(seen.output_columns(wanted.columns))
         hidden = {*outputs, *(names(wanted.where) if wanted.where is not None else ())} - schema.by_name.keys()
-        if hidden and (wanted.reverse or txn is not None):
-            raise InvalidArgument(f"{min(hidden)} is read in a snapshot, and in commit order: leave reverse out")
+        if hidden and wanted.reverse:
+            raise InvalidArgument(f"{min(hidden)} is read in commit order: leave reverse out")
+        if hidden and txn is not None and txn.events_of(schema.id):
+            raise InvalidArgument(
+                f"{min(hidden)} is of committed events, and this transaction appends to {schema.name!r}: read it "
+                "before they are appended, or in a snapshot"
+            )
         view, waiting, own = self._viewed(lease, schema, events, txn)
         if hidden:
             captured = Captured(schema, view, waiting)
@@ -326,14 +331,14 @@ class Reads:
         captured = Captured(schema, view, waiting, own, txn is not None)
         answer = self.questions.of_events(self.rollups, lease, captured, wanted)
 
-        def ask() -> tuple[Iterator[pa.RecordBatch], str]:
+        def ask() -> tuple[Iterator[pa.RecordBatch], Explain]:
             try:
-                batches, explanation = list(answer), answer.explanation
+                batches = list(answer)
             except DataLoss:
                 self.reader.check_events(lease, schema)  # a dropped table's blocks are no damage
                 raise
             self.reader.check_events(lease, schema)
-            return iter(batches), explanation
+            return iter(batches), answer.explanation
 
         return Answer(ask, answer.complete_since_us)
 

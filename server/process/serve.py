@@ -18,6 +18,7 @@ import signal
 import ssl
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import TYPE_CHECKING, Final
 
 import grpc
@@ -39,6 +40,8 @@ from kivi.wire import methods
 
 if TYPE_CHECKING:
     from kivi_server.otlp.listener import Listener
+
+    from kivi.cluster import PeerServer
 
 __all__ = ["listener", "run"]
 
@@ -283,8 +286,18 @@ def _give_memory_back() -> None:
 
 def _check_cluster(options: Options) -> None:
     """Before anything is opened. Raises InvalidArgument."""
-    if (options.cluster is None) != (options.nats is None):
-        raise InvalidArgument("a node of a cluster needs both --cluster NAME and --nats URL[,URL]")
+    if options.cluster is None:
+        for flag, told in (("--nats", options.nats), ("--peers", options.peers)):
+            if told is not None:
+                raise InvalidArgument(f"{flag} is for a node of a cluster: give --cluster NAME, too")
+    elif (options.nats is None) == (options.peers is None):
+        raise InvalidArgument(
+            "a node of a cluster needs either --peers HOST:PORT,... or, where the servers of its log run elsewhere, "
+            "--nats URL,..."
+        )
+    for flag, told in (("--peer", options.peer), ("--cluster-secret-file", options.cluster_secret_file)):
+        if told is not None and options.peers is None:
+            raise InvalidArgument(f"{flag} is for a node that runs a server of the log: give --peers, too")
     if options.cluster is None:
         return
     if options.otlp is not None:
@@ -297,27 +310,64 @@ def _check_cluster(options: Options) -> None:
         ) from None
 
 
-def _opened(options: Options) -> tuple[Store, Callable[[], None], Callable[[str], None]]:
-    """The store, how to close what was opened, and whom to tell where it listens."""
-    if options.cluster is None or options.nats is None:
+def _opened(options: Options, opened: contextlib.ExitStack) -> tuple[Store, Callable[[str], None]]:
+    """The store, which ``opened`` closes with what it stands on; and whom to tell where it listens."""
+    if options.cluster is None:
         store = Store.open(options.data, settings=options.settings)
-        return store, store.close, lambda endpoint: None
+        opened.callback(store.close)
+        return store, lambda endpoint: None
     from kivi.cluster import ClusterNode
 
     about = {"address": options.advertise or "", "version": metrics.version_of("kivi")}
+    own = None if options.peers is None else _log_server(options, options.cluster, options.peers, opened)
     node = ClusterNode(
         options.data,
         options.cluster,
-        options.nats.split(","),
+        [own.url] if own is not None else (options.nats or "").split(","),
         about=about,
         settings=options.settings,
         log_bytes=options.log_bytes,
+        copies=None if own is None else own.copies,
+        login=None if own is None else own.login,
     )
+    opened.callback(node.close)
 
     def listens(endpoint: str) -> None:
         node.about["address"] = options.advertise or endpoint
 
-    return node.store, node.close, listens
+    return node.store, listens
+
+
+def _log_server(options: Options, cluster: str, peers: str, opened: contextlib.ExitStack) -> PeerServer:
+    """This node's server of the log, once enough of its peers are there. Raises InvalidArgument, Unavailable,
+    StoreInUse."""
+    from kivi.cluster import PeerServer, own_peer, peers_of, secret_of
+
+    addresses = peers_of(peers)
+    if not all(is_loopback(peer.rpartition(":")[0]) for peer in addresses):
+        if options.cluster_secret_file is None:
+            raise InvalidArgument(
+                "--peers beyond this machine need a secret that all of them know: give --cluster-secret-file "
+                "(openssl rand -hex 32 makes one)"
+            )
+        if not options.insecure:
+            raise InvalidArgument(
+                "what --peers tell one another is not encrypted: give --insecure if the network is trusted, or --nats "
+                "with servers that have TLS"
+            )
+    secret = None if options.cluster_secret_file is None else secret_of(options.cluster_secret_file)
+    own = own_peer(addresses, options.peer)
+    server = PeerServer(options.data, cluster, addresses, own, secret, log_bytes=options.log_bytes)
+    signal.signal(signal.SIGTERM, _interrupted)  # until the loop has handlers of its own
+    opened.callback(server.stop)
+    server.start()
+    print(f"server of the log on {own}", flush=True)
+    server.wait(lambda said: print(said, flush=True))
+    return server
+
+
+def _interrupted(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 def run(options: Options) -> int:
@@ -333,10 +383,12 @@ def run(options: Options) -> int:
     _check_metrics(options)
     _check_otlp(options)
     _check_cluster(options)
-    store, close, listens = _opened(options)
-    try:
+    with contextlib.ExitStack() as opened:
+        try:
+            store, listens = _opened(options, opened)
+        except KeyboardInterrupt:
+            print("stopped before it listened", flush=True)
+            return 0
         asyncio.run(_serve(store, options, secure, https, tokens, listens))
-    finally:
-        close()
     print("stopped", flush=True)
     return 0

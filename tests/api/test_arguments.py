@@ -11,7 +11,7 @@ import pytest
 
 import kivi
 import kivi.aio
-from kivi.errors import InvalidArgument
+from kivi.errors import InvalidArgument, NotFound, SchemaError
 
 
 def reading(ask: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -53,6 +53,122 @@ REFUSED: list[Callable[[Any], Any]] = [
     lambda db: db.batch_scopes(5),
     lambda db: db.stage("ev", [{"ts": 1, "x": 1}], owner=5),
 ]
+
+
+HALF = "half \ud800"
+"""Of a character: a string that Python has, and no text."""
+N = {"n": kivi.count()}
+NO_TEXT: dict[str, Callable[[Any], Any]] = {
+    "sql": reading(lambda snap: snap.sql(f"select '{HALF}'")),
+    "parameter": reading(lambda snap: snap.sql("select ?", [HALF])),
+    "nested parameter": reading(lambda snap: snap.sql("select ?", [[HALF]])),
+    "name of a parameter": reading(lambda snap: snap.sql("select 1", {HALF: 1})),
+    "scan": reading(lambda snap: snap.scan(HALF)),
+    "get": reading(lambda snap: snap.get(HALF, (1,))),
+    "get columns": reading(lambda snap: snap.get("t", (1,), columns=[HALF])),
+    "to_arrow": reading(lambda snap: snap.to_arrow(HALF)),
+    "where": reading(lambda snap: snap.scan("ev", where=kivi.col("x") == HALF)),
+    "isin": reading(lambda snap: snap.scan("ev", where=kivi.col("x").isin([HALF]))),
+    "column": reading(lambda snap: snap.scan("ev", where=kivi.col(HALF) == 1)),
+    "order_by": reading(lambda snap: snap.scan("t", order_by=f"-{HALF}")),
+    "changes": reading(lambda snap: snap.changes(HALF, since=0)),
+    "summary": reading(lambda snap: snap.summary("ev", {HALF: kivi.count()})),
+    "query": reading(lambda snap: snap.query("ev", measures={HALF: kivi.count()})),
+    "having": reading(lambda snap: snap.query("ev", group_by=["x"], measures=N, having=kivi.col("x") == HALF)),
+    "derived": reading(lambda snap: snap.query("ev", measures=N, derived={"d": HALF})),
+    "windows": reading(lambda snap: snap.windows("ev", size=HALF, measures=N)),
+    "put": writing(lambda tx: tx.put(HALF, (1,), n=1)),
+    "guard": writing(lambda tx: tx.guard("t", (1,), HALF)),
+    "delete": writing(lambda tx: tx.delete(HALF, (1,))),
+    "retract": writing(lambda tx: tx.retract(HALF)),
+    "append": lambda db: db.append(HALF, [{"ts": 1}]),
+    "value": lambda db: db.append("ev", [{"ts": 1, "x": HALF}]),
+    "deletes": lambda db: db.write("t", [{"id": 1, "gone": True}], deletes=HALF),
+    "describe": lambda db: db.describe(HALF),
+    "drop": lambda db: db.drop(HALF),
+    "create_table": lambda db: db.create_table("new", key={HALF: "int64"}, columns={}),
+    "aggregate": lambda db: db.create_aggregate("a", source="ev", group_by=[HALF], measures=N),
+    "measure": lambda db: db.create_aggregate("a", source="ev", group_by=["x"], measures={HALF: kivi.count()}),
+    "view": lambda db: db.create_view("v", source="t", key=[HALF, "id"]),
+    "appender": lambda db: db.appender(HALF).__enter__(),
+    "unsubscribe": lambda db: db.unsubscribe(HALF),
+    "user": lambda db: db.subscriptions(HALF),
+    "path": lambda db: db.checkpoint(f"/nowhere/{HALF}"),
+}
+
+
+@pytest.mark.parametrize("what", NO_TEXT)
+def test_a_lone_surrogate_is_no_text(db: Any, what: str) -> None:
+    db.create_table("t", key={"id": "int64"}, columns={"n": kivi.sum("int64")})
+    db.create_event_table("ev", event_time="ts", columns={"ts": "timestamp", "x": "string"})
+    with pytest.raises((InvalidArgument, NotFound, SchemaError)) as refused:
+        NO_TEXT[what](db)
+    assert str(refused.value).encode()  # which can be written into a log
+    db.append("ev", [{"ts": 1, "x": "half"}])
+
+
+MEASURE_NAMES = ["", "app", "a b", "x" * 129, "ü", "1a", 5, None, "n.m", "_commit_ts"]
+
+
+@pytest.mark.parametrize("name", MEASURE_NAMES, ids=str)
+def test_measures_of_questions_are_named_as_columns_are(db: Any, name: Any) -> None:
+    declared(db)
+    with db.snapshot() as snap:
+        for ask in (
+            lambda: snap.query("ev", group_by=["app"], measures={name: kivi.count()}),
+            lambda: snap.windows("ev", size="5m", group_by=["app"], measures={name: kivi.count()}),
+            lambda: snap.query("ag", group_by=["app"], measures={name: kivi.combine("n")}),
+            lambda: snap.query("ev", group_by=["app"], measures={"n": kivi.count()}, derived={name: "n"}),
+            lambda: db.create_aggregate("new", source="ev", group_by=["app"], measures={name: kivi.count()}),
+        ):
+            with pytest.raises(SchemaError, match="name"):
+                ask()
+        if name in ("", 5, None):
+            with pytest.raises(InvalidArgument, match="named by a text"):
+                snap.summary("ev", {name: kivi.count()})
+        elif name != "_commit_ts":  # whose row has no other columns
+            both = {name: kivi.count(), "m0": kivi.sum("a")}
+            assert snap.summary("ev", both) == {name: 1, "m0": 1}
+        assert list(snap.query("ev", group_by=["app"], measures={"_": kivi.count()})) == [{"app": "q", "_": 1}]
+
+
+def declared(db: Any) -> None:
+    columns = {"ts": "timestamp", "app": "string", "a": "int64", "p": "int64"}
+    db.create_event_table("ev", event_time="ts", columns=columns)
+    slot = kivi.time_slot("ts", "5m", name="slot")
+    db.create_aggregate("ag", source="ev", group_by=["app", "a", "p", slot], measures={"n": kivi.count()})
+    db.create_table("t", key={"id": "int64"}, columns={"app": "string", "a": "int64", "p": "int64"})
+    db.append("ev", [{"ts": 1, "app": "q", "a": 1, "p": 2}])
+
+
+@pytest.mark.parametrize("names", ["ap", "app", b"ap", 5, [["a"]], ["a", 5], [None]], ids=repr)
+def test_a_list_of_names_is_a_list_of_names(db: Any, names: Any) -> None:
+    """A text of which each letter is a name, too."""
+    declared(db)
+    asked = {"group_by": ["app", "a", "p"], "measures": N}
+    with db.snapshot() as snap:
+        for ask in (
+            lambda: snap.get("t", (1,), columns=names),
+            lambda: snap.get_many("t", [(1,)], columns=names),
+            lambda: list(snap.scan("t", columns=names)),
+            lambda: list(snap.scan_batches("t", columns=names)),
+            lambda: list(snap.changes("ev", since=0, columns=names)),
+            lambda: snap.to_arrow("ev", columns=names),
+            lambda: snap.query("ev", **asked, columns=names),
+            lambda: snap.windows("ev", size="5m", **asked, columns=names),
+            lambda: snap.query("ag", group_by=["app", "a", "p"], columns=names),
+            lambda: snap.rollup("ag", by=names),
+            lambda: snap.rollup("ag", measures=names),
+            lambda: db.subscribe("t", columns=names).__enter__(),
+            lambda: db.subscribe("ag", rollup={"by": names}).__enter__(),
+            lambda: db.create_view("v", source="t", key=names),
+            lambda: db.create_view("v", source="t", key=["app", "id"], columns=names),
+            lambda: db.create_aggregates("l", source="ev", levels=["app"], slots=names, measures=N),
+            lambda: db.create_event_table("i", event_time="ts", columns={"ts": "timestamp", "a": "int64"}, index=names),
+        ):
+            with pytest.raises((InvalidArgument, SchemaError)):
+                pytest.fail(f"{ask()!r}")
+    assert sorted(table["name"] if isinstance(table, dict) else table for table in db.tables()) == ["ag", "ev", "t"]
 
 
 @pytest.mark.parametrize("call", REFUSED, ids=map(str, range(len(REFUSED))))

@@ -89,6 +89,38 @@ def test_questions_everywhere(db: Any) -> None:
         assert all(dt.datetime.now(dt.UTC) - row["at"] < dt.timedelta(hours=1) for row in recent)
 
 
+def test_one_column_orders_an_answer_from_the_largest_down(db: Any) -> None:
+    created(db)
+    db.append("calls", [{"app": "pay", "endpoint": 9, "ts": minute(1), "us": None, "user": "bob"}])
+    asked = {"measures": {"latency": kivi.quantiles("us")}, "derived": {"p99": "quantile(latency, 0.99)"}}
+
+    def ordered(rows: list[dict[str, Any]], name: str, *, largest: bool) -> list[dict[str, Any]]:
+        known = sorted((row for row in rows if row[name] is not None), key=lambda row: row[name], reverse=largest)
+        return known + [row for row in rows if row[name] is None]
+
+    with db.snapshot() as snap:
+        for ask in (
+            lambda **order: list(snap.query("calls", group_by=["app", "endpoint"], **asked, **order)),
+            lambda **order: list(snap.windows("calls", size="4m", group_by=["endpoint"], **asked, **order)),
+            lambda **order: list(
+                snap.query("calls", group_by=["endpoint"], columns=["endpoint", "p99"], **asked, **order)
+            ),
+        ):
+            rows = ask()
+            assert rows[-1]["p99"] is None or any(row["p99"] is None for row in rows)
+            assert len({row["p99"] for row in rows}) > 2
+            for order, largest in (("-p99", True), ("p99", False)):
+                expected = ordered(rows, "p99", largest=largest)
+                if len({row["p99"] for row in rows}) == len(rows):
+                    assert ask(order_by=order) == ask(order_by=[order]) == expected
+                    assert ask(order_by=order, offset=1, limit=2) == expected[1:3]
+                assert [row["p99"] for row in ask(order_by=order)] == [row["p99"] for row in expected]
+        rows = list(snap.scan("by_app"))
+        assert list(snap.scan("by_app", order_by="-p50")) == ordered(rows, "p50", largest=True)
+        with pytest.raises(kivi.SchemaError, match="quantile"):
+            snap.query("calls", group_by=["app"], **asked, order_by="-latency")
+
+
 def test_windows_everywhere(db: Any) -> None:
     created(db)
     with db.snapshot() as snap:

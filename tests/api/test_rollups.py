@@ -239,7 +239,7 @@ def test_times_by_seeking_and_by_filtering(groups: int) -> None:
     [
         ({"by": ["slot"]}, kivi.SchemaError, "is a time slot"),
         ({"by": ["x"]}, kivi.SchemaError, "app, endpoint"),
-        ({"by": "app"}, kivi.InvalidArgument, "list of key columns"),
+        ({"by": "app"}, kivi.InvalidArgument, "by is a list of names"),
         ({"by": ["app", "app"]}, kivi.InvalidArgument, "twice"),
         ({"step": "7m"}, kivi.InvalidArgument, "multiple of 5m"),
         ({"tz": "Europe/Madrid"}, kivi.InvalidArgument, "give that too"),

@@ -181,7 +181,7 @@ HOSTILE = [
     "select * from secret", "select * from python_map_function((select 1))", "select getenv('HOME')",
     "select * from duckdb_secrets()", "select * from arrow_scan(1, 2, 3)", "select * from pandas_scan(1)",
     "select * from enable_logging()", "select * from query('select * from read_text(''{file}'')')",
-    "select * from query_table('hosts')", "select * from query('select * from secret')", "from memory.hosts",
+    "select * from query_table('hosts')", "select * from query('select * from secret')", "from temp.hosts",
     "select * from json_execute_serialized_sql(json_serialize_sql('select * from read_text(''{file}'')'))",
 ]  # fmt: skip
 
@@ -204,9 +204,6 @@ def test_it_reaches_nothing_but_the_tables_that_it_names(db: Any, tmp_path: Path
         assert str(tmp_path) not in told
         listed = snap.sql("select table_name from information_schema.tables")["table_name"].to_pylist()
         assert sorted(listed) == ["calls", "calls_5m", "hosts"]
-        for qualified in ("main.calls", "memory.calls", "memory.main.calls"):  # not the empty table that is listed
-            with pytest.raises((InvalidArgument, NotFound)):
-                snap.sql(f"select (select count(*) from {qualified}) as n, * from information_schema.tables")
         assert snap.sql("select count(*) as n from calls").to_pylist() == [{"n": 1}]
 
 
@@ -286,6 +283,14 @@ def test_when_events_arrived_is_a_hidden_column(db: Any) -> None:
             list(snap.changes("calls", since=0, columns=["_commit_time"]))
         with pytest.raises(InvalidArgument, match="_commit_ts"):
             snap.sql("select _commit_ts from hosts")
+    with db.transaction() as tx:
+        named = [row["_commit_ts"] for row in tx.scan("calls", columns=["_commit_ts"])]
+        assert sorted(set(named)) == stamps
+        tx.put("hosts", ("h1", 1), owner="o")
+        assert [row["_commit_ts"] for row in tx.scan("calls", columns=["_commit_ts"])] == named
+        tx.append("calls", [{"host": "h1", "ts": T0, "x": 9}])
+        with pytest.raises(InvalidArgument, match="_commit_ts"):  # its own events have none yet
+            list(tx.scan("calls", columns=["_commit_ts"]))
 
 
 def test_a_question_opens_no_block_that_its_conditions_leave_out(
@@ -380,6 +385,27 @@ def test_a_statement_is_told_which_tables_and_columns_there_are(db: Any) -> None
                 snap.sql(f"select count(*) from {made_up}, calls")
 
 
+def test_tables_are_found_where_the_lists_say_that_they_are(db: Any) -> None:
+    declare(db)
+    db.append("calls", [{"host": f"h{i % 2}", "ts": T0, "x": i} for i in range(6)])
+    with db.snapshot() as snap:
+        places = snap.sql("select table_catalog, table_schema, table_name from information_schema.tables").to_pylist()
+        assert {tuple(row.values()) for row in places} == {
+            ("memory", "main", name) for name in ("calls", "calls_5m", "hosts")
+        }
+        for place in ("main.calls", "memory.main.calls", "memory.calls", "MAIN.Calls", "calls", "main.calls as calls"):
+            # not the empty table that is listed, in a statement that lists; nor what else has this name
+            text = f"select (select count(*) from {place} where x > 1) as n, (select count(*) from show_them) as m"
+            listing = f"with show_them as (from information_schema.tables) {text}"
+            assert snap.sql(listing).to_pylist()[0]["n"] == 4, place
+        both = "with calls as (select 7 as x) select sum(c.x) as c, max(calls.x) as x from main.calls c, calls"
+        assert snap.sql(both).to_pylist() == [{"c": Decimal(15), "x": 7}]
+        assert snap.sql("select max(main.calls.x) as x from main.calls").to_pylist() == [{"x": 5}]
+        for nowhere in ("main.nowhere", "memory.main.nowhere", "main.secret"):
+            with pytest.raises(NotFound):
+                snap.sql(f"select * from {nowhere}")
+
+
 def test_functions_of_states_are_those_of_kivi(db: Any) -> None:
     declare(db)
     db.append("calls", [{**each, "host": each["host"] or ""} for each in events(random.Random(2), 400)])
@@ -408,3 +434,110 @@ def test_functions_of_states_are_those_of_kivi(db: Any) -> None:
             snap.sql("select quantile(latency, 7) from calls_5m")
         renamed = "with a as (select p99 as latency from calls_5m) select max(latency) as most from a"
         assert snap.sql(renamed)["most"].to_pylist() == [max(row["p99"] or 0 for row in snap.scan("calls_5m"))]
+
+
+def states_of(db: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The rows of ``calls_5m``, whose ``latency`` is a state, and of ``raw``, where it is a number."""
+    declare(db)
+    db.create_table("raw", key={"host": "string"}, columns={"latency": "float64"})
+    db.append("calls", [{**each, "host": each["host"] or ""} for each in events(random.Random(3), 400)])
+    with db.transaction() as tx:
+        for i, host in enumerate(("", "h1", "h2")):
+            tx.put("raw", (host,), latency=i + 0.5)
+    with db.snapshot() as snap:
+        return list(snap.scan("calls_5m")), list(snap.scan("raw"))
+
+
+def test_what_is_called_like_a_state_and_what_is_one(db: Any) -> None:
+    """Aliases, tables and subqueries that have the name, against the rows themselves."""
+    rows, raw = states_of(db)
+    of = {host: [row for row in rows if row["host"] == host] for host in {row["host"] for row in rows}}
+    high = {host: max(row["latency"].quantile(0.9) or 0 for row in each) for host, each in of.items()}
+    numbers = {row["host"]: row["latency"] for row in raw}
+    both = sorted(
+        ((host, row["latency"].quantile(0.5), numbers[host]) for host in numbers for row in of[host]),
+        key=lambda found: (found[0], found[1] is None, found[1] or 0),
+    )
+    first = [row["latency"].quantile(0.9) for row in rows[:3]]
+    for text, expected in (
+        ("select host, max(quantile(latency, 0.9)) as latency from calls_5m group by host having latency >= 0 "
+         "order by latency, host", sorted(high.items(), key=lambda found: (found[1], found[0]))),
+        ("select quantile(latency, 0.9) as latency from calls_5m order by host, slot limit 3", [(x,) for x in first]),
+        ("select a.host, quantile(a.latency, 0.5), b.latency from calls_5m a join raw b using (host) order by all",
+         both),
+        ("select host, quantile(latency, 0.5) from raw group by all order by all", sorted(numbers.items())),
+        ("select max(latency) from raw where exists (select latency from calls_5m)", [(2.5,)]),
+        ("select (select max(latency) from raw) from calls_5m limit 1", [(2.5,)]),
+        ("select max(quantile(c.latency, 0.9)) over (), count(c.latency) over () from main.calls_5m c limit 1",
+         [(max(high.values()), len(rows))]),
+        ("select max(quantile(latency, 0.9)) filter (where host = 'h1') from calls_5m", [(high["h1"],)]),
+        ("select h, max(quantile(many, .9)) from calls_5m as c(h, s, n, t, many) group by h order by h",
+         sorted(high.items())),
+        ("with c as (select host as h, quantile(latency, 0.9) as latency from calls_5m) "
+         "select h, max(latency) from c group by h order by h", sorted(high.items())),
+        ("select count(*) from calls_5m where latency is not null", [(len(rows),)]),
+        ("select list_transform([1, 2], lambda latency: latency + n - n) from calls_5m limit 1", [([1, 2],)]),
+        ("select distinct [latency * 2 for latency in [1]] from calls_5m", [([2],)]),
+        ("with calls_5m as (select 3 as latency) select max(latency), quantile(latency, 0.5) from calls_5m", [(3, 3)]),
+        ("with calls_5m as (from calls_5m) select count(latency) from calls_5m order by 1", [(len(rows),)]),
+        ("select n as latency from calls_5m where n > 0 order by 1 desc limit 1", [(max(row["n"] for row in rows),)]),
+        ("select max(z) from (select latency as y, n as z from calls_5m)", [(max(row["n"] for row in rows),)]),
+        ("select host, p99, q from (select *, quantile(latency, 0.99) as q from calls_5m) where p99 is distinct from q",
+         []),
+    ):  # fmt: skip
+        assert one(db, text) == expected, text
+
+
+def test_a_star_has_no_column_that_a_function_of_a_state_needs(db: Any) -> None:
+    rows, _ = states_of(db)
+    names = ["host", "slot", "n", "total", "latency", "p99", "mean"]
+    with db.snapshot() as snap:
+        for text, more in (
+            ("select *, quantile(latency, 0.5) as q from calls_5m", ["q"]),
+            ("select c.*, quantile(c.latency, 0.5) as q from calls_5m c", ["q"]),
+            ("from calls_5m where fraction_below(latency, 50) >= 0 or true", []),
+            ("with c as (from calls_5m) select * from c where exists "
+             "(from calls_5m where quantile(latency, 0.5) > 0)", []),
+        ):  # fmt: skip
+            found = snap.sql(text)
+            assert (found.column_names, found.num_rows) == ([*names, *more], len(rows)), text
+        found = snap.sql("select * exclude (n, latency) rename (p99 as x) from calls_5m where quantile(latency, 0) < 0")
+        assert found.column_names == ["host", "slot", "total", "x", "mean"]
+
+
+REFUSED = [
+    "max(latency)", "max(latency) over ()", "max(n) over (order by latency)", "quantile(latency, 0.5) over ()",
+    "quantile(latency, 0.5) filter (where n > 3)", "quantile(distinct latency, 0.5)", "quantile(latency, '0.5')",
+    "quantile(latency, 0.5 order by n)", "count(distinct latency)", "count(n order by latency)",
+    "latency::varchar", "concat('x', latency)", "latency || 'x'", "latency = latency", "latency in (p99)",
+    "max(case when n > 1 then latency end)", "max(coalesce(latency, latency))", "max(columns(*))", "columns('l.*')",
+    "* like 'l%'", "max(c)", "max(#5)", "max((select latency from calls_5m limit 1))", "[latency]", "{'a': latency}",
+    "latency.max()", "c.latency.max()", "latency.quantile(0.5)", "quantile(latency, ?)", "any_value(latency)",
+    "list_transform([1], lambda x: latency)", "[latency for x in [1]]", "latency[1]", "latency as z, max(z) over ()",
+    "quantile(coalesce(latency, latency), 0.5)", "n in (select latency from calls_5m)",
+]  # fmt: skip
+REFUSED_WHOLE = [
+    "select max(latency) as latency from calls_5m", "select max(x) from (select latency as x from calls_5m)",
+    "select max(x) from (select latency from calls_5m) as c(x)", "with c as (from calls_5m) select max(latency) from c",
+    "with c(x) as (select latency from calls_5m) select max(x) from c", "summarize calls_5m",
+    "select max(latency) from (select latency from calls_5m union all select null)",
+    "select max(latency) from (select null as latency union by name select latency from calls_5m)",
+    "with recursive r(x) as (select null::blob union all select latency from calls_5m, r where false) "
+    "select max(x) from r", "select * from calls_5m a natural join calls_5m b",
+    "select n from calls_5m a join calls_5m b using (latency)", "from calls_5m pivot (sum(n) for host in ('h1'))",
+    "select * from calls_5m order by latency", "select latency from calls_5m order by 1 desc",
+    "select n as latency from calls_5m order by max(latency)",
+    "select host, max(n) as latency from calls_5m group by host having max(latency) > 1",
+    "select quantile(latency, 0.5) from (from calls_5m)", "select max(latency) from calls_5m a, raw b",
+    "select max(a.latency) from calls_5m a, raw b", "select max(x) from calls_5m c, lateral (select c.latency as x)",
+    "select (select max(c.latency)) from calls_5m c",
+    "select max(x) from (values ((select latency from calls_5m))) v(x)",
+]  # fmt: skip
+
+
+def test_whatever_would_look_into_a_state_is_refused(db: Any) -> None:
+    states_of(db)
+    with db.snapshot() as snap:
+        for text in [f"select {wrong} from calls_5m c" for wrong in REFUSED] + REFUSED_WHOLE:
+            with pytest.raises(InvalidArgument, match=r"state of a measure|number of each row|comes out of a subquery"):
+                pytest.fail(f"{text}: {snap.sql(text).to_pylist()[:2]}")

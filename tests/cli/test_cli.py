@@ -141,6 +141,19 @@ def test_sql_in_every_form(cli):
     )
     with pa.ipc.open_stream(ran.stdout) as reader:
         assert reader.read_all().to_pydict() == {"v": [0, 1, 2, 3]}
+    twice = "select v as x, s as x, 0 as x_1, v from asked where v = 1"
+    assert cli("sql", twice, "-o", "csv") == "x,x,x_1,v\n1,a,0,1\n"
+    assert cli("sql", twice).splitlines()[2].split() == ["1", "a", "0", "1"]
+    assert cli("sql", twice, "-o", "json") == '{"x": 1, "x_2": "a", "x_1": 0, "v": 1}\n'
+    odd = (
+        "select 'infinity'::timestamp as t, ['-infinity'::date] as d, '20000-01-01'::timestamptz as y, "
+        "'nan'::double as n, {'f': '-inf'::float} as s, date '2026-03-01' as day, '2026-03-01 10:00'::timestamp as m"
+    )
+    assert json.loads(cli("sql", odd, "-o", "json"), parse_constant=pytest.fail) == {
+        "t": "infinity", "d": ["-infinity"], "y": "20000-01-01 00:00:00.000000Z", "n": "NaN", "s": {"f": "-Infinity"},
+        "day": "2026-03-01", "m": "2026-03-01T10:00:00",
+    }  # fmt: skip
+    assert cli("sql", odd).splitlines()[2].startswith("infinity  [")
     cli("sql", "drop table asked", code=1)
     assert "only a statement that reads" in cli.errors
     cli("put", "accounts", 77, "name=x", "-o", "arrow", code=1)

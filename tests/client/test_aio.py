@@ -12,6 +12,7 @@ import pytest
 import kivi
 import kivi.aio
 import kivi.client.database
+import kivi.polars
 from tests.client.proxy import Proxy
 from tests.waiting import until
 
@@ -290,3 +291,32 @@ def test_nothing_listens_there():
 
     with pytest.raises(kivi.Unavailable, match="cannot reach"):
         run("localhost:1", test, timeout=2)
+
+
+def test_lazy_tables_are_read_beside_the_loop_and_never_wait_for_it(server, accounts, monkeypatch):
+    duckdb, polars = pytest.importorskip("duckdb"), pytest.importorskip("polars")
+    monkeypatch.setattr("kivi.aio.database.LOOP_PATIENCE_S", 0.3)
+
+    async def test(db: Any) -> None:
+        async with db.transaction() as tx:
+            for i in range(5):
+                await tx.put(accounts, (i,), name=f"n{i}")
+        async with db.snapshot() as snap:
+            with duckdb.connect() as connection:
+                relation = (await snap.relation(accounts, connection)).filter("id > 2").project("id, name")
+                assert await asyncio.to_thread(relation.fetchall) == [(3, "n3"), (4, "n4")]
+                with pytest.raises(duckdb.InvalidInputException, match=r"InvalidArgument.*asyncio\.to_thread"):
+                    relation.fetchall()
+                assert await asyncio.to_thread(relation.fetchall) == [(3, "n3"), (4, "n4")]
+            frame = (await kivi.polars.scan(snap, accounts)).filter(polars.col("id") < 2).select("name")
+            assert (await asyncio.to_thread(frame.collect))["name"].to_list() == ["n0", "n1"]
+            with pytest.raises(kivi.InvalidArgument, match="asyncio.to_thread"):
+                frame.collect()
+            dataset = await snap.dataset(accounts)
+            with pytest.raises(kivi.InvalidArgument, match="this thread runs the event loop"):
+                dataset.to_table()
+            with pytest.raises(kivi.NotFound):
+                await kivi.polars.scan(snap, "nowhere")
+            assert await snap.get(accounts, (1,), columns=["name"]) == {"name": "n1"}
+
+    run(server.endpoint, test)

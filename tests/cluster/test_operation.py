@@ -20,6 +20,7 @@ from kivi.cluster import ClusterNode, node
 from kivi.cluster.founding import adopt
 from kivi.cluster.status import ClusterStatus
 from kivi.embedded.database import Database
+from kivi.log.jetstream import delete_stream
 from kivi.log.members import State
 from kivi.runtime.settings import Settings
 from tests.conftest import require
@@ -179,9 +180,9 @@ def test_a_store_becomes_a_cluster(nodes: Nodes, alone: Path, tmp_path: Path) ->
         last = db.watermark()
         with db.transaction(token="before") as tx:
             tx.delta("blobs", (1,), n=1)
-    founded = adopt(str(alone), "apm", nodes.nats.urls, settings=SETTINGS, log_bytes=LOG_BYTES)
+    founded = adopt(str(alone), "apm", nodes.nats.urls)
     assert founded.last == last + 1 and founded.lost is None
-    again = adopt(str(alone), "apm", nodes.nats.urls, settings=SETTINGS, log_bytes=LOG_BYTES)  # it was interrupted, say
+    again = adopt(str(alone), "apm", nodes.nats.urls)  # it was interrupted, say
     assert again == founded
     one = nodes.start("alone")
     assert total(one) == 4
@@ -196,12 +197,12 @@ def test_a_store_becomes_a_cluster(nodes: Nodes, alone: Path, tmp_path: Path) ->
     with kivi.open(tmp_path / "second") as db:
         make(db)
     with pytest.raises(kivi.AlreadyExists, match="there is a cluster apm already"):
-        adopt(str(tmp_path / "second"), "apm", nodes.nats.urls, settings=SETTINGS, log_bytes=LOG_BYTES)
+        adopt(str(tmp_path / "second"), "apm", nodes.nats.urls)
     with kivi.open(tmp_path / "second") as db:  # nothing has become of it
         assert db.tables() == ["blobs"]
     nodes.stop("alone")
     with pytest.raises(kivi.KiviError, match="a node of the cluster apm"):
-        adopt(str(alone), "other", nodes.nats.urls, settings=SETTINGS, log_bytes=LOG_BYTES)
+        adopt(str(alone), "other", nodes.nats.urls)
     assert total(nodes.start("alone")) == 6
 
 
@@ -243,8 +244,8 @@ def test_a_log_that_lost_something_begins_anew_with_the_best_node(
         (tmp_path / "one").rename(tmp_path / "best")
     nodes.stop("other")
     with pytest.raises(kivi.AlreadyExists):
-        adopt(str(tmp_path / "best"), "apm", nats.urls, settings=SETTINGS, log_bytes=LOG_BYTES)
-    founded = adopt(str(tmp_path / "best"), "apm", nats.urls, replace=True, settings=SETTINGS, log_bytes=LOG_BYTES)
+        adopt(str(tmp_path / "best"), "apm", nats.urls)
+    founded = adopt(str(tmp_path / "best"), "apm", nats.urls, replace=True)
     assert founded.lost is None if how.startswith("a copy") else founded.lost is not None and founded.lost <= 0
     best = nodes.start("best")
     write(Database(best.store), 1)
@@ -256,11 +257,11 @@ def test_a_log_that_lost_something_begins_anew_with_the_best_node(
 def test_a_log_that_is_gone_is_not_made_again_for_a_node(nodes: Nodes, nats: NatsCluster) -> None:
     one = nodes.start("one")
     make(Database(one.store))
-    one.stream.delete()
+    delete_stream(one._nats, one.stream.name, 10.0)
     nodes.stop("one")
     with pytest.raises(kivi.NotFound, match="kivi cluster reseed"):
         nodes.start("one")
-    founded = adopt(str(nodes.path / "one"), "apm", nats.urls, replace=True, settings=SETTINGS, log_bytes=LOG_BYTES)
+    founded = adopt(str(nodes.path / "one"), "apm", nats.urls, replace=True)
     assert founded.lost is None
     assert total(nodes.start("one")) == 0
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
-import random
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,13 +10,11 @@ from pathlib import Path
 import pytest
 
 import kivi
+from tests.cluster.traffic import Client, answers_of, make_tables
 from tests.conftest import require
 from tests.log.natscluster import NatsCluster
 from tests.serverproc import ServerProcess
 from tests.waiting import wait_until
-
-START = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
-ENDPOINTS = 5
 
 
 @pytest.fixture
@@ -36,52 +31,9 @@ def nodes(tmp_path: Path, nats: NatsCluster) -> Iterator[list[ServerProcess]]:
         yield [stack.enter_context(ServerProcess(tmp_path / f"node-{i}", *how)) for i in range(3)]
 
 
-class Client(threading.Thread):
-    """Appends events by one node, each with its sum in the same commit; ``done`` is what was acknowledged."""
-
-    def __init__(self, endpoint: str, seed: int, commits: int) -> None:
-        super().__init__()
-        self.endpoint, self.rng, self.commits = endpoint, random.Random(seed), commits
-        self.done: Counter[int] = Counter()
-        self.failure: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            with kivi.connect(self.endpoint) as db:
-                for i in range(self.commits):
-                    endpoint, value = self.rng.randrange(ENDPOINTS), self.rng.randrange(1000)
-                    with db.transaction() as tx:
-                        tx.append("calls", [{"ts": START + dt.timedelta(seconds=i), "endpoint": endpoint, "us": value}])
-                        tx.delta("totals", (endpoint,), us=value, n=1)
-                    self.done[endpoint] += value
-        except BaseException as error:
-            self.failure = error
-
-
-def _make(db: kivi.Database) -> None:
-    db.create_event_table("calls", event_time="ts", columns={"ts": "timestamp", "endpoint": "int64", "us": "int64"})
-    db.create_aggregate(
-        "by_endpoint", source="calls", group_by=["endpoint"], measures={"us": kivi.sum("us"), "n": kivi.count()}
-    )
-    db.create_table("totals", key={"endpoint": "int64"}, columns={"us": kivi.sum("int64"), "n": kivi.sum("int64")})
-
-
-def _answers(node: ServerProcess, at_least: int) -> list[object]:
-    with kivi.connect(node.endpoint) as db, db.snapshot(min_snapshot=at_least) as snap:
-        rows = [
-            sorted(({**row} for row in snap.scan(name)), key=lambda row: row["endpoint"])
-            for name in ("totals", "by_endpoint")
-        ]
-        return [
-            snap.ts,
-            *rows,
-            snap.query("calls", measures={"us": kivi.sum("us"), "n": kivi.count()}).to_arrow().to_pylist(),
-        ]
-
-
 def test_any_node_takes_writes_and_all_answer_alike(nodes: list[ServerProcess]) -> None:
     with kivi.connect(nodes[0].endpoint) as db:
-        _make(db)
+        make_tables(db)
         made = db.watermark()
     for node in nodes:
         with kivi.connect(node.endpoint) as db, db.snapshot(min_snapshot=made):
@@ -95,7 +47,7 @@ def test_any_node_takes_writes_and_all_answer_alike(nodes: list[ServerProcess]) 
     wanted = sum((client.done for client in clients), Counter())
     with kivi.connect(nodes[0].endpoint) as db:
         last = db.watermark()
-    answers = [_answers(node, last) for node in nodes]
+    answers = [answers_of(node, last) for node in nodes]
     assert answers[0] == answers[1] == answers[2]
     _, totals, aggregate, events = answers[0]
     assert {row["endpoint"]: row["us"] for row in totals} == dict(wanted)  # type: ignore[attr-defined]
@@ -105,7 +57,7 @@ def test_any_node_takes_writes_and_all_answer_alike(nodes: list[ServerProcess]) 
 
 def test_a_node_that_was_killed_comes_back_with_all_that_was_acknowledged(nodes: list[ServerProcess]) -> None:
     with kivi.connect(nodes[0].endpoint) as db:
-        _make(db)
+        make_tables(db)
     first = Client(nodes[0].endpoint, 1, 20)
     first.run()
     nodes[1].kill()
@@ -116,14 +68,14 @@ def test_a_node_that_was_killed_comes_back_with_all_that_was_acknowledged(nodes:
     wanted = first.done + second.done
     with kivi.connect(nodes[2].endpoint) as db:
         last = db.watermark()
-    answers = [_answers(node, last) for node in nodes]
+    answers = [answers_of(node, last) for node in nodes]
     assert answers[0] == answers[1] == answers[2]
     assert {row["endpoint"]: row["us"] for row in answers[1][1]} == dict(wanted)  # type: ignore[attr-defined]
 
 
 def test_a_new_node_begins_with_the_copy_of_another_one(nodes: list[ServerProcess], tmp_path: Path) -> None:
     with kivi.connect(nodes[0].endpoint) as db:
-        _make(db)
+        make_tables(db)
         before = Client(nodes[0].endpoint, 1, 10)
         before.run()
         db.checkpoint(str(tmp_path / "copy"))
@@ -134,7 +86,7 @@ def test_a_new_node_begins_with_the_copy_of_another_one(nodes: list[ServerProces
     with kivi.connect(nodes[1].endpoint) as db:
         last = db.watermark()
     with ServerProcess(tmp_path / "copy", *nodes[0].arguments) as fourth:
-        assert _answers(fourth, last) == _answers(nodes[2], last)
+        assert answers_of(fourth, last) == answers_of(nodes[2], last)
         later = Client(fourth.endpoint, 3, 10)
         later.run()
         assert later.failure is None
@@ -143,7 +95,7 @@ def test_a_new_node_begins_with_the_copy_of_another_one(nodes: list[ServerProces
         with kivi.connect(fourth.endpoint) as db:
             last = db.watermark()
         wanted = before.done + after.done + later.done
-        answers = [_answers(node, last) for node in (*nodes, fourth)]
+        answers = [answers_of(node, last) for node in (*nodes, fourth)]
         assert answers == [answers[0]] * 4
         assert {row["endpoint"]: row["us"] for row in answers[0][1]} == dict(wanted)  # type: ignore[attr-defined]
     with kivi.open(tmp_path / "alone") as db:  # a backup is a store of its own, too; and then it is no copy any more
@@ -156,7 +108,7 @@ def test_a_client_of_several_nodes_goes_on_with_another_one(nodes: list[ServerPr
     """Each node is killed once and comes back, while clients commit: no call fails, and nothing counts twice."""
     everywhere = ",".join(node.endpoint for node in nodes)
     with kivi.connect(everywhere) as db:
-        _make(db)
+        make_tables(db)
     clients = [Client(everywhere, seed, 60) for seed in range(3)]
     for client in clients:
         client.start()
@@ -169,14 +121,14 @@ def test_a_client_of_several_nodes_goes_on_with_another_one(nodes: list[ServerPr
     wanted = sum((client.done for client in clients), Counter())
     with kivi.connect(everywhere) as db:
         last = db.watermark()
-    answers = [_answers(node, last) for node in nodes]
+    answers = [answers_of(node, last) for node in nodes]
     assert answers[0] == answers[1] == answers[2]
     assert {row["endpoint"]: row["us"] for row in answers[0][1]} == dict(wanted)  # type: ignore[attr-defined]
 
 
 def test_a_fresh_read_has_what_was_acknowledged_by_any_node(nodes: list[ServerProcess]) -> None:
     with kivi.connect(nodes[0].endpoint) as one, kivi.connect(nodes[1].endpoint, read="fresh") as other:
-        _make(one)
+        make_tables(one)
         for n in range(1, 30):
             with one.transaction() as tx:
                 tx.delta("totals", (1,), us=1, n=1)
@@ -191,7 +143,7 @@ def test_a_fresh_read_has_what_was_acknowledged_by_any_node(nodes: list[ServerPr
 
 def test_without_its_log_a_cluster_reads_and_takes_no_writes(nodes: list[ServerProcess], nats: NatsCluster) -> None:
     with kivi.connect(nodes[0].endpoint) as db:
-        _make(db)
+        make_tables(db)
         with db.transaction() as tx:
             tx.delta("totals", (1,), us=5, n=1)
         nats.servers[0].kill()

@@ -58,7 +58,7 @@ EXCEPTIONS = (
     Exempt(
         "docs/howto/several-nodes.md",
         "kivi serve --cluster",
-        "tests/cluster/test_served.py starts three, on servers of its own",
+        "tests/cluster/test_peers.py and test_served.py start three, each way",
     ),
     Exempt(
         "docs/howto/several-nodes.md",

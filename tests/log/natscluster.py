@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import random
 import signal
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from typing import Any
 from kivi.errors import Unavailable
 from kivi.log.jetstream import JetStream
 from kivi.log.natslink import Nats
-from kivi.log.natsserver import NatsServer, Peers, find_nats_server
+from kivi.log.natsserver import NatsServer, Peers, find_nats_server, free_ports
 from kivi.log.stream import Stream
 from tests.waiting import wait_until
 
@@ -29,23 +27,11 @@ def copies_are_equal(stream: Stream) -> bool:
     return False
 
 
-def _ports(count: int) -> list[int]:
-    """Free ones, below those that the system gives to whoever connects somewhere."""
-    with contextlib.ExitStack() as stack:
-        found: list[int] = []
-        while len(found) < count:
-            one = stack.enter_context(socket.socket())
-            with contextlib.suppress(OSError):
-                one.bind(("127.0.0.1", random.randrange(12_000, 32_000)))
-                found.append(one.getsockname()[1])
-        return found
-
-
 class NatsCluster:
     """``size`` servers, which run while this is entered. A server that was killed stays so until ``start``."""
 
     def __init__(self, path: Path, size: int, max_bytes: int = 8 << 30, secret: str | None = None) -> None:
-        ports = _ports(2 * size)
+        ports = free_ports(2 * size)
         self.login: dict[str, Any] = {} if secret is None else {"token": secret}
         routes = [f"127.0.0.1:{port}" for port in ports[size:]]
         self.servers = [

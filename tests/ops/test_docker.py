@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import functools
 import json
@@ -19,8 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kivi_server.options import add_arguments, options_of
 from ruamel.yaml import YAML
 
+from kivi.cluster import peers_of
 from tests.conftest import require
 from tests.serverproc import ROOT
 
@@ -35,18 +38,23 @@ def test_the_dockerfile_is_linted() -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
-@pytest.fixture(scope="module")
-def compose() -> Any:
-    return YAML(typ="safe").load((DOCKER / "compose.yaml").read_text())
+COMPOSED = ("compose.yaml", "cluster.yaml")
 
 
-def test_compose_is_as_its_schema_says() -> None:
-    command = [str(TOOLS / "check-jsonschema"), "--builtin-schema", "vendor.compose-spec", str(DOCKER / "compose.yaml")]
+def composed(name: str) -> Any:
+    return YAML(typ="safe").load((DOCKER / name).read_text())
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+def test_compose_is_as_its_schema_says(name: str) -> None:
+    command = [str(TOOLS / "check-jsonschema"), "--builtin-schema", "vendor.compose-spec", str(DOCKER / name)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 
 
-def test_what_compose_names_is_there(compose: Any) -> None:
+@pytest.mark.parametrize("name", COMPOSED)
+def test_what_compose_names_is_there(name: str) -> None:
+    compose = composed(name)
     targets = re.findall(r"^FROM \S+ AS (\S+)", (DOCKER / "Dockerfile").read_text(), re.MULTILINE)
     for service in compose["services"].values():
         if "build" in service:
@@ -57,6 +65,24 @@ def test_what_compose_names_is_there(compose: Any) -> None:
             assert (DOCKER / source).exists() if source.startswith(".") else source in compose["volumes"]
         for port in service.get("ports", []):
             assert port.startswith("127.0.0.1:"), "published beyond this machine"
+        assert set(service.get("secrets", ())) <= set(compose.get("secrets", ()))
+
+
+def test_each_node_of_the_cluster_is_one_of_its_peers(tmp_path: Path) -> None:
+    """What each container is told makes a node, which finds its own address among the peers by its name."""
+    services = composed("cluster.yaml")["services"]
+    for service, node in services.items():
+        environment = {**node["environment"], "KIVI_DATA": str(tmp_path / service)}
+        parser = argparse.ArgumentParser()
+        add_arguments(parser)
+        options = options_of(parser.parse_args([]), environment)
+        assert options.peers is not None and options.insecure and options.cluster_secret_file
+        peers = [peer.rpartition(":")[0] for peer in peers_of(options.peers)]
+        assert peers == list(services) and options.advertise == f"{service}:7420"
+
+
+def test_what_watches_the_server_is_told_of_it() -> None:
+    compose = composed("compose.yaml")
     (scraped,) = YAML(typ="safe").load((DOCKER / "prometheus" / "prometheus.yml").read_text())["scrape_configs"]
     name, _, port = scraped["static_configs"][0]["targets"][0].partition(":")
     assert name in compose["services"] and f"KIVI_METRICS=0.0.0.0:{port}" in (DOCKER / "Dockerfile").read_text()

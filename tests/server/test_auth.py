@@ -241,6 +241,26 @@ def test_a_token_for_some_tables_writes_those_and_no_others(server: ServerProces
         assert snapshot.to_arrow("calls").num_rows == 3
 
 
+def test_how_an_answer_was_made_names_only_tables_that_the_token_may_see(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text(f"{ROOT} admin\n{FEEDER} reader tables=calls,open_*\n")
+    tokens = ["--token-file", str(tmp_path / "tokens")]
+    asked = {"group_by": ["app"], "measures": {"n": kivi.count()}}
+    with ServerProcess(tmp_path / "data", *tokens) as server, server.connect(access_token=ROOT) as db:
+        db.create_event_table("calls", event_time="ts", columns={"ts": "timestamp", "app": "string"})
+        db.append("calls", [{"ts": i, "app": f"a{i % 3}"} for i in range(300)])
+        for name in ("secret_by_app", "open_by_app"):
+            db.create_aggregate(name, source="calls", group_by=["app"], measures={"n": kivi.count()})
+            with server.connect(access_token=FEEDER) as narrow, db.snapshot() as all_of_it, narrow.snapshot() as some:
+                full, shown = (snap.query("calls", **asked) for snap in (all_of_it, some))
+                assert list(full) == list(shown)
+                assert full.explain().count(f"rows of {name}") == 2
+                if name == "open_by_app":
+                    assert shown.explain().count(f"rows of {name}") == 2
+                else:
+                    assert "secret" not in shown.explain() and shown.explain().count("rows of an aggregate") == 2
+            db.drop(name)
+
+
 def test_a_role_is_not_enough_for_what_concerns_the_whole_store(tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text(f"{ROOT} admin tables=a*\n")
     with (
@@ -390,6 +410,7 @@ def test_writes_that_were_refused_are_not_left_out_of_a_commit(tmp_path: Path) -
     ) as root, server.connect(access_token=WRITER) as db, server.connect(access_token=FEEDER) as feeder:  # fmt: skip
         for name in ("t", "secret"):
             root.create_table(name, key={"id": "int64"}, columns={"n": kivi.sum("int64")})
+        db.get("t", (9,))  # from here on it knows the table, and asks for nothing but what it is told to
 
         def begun() -> Any:
             """A transaction with a write that waits to travel, and no request left for this second."""

@@ -1,0 +1,59 @@
+"""What clients do to the servers of a cluster, and what each server says of it afterwards."""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+import threading
+from collections import Counter
+
+import kivi
+from tests.serverproc import ServerProcess
+
+__all__ = ["Client", "answers_of", "make_tables"]
+
+START = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+ENDPOINTS = 5
+
+
+class Client(threading.Thread):
+    """Appends events by one node, each with its sum in the same commit; ``done`` is what was acknowledged."""
+
+    def __init__(self, endpoint: str, seed: int, commits: int) -> None:
+        super().__init__()
+        self.endpoint, self.rng, self.commits = endpoint, random.Random(seed), commits
+        self.done: Counter[int] = Counter()
+        self.failure: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            with kivi.connect(self.endpoint) as db:
+                for i in range(self.commits):
+                    endpoint, value = self.rng.randrange(ENDPOINTS), self.rng.randrange(1000)
+                    with db.transaction() as tx:
+                        tx.append("calls", [{"ts": START + dt.timedelta(seconds=i), "endpoint": endpoint, "us": value}])
+                        tx.delta("totals", (endpoint,), us=value, n=1)
+                    self.done[endpoint] += value
+        except BaseException as error:
+            self.failure = error
+
+
+def make_tables(db: kivi.Database) -> None:
+    db.create_event_table("calls", event_time="ts", columns={"ts": "timestamp", "endpoint": "int64", "us": "int64"})
+    db.create_aggregate(
+        "by_endpoint", source="calls", group_by=["endpoint"], measures={"us": kivi.sum("us"), "n": kivi.count()}
+    )
+    db.create_table("totals", key={"endpoint": "int64"}, columns={"us": kivi.sum("int64"), "n": kivi.sum("int64")})
+
+
+def answers_of(node: ServerProcess, at_least: int) -> list[object]:
+    with kivi.connect(node.endpoint) as db, db.snapshot(min_snapshot=at_least) as snap:
+        rows = [
+            sorted(({**row} for row in snap.scan(name)), key=lambda row: row["endpoint"])
+            for name in ("totals", "by_endpoint")
+        ]
+        return [
+            snap.ts,
+            *rows,
+            snap.query("calls", measures={"us": kivi.sum("us"), "n": kivi.count()}).to_arrow().to_pylist(),
+        ]
