@@ -173,9 +173,15 @@ def as_of(args: argparse.Namespace) -> Any:
     return int(args.as_of) if args.as_of.isdigit() else parse_value("timestamp", args.as_of, "--as-of")
 
 
+def seen_by(snap: Any, table: str) -> dict[str, Any]:
+    """A table's description, as the snapshot sees it."""
+    described: dict[str, Any] = snap._table_schema(table).description()
+    return described
+
+
 def get(db: Any, args: argparse.Namespace) -> None:
-    found = db.describe(args.table)
     with db.snapshot(as_of=as_of(args)) as snap:
+        found = seen_by(snap, args.table)
         row = snap.get(args.table, key_of(found, args.key))
     if row is None:
         raise InvalidArgument(f"{args.table} has no row with the key {' '.join(args.key)}")
@@ -186,8 +192,8 @@ def get(db: Any, args: argparse.Namespace) -> None:
 
 
 def scan(db: Any, args: argparse.Namespace) -> None:
-    found = db.describe(args.table)
     with db.snapshot(as_of=as_of(args)) as snap:
+        found = seen_by(snap, args.table)
         order = split_names(args.order_by) if args.order_by else ()
         wanted = query_of(found, args)
         rows = snap.scan(args.table, **wanted, reverse=args.reverse, order_by=order, offset=args.offset)
@@ -195,12 +201,12 @@ def scan(db: Any, args: argparse.Namespace) -> None:
 
 
 def rollup(db: Any, args: argparse.Namespace) -> None:
-    found = db.describe(args.table)
     times = {
         name: parse_value("timestamp", text, f"--{name}") if (text := getattr(args, name)) else None
         for name in ("start", "end")
     }
     with db.snapshot(as_of=as_of(args)) as snap:
+        found = seen_by(snap, args.table)
         result = snap.rollup(
             args.table,
             by=split_names(args.by) if args.by else (),
@@ -234,7 +240,8 @@ def sql(db: Any, args: argparse.Namespace) -> None:
 def query(db: Any, args: argparse.Namespace) -> None:
     from kivi.cli.query import answer
 
-    answer(db, args, as_of(args))
+    with db.snapshot(as_of=as_of(args)) as snap:
+        answer(snap, args)
 
 
 def export(db: Any, args: argparse.Namespace) -> None:

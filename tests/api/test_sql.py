@@ -283,6 +283,14 @@ def test_when_events_arrived_is_a_hidden_column(db: Any) -> None:
             list(snap.changes("calls", since=0, columns=["_commit_time"]))
         with pytest.raises(InvalidArgument, match="_commit_ts"):
             snap.sql("select _commit_ts from hosts")
+    with db.transaction() as tx:
+        named = [row["_commit_ts"] for row in tx.scan("calls", columns=["_commit_ts"])]
+        assert sorted(set(named)) == stamps
+        tx.put("hosts", ("h1", 1), owner="o")
+        assert [row["_commit_ts"] for row in tx.scan("calls", columns=["_commit_ts"])] == named
+        tx.append("calls", [{"host": "h1", "ts": T0, "x": 9}])
+        with pytest.raises(InvalidArgument, match="_commit_ts"):  # its own events have none yet
+            list(tx.scan("calls", columns=["_commit_ts"]))
 
 
 def test_a_question_opens_no_block_that_its_conditions_leave_out(
