@@ -9,7 +9,7 @@ from kivi_server import limits
 from kivi_server.translate import Translator
 
 from kivi.api.arguments import check_names
-from kivi.errors import InvalidArgument
+from kivi.errors import InvalidArgument, Unavailable
 from kivi.live.hub import Hub
 from kivi.live.lives import EventsLive, Live
 from kivi.model.changes import check_retractions
@@ -46,6 +46,8 @@ def subscribe(hub: Hub, translator: Translator, request: pb.BeginSubscription) -
     if request.interval_ms > _MS_MAX or request.heartbeat_ms > _MS_MAX:
         raise InvalidArgument(f"interval_ms and heartbeat_ms are at most {_MS_MAX:,}")
     schema = translator.schema(spec.table, spec.table_id)
+    if spec.known_columns > len(schema.output_names):  # as another node of a cluster has it by now
+        raise Unavailable(f"table {spec.table!r} was altered, and this node has not come so far: ask again")
     limit = spec.limit if spec.HasField("limit") else None
     of_events = schema.kind == "event" and not request.order_by and limit is None and not request.offset
     if schema.kind == "event" and spec.prefix.values:

@@ -232,6 +232,14 @@ class Requests(ABC):
         events = self._writing(transaction).retract(schema, self.translator.scan(schema, spec, reads=True))
         self._succeed(asked, transaction, retract=session_pb2.RetractReply(events=events))
 
+    def _do_define(self, asked: Asked, transaction: Transaction | None) -> None:
+        transaction = self._begun(transaction)
+        self._apply(asked, transaction)
+        define = asked.request.define
+        self.access.require(Access.READ, "reading", define.table)
+        schema = self.translator.schema(define.table, define.table_id, transaction.lease)
+        self._succeed(asked, transaction, table=to_table(schema))
+
     def _do_scan_open(self, asked: Asked, transaction: Transaction | None) -> None:
         transaction = self._begun(transaction)
         self._apply(asked, transaction)

@@ -73,7 +73,7 @@ class Dataset(pa.dataset.Dataset):  # type: ignore[misc]
     @property
     def states(self) -> dict[str, str]:
         """Its columns that are states of measures, and what to name in their place."""
-        return {column.name: column.type.advice(column.name) for column in self._table.columns if column.type.is_state}
+        return {column.name: column.type.advice(column.name) for column in self._seen.columns if column.type.is_state}
 
     def compute(self, columns: Sequence[str]) -> None:
         """Adds columns, each the text of a function of a state, as far as it has that state. Raises SchemaError."""

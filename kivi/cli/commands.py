@@ -173,9 +173,15 @@ def as_of(args: argparse.Namespace) -> Any:
     return int(args.as_of) if args.as_of.isdigit() else parse_value("timestamp", args.as_of, "--as-of")
 
 
+def seen_by(snap: Any, table: str) -> dict[str, Any]:
+    """A table's description, as the snapshot sees it."""
+    described: dict[str, Any] = snap._table_schema(table).description()
+    return described
+
+
 def get(db: Any, args: argparse.Namespace) -> None:
-    found = db.describe(args.table)
     with db.snapshot(as_of=as_of(args)) as snap:
+        found = seen_by(snap, args.table)
         row = snap.get(args.table, key_of(found, args.key))
     if row is None:
         raise InvalidArgument(f"{args.table} has no row with the key {' '.join(args.key)}")
@@ -186,8 +192,8 @@ def get(db: Any, args: argparse.Namespace) -> None:
 
 
 def scan(db: Any, args: argparse.Namespace) -> None:
-    found = db.describe(args.table)
     with db.snapshot(as_of=as_of(args)) as snap:
+        found = seen_by(snap, args.table)
         order = split_names(args.order_by) if args.order_by else ()
         wanted = query_of(found, args)
         rows = snap.scan(args.table, **wanted, reverse=args.reverse, order_by=order, offset=args.offset)
@@ -195,12 +201,12 @@ def scan(db: Any, args: argparse.Namespace) -> None:
 
 
 def rollup(db: Any, args: argparse.Namespace) -> None:
-    found = db.describe(args.table)
     times = {
         name: parse_value("timestamp", text, f"--{name}") if (text := getattr(args, name)) else None
         for name in ("start", "end")
     }
     with db.snapshot(as_of=as_of(args)) as snap:
+        found = seen_by(snap, args.table)
         result = snap.rollup(
             args.table,
             by=split_names(args.by) if args.by else (),
@@ -234,7 +240,8 @@ def sql(db: Any, args: argparse.Namespace) -> None:
 def query(db: Any, args: argparse.Namespace) -> None:
     from kivi.cli.query import answer
 
-    answer(db, args, as_of(args))
+    with db.snapshot(as_of=as_of(args)) as snap:
+        answer(snap, args)
 
 
 def export(db: Any, args: argparse.Namespace) -> None:
@@ -372,6 +379,18 @@ def orphans(args: argparse.Namespace) -> int:
     from kivi.cli.orphans import orphans
 
     return orphans(args)
+
+
+def cluster_status(db: Any, args: argparse.Namespace) -> int:
+    from kivi.cli.cluster import status
+
+    return status(db, args)
+
+
+def cluster_begin(args: argparse.Namespace) -> int:
+    from kivi.cli.cluster import begin
+
+    return begin(args)
 
 
 def backup(args: argparse.Namespace) -> int:
@@ -599,6 +618,25 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("dir", metavar="DIR", help="the server's machine: where backups are kept; or a store's directory")
     sub.add_argument("to", metavar="TO", nargs="?", help="a directory that does not exist yet")
     sub.add_argument("--keep", type=int, metavar="N", help="of a running server: so many backups stay, the oldest go")
+    actions = commands.add_parser("cluster", help="how a cluster is; and begin one with a store").add_subparsers(
+        dest="action", required=True, metavar="ACTION"
+    )
+    text = "its nodes, its log, and what somebody has to do; 1 if there is something"
+    sub = actions.add_parser("status", help=text, description=text, parents=[common], allow_abbrev=False)
+    sub.set_defaults(run=cluster_status, connects=True)
+    for name, text in (
+        ("adopt", "make a cluster of the store in DIR, which nobody has open: with a log that begins after it"),
+        ("reseed", "end a cluster's log, and begin anew with the best node: with DIR, which nobody has open"),
+    ):
+        sub = actions.add_parser(name, help=text, description=text, allow_abbrev=False)
+        sub.set_defaults(run=cluster_begin, connects=False)
+        sub.add_argument("dir", metavar="DIR")
+        sub.add_argument("--cluster", metavar="NAME", required=True)
+        text = "the servers of its log, if they run by themselves: a log of that name is looked for there"
+        sub.add_argument("--nats", metavar="URL[,URL]", help=text)
+        sub.add_argument("--timeout", type=float, metavar="SECONDS", help="to reach the servers; default 60")
+        if name == "reseed":
+            sub.add_argument("--yes", action="store_true", help="do not ask")
     return top
 
 

@@ -29,9 +29,10 @@ from kivi.model.questions import question_of, windows_of
 __all__ = ["answer"]
 
 
-def answer(db: Any, args: argparse.Namespace, as_of: Any) -> None:
-    """Prints the answer."""
-    types = type_names(db.describe(args.table))
+def answer(snap: Any, args: argparse.Namespace) -> None:
+    """Prints the answer at a snapshot."""
+    schema = snap._table_schema(args.table)
+    types = type_names(schema.description())
     hidden = {"_commit_ts": "int64", "_commit_time": "timestamp"}
     types = {**(hidden if types else {}), **types}
     measures = {n: operator_call(n, text, types) for n, text in pairs(args.measure, "--measure is name=sum:column")}
@@ -49,25 +50,24 @@ def answer(db: Any, args: argparse.Namespace, as_of: Any) -> None:
         raise InvalidArgument("--slide is of windows that have a --size")
     having = None
     if args.having:
-        question = question_of(db._schema(args.table), **wanted, windows=windows)
+        question = question_of(schema, **wanted, windows=windows)
         having = where(args.having, {name: str(question.type_of(name)) for name in question.columns}, "--having")
     moments = {
         name: parse_value("timestamp", text, f"--{name}") if (text := getattr(args, name)) else None
         for name in ("start", "end")
     }
-    with db.snapshot(as_of=as_of) as snap:
-        result = snap.query(
-            args.table,
-            **moments,
-            **wanted,
-            where=where(args.where, types) if args.where else None,
-            having=having,
-            order_by=split_names(args.order_by) if args.order_by else (),
-            limit=args.limit,
-            offset=args.offset,
-            columns=split_names(args.columns) if args.columns else None,
-            windows=windows,
-        )
+    result = snap.query(
+        args.table,
+        **moments,
+        **wanted,
+        where=where(args.where, types) if args.where else None,
+        having=having,
+        order_by=split_names(args.order_by) if args.order_by else (),
+        limit=args.limit,
+        offset=args.offset,
+        columns=split_names(args.columns) if args.columns else None,
+        windows=windows,
+    )
     if args.explain:
         print(result.explain(), file=sys.stderr)
     print_rows(result, result.to_arrow().column_names, args.output)

@@ -61,9 +61,9 @@ from kivi.model.changes import TailPoints
 from kivi.model.outcomes import ABORTED, UNKNOWN, Outcome
 from kivi.model.schema import TableSchema
 from kivi.model.subscriptions import Stored
-from kivi.wire.codec import from_table, from_values, to_table
+from kivi.wire.codec import as_dict, from_table, from_values, to_table
 from kivi.wire.methods import MESSAGE_BYTES_MAX
-from kivi.wire.v1 import service_pb2, session_pb2
+from kivi.wire.v1 import service_pb2, session_pb2, types_pb2
 
 __all__ = ["Core"]
 
@@ -73,6 +73,7 @@ Kind = session_pb2.Operation
 _REPEATABLE: Final = frozenset(
     {
         "AcknowledgeSubscription",
+        "ClusterStatus",
         "Describe",
         "DiscardStages",
         "ListBatchScopes",
@@ -89,6 +90,16 @@ _REFUSALS: Final = (errors.Unavailable, errors.Unauthenticated, errors.Permissio
 """What a server may answer before it has looked up a request's token."""
 
 
+Seen = Callable[[TableSchema], Steps[TableSchema]]
+"""What a snapshot sees of the newest definition of a table."""
+
+
+def newest(schema: TableSchema) -> Steps[TableSchema]:
+    """Of a snapshot that is yet to begin: the definition itself."""
+    yield from ()
+    return schema
+
+
 @dataclass
 class Core:
     """One client's state: its schema cache, what it has seen, its timeout."""
@@ -102,6 +113,12 @@ class Core:
     seen_ts: int = 0
     value_bytes_max: int = MESSAGE_BYTES_MAX  # until the server has said what it is
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    def learn(self, table: types_pb2.Table) -> TableSchema:
+        """The newest definition of a table that this client knows; the snapshots that it begins from now on see it."""
+        schema = self.schemas[table.name] = from_table(table)
+        self.saw(schema.altered_ts)
+        return schema
 
     def saw(self, ts: int) -> None:
         if ts > self.seen_ts:
@@ -121,8 +138,7 @@ class Core:
         except errors.NotFound:
             self.schemas.pop(name, None)
             raise
-        schema = self.schemas[name] = from_table(reply.table)
-        return schema
+        return self.learn(reply.table)
 
     def stale(self, error: errors.KiviError, table: str) -> bool:
         """True, and the cached schema forgotten, if ``error`` says it is of another generation."""
@@ -137,8 +153,8 @@ class Core:
         except TypeError:  # no name at all, as ``fetch`` will say
             return None
 
-    def use(self, table: str, fn: Callable[[TableSchema], T]) -> Steps[T]:
-        """``fn(schema)``, which validates before it does anything.
+    def use(self, table: str, fn: Callable[[TableSchema], T], seen: Seen = newest) -> Steps[T]:
+        """``fn(schema)``, which validates before it does anything; ``seen`` says what a snapshot sees of a schema.
 
         If it refuses what was written against the cached schema, the table may have been made anew since: the
         schema is fetched, and ``fn`` has the last word on that one.
@@ -146,25 +162,32 @@ class Core:
         schema = self.cached(table)
         if schema is not None:
             try:
-                return fn(schema)
+                return fn((yield from seen(schema)))
             except InvalidArgument:
                 pass
-        return fn((yield from self.fetch(table)))
+        schema = yield from self.fetch(table)
+        return fn((yield from seen(schema)))
 
     def schema(self, table: str) -> Steps[TableSchema]:
         """The cached one, or else the server's."""
         return self.cached(table) or (yield from self.fetch(table))
 
     def asked(
-        self, table: str, bind: Callable[[TableSchema], B], ask: Callable[[B], Steps[T]], *, again: bool = True
+        self,
+        table: str,
+        bind: Callable[[TableSchema], B],
+        ask: Callable[[B], Steps[T]],
+        seen: Seen = newest,
+        *,
+        again: bool = True,
     ) -> Steps[T]:
         """``ask(bind(schema))``, and with ``again`` once more if the table turns out to be another."""
         try:
-            return (yield from ask((yield from self.use(table, bind))))
+            return (yield from ask((yield from self.use(table, bind, seen))))
         except errors.NotFound as error:
             if not self.stale(error, table) or not again:
                 raise
-        return (yield from ask((yield from self.use(table, bind))))
+        return (yield from ask((yield from self.use(table, bind, seen))))
 
     def call(self, method: str, message: Any) -> Steps[Any]:
         """A unary call; one of ``_REPEATABLE`` is made again while the server is away."""
@@ -281,7 +304,7 @@ class Core:
 
     def create(self, schema: TableSchema) -> Steps[None]:
         reply = yield from self.call("CreateTable", service_pb2.CreateTableRequest(table=to_table(schema)))
-        self.schemas[schema.name] = from_table(reply.table)
+        self.learn(reply.table)
 
     def create_aggregate(self, wanted: AggregateArguments) -> Steps[None]:
         """The server checks names and types against the source."""
@@ -291,7 +314,7 @@ class Core:
     def _progress(self, wanted: AggregateArguments | AlterAggregateArguments) -> Callable[[Any], None]:
         def on_message(reply: service_pb2.CreateAggregateResponse | service_pb2.AlterAggregateResponse) -> None:
             if reply.HasField("table"):
-                self.schemas[wanted.name] = from_table(reply.table)
+                self.learn(reply.table)
             if wanted.progress is not None:
                 wanted.progress(reply.done_rows, reply.total_rows)
 
@@ -299,7 +322,7 @@ class Core:
 
     def alter_table(self, wanted: AlterTableArguments) -> Steps[None]:
         reply = yield from self.call("AlterTable", new_columns(wanted))
-        self.schemas[wanted.name] = from_table(reply.table)
+        self.learn(reply.table)
 
     def alter_aggregate(self, wanted: AlterAggregateArguments) -> Steps[None]:
         """The server checks names and types against the source."""
@@ -310,13 +333,14 @@ class Core:
 
         def on_message(reply: service_pb2.CreateViewResponse) -> None:
             if reply.HasField("table"):
-                self.schemas[wanted.name] = from_table(reply.table)
+                self.learn(reply.table)
 
         yield Stream("CreateView", new_view(wanted), None, on_message)
 
     def create_aggregates(self, wanted: LevelsArguments) -> Steps[list[str]]:
         def on_message(reply: service_pb2.CreateAggregatesResponse) -> None:
-            self.schemas.update((table.name, from_table(table)) for table in reply.tables)
+            for table in reply.tables:
+                self.learn(table)
             if wanted.progress is not None:
                 wanted.progress(reply.done_rows, reply.total_rows)
 
@@ -330,7 +354,7 @@ class Core:
 
     def describe(self, name: str) -> Steps[dict[str, Any]]:
         reply = yield from self.call("Describe", service_pb2.DescribeRequest(name=table_name(name)))
-        schema = self.schemas[name] = from_table(reply.table)
+        schema = self.learn(reply.table)
         statistics = {key: number(value) for key, value in reply.statistics.items()}
         return schema.described(statistics, reply.retracted_in_backups)
 
@@ -387,6 +411,10 @@ class Core:
     def stats(self) -> Steps[dict[str, int | float]]:
         reply = yield from self.call("Stats", service_pb2.StatsRequest())
         return {name: number(value) for name, value in reply.values.items()}
+
+    def cluster_status(self) -> Steps[dict[str, Any]]:
+        reply = yield from self.call("ClusterStatus", service_pb2.ClusterStatusRequest())
+        return as_dict(reply)
 
     def checkpoint(self, path: Any) -> Steps[None]:
         yield Unary("Checkpoint", service_pb2.CheckpointRequest(path=directory(path)), None)

@@ -85,13 +85,17 @@ def number(value: float) -> int | float:
 
 def append_parts(schema: TableSchema, records: Any, *, rows: bool = False, deletes: str | None = None) -> list[Any]:
     """Records as Arrow IPC streams (pa.Buffer), each small enough for a message. ``rows``: of a row table, too;
-    ``deletes`` is as of ``kivi.arrow.records.row_batch``."""
+    ``deletes`` is as of ``kivi.arrow.records.row_batch``. Events come without columns that were added and are null: a
+    transaction may not see these yet."""
+    from kivi.arrow.columns import trimmed
     from kivi.arrow.ipc import encode_ipc
     from kivi.arrow.records import table_batch
 
     if schema.kind != "event" and not (rows and schema.kind == "row"):
         raise InvalidArgument(f"{schema.name!r} is not an event table: write its rows in a transaction")
     batch = table_batch(schema, records, deletes=deletes)
+    if schema.kind == "event":
+        batch = trimmed(batch, schema)
     data = encode_ipc(batch)
     if len(data) <= _APPEND_BYTES or batch.num_rows <= 1:
         return [data]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,7 +24,7 @@ from kivi.api.interface import BATCH_ROWS
 from kivi.api.results import Result
 from kivi.api.retry import backoff_s
 from kivi.api.writes import Write
-from kivi.client.core import Core
+from kivi.client.core import Core, newest
 from kivi.client.messages import append_parts, get, got, read_batches, request_token, scan_spec, write_parts
 from kivi.client.messages import commit as commit_message
 from kivi.client.pages import PageReader
@@ -42,6 +42,7 @@ from kivi.client.steps import (
 )
 from kivi.client.writes import encoded_delta, encoded_write
 from kivi.errors import InvalidArgument
+from kivi.wire.codec import from_table
 from kivi.wire.columns import row_reader, rows_of
 from kivi.wire.v1 import session_pb2
 
@@ -99,6 +100,8 @@ class TransactionCore:
     _buffered_bytes = 0
     _is_plain = True  # all that was written are deltas and puts
     _begin: session_pb2.Begin | None = None  # one that says more than the least snapshot
+    _is_past = False  # the snapshot may be from before what this client has seen
+    _defined: Mapping[int, TableSchema] = {}  # tables that were altered since its snapshot, by their ids
 
     def __init__(self, core: Core, wanted: TransactionArguments | SharedSnapshotArguments) -> None:
         self.core = core
@@ -112,7 +115,8 @@ class TransactionCore:
 
     def _view(self, wanted: SharedSnapshotArguments) -> None:
         self.lease = wanted.lease or b""
-        if wanted.as_of is not None or self.lease:  # it is what it is, whatever this client has seen
+        self._is_past = wanted.as_of is not None or bool(self.lease)
+        if self._is_past:  # it is what it is, whatever this client has seen
             self._min_snapshot = wanted.min_snapshot or 0
         begin = self._begin = self._beginning()
         begin.ttl_ms = timeout_ms(wanted.ttl_s)
@@ -450,6 +454,25 @@ class TransactionCore:
 
     # -- reads ----------------------------------------------------------------------------------
 
+    def _seen(self, schema: TableSchema) -> Steps[TableSchema]:
+        """The definition by which this snapshot's reads go, where the newest one is perhaps of after it."""
+        least = 0 if self._is_past else self._min_snapshot
+        if schema.altered_ts <= (self.start_ts or least):
+            return schema
+        known = self._defined.get(schema.id)
+        if known is None:
+            request, bodies = self._take()
+            request.define.table, request.define.table_id = schema.name, schema.id
+            reply = yield from self._ask(request, bodies)
+            known = from_table(reply.table)
+            self._defined = {**self._defined, schema.id: known}
+        return known
+
+    def table_schema(self, table: str) -> Steps[TableSchema]:
+        """As this snapshot sees it."""
+        self._check_open()
+        return self.core.asked(table, lambda schema: schema, newest, self._seen)
+
     def _read(
         self, table: str, request: Callable[[TableSchema], session_pb2.Request]
     ) -> Steps[tuple[TableSchema, Any]]:
@@ -460,7 +483,7 @@ class TransactionCore:
             sent.MergeFrom(bound[1])
             return bound[0], (yield from self._ask(sent, bodies))
 
-        return self.core.asked(table, lambda schema: (schema, request(schema)), ask, again=self.read_only)
+        return self.core.asked(table, lambda schema: (schema, request(schema)), ask, self._seen, again=self.read_only)
 
     def get_many(self, wanted: GetArguments) -> Steps[list[dict[str, Any] | None]]:
         schema, reply = yield from self._read(wanted.table, lambda schema: get(schema, wanted))
@@ -510,9 +533,6 @@ class TransactionCore:
                 return pa.concat_tables(parts)
             page = yield from self.scan_next(page.scan)
 
-    def table_schema(self, table: str) -> Steps[TableSchema]:
-        return self.core.schema(table)
-
     def scan_rows(self, wanted: ScanArguments) -> Steps[tuple[list[dict[str, Any]] | None, Page]]:
         """A scan for its rows: all of them if they are few, and else None and the first page of batches."""
         schema, page = yield from self.scan_open(wanted, rows=True)
@@ -552,7 +572,4 @@ class TransactionCore:
             yield Work(functools.partial(decode, page))
         else:
             decode(page)
-        expected = wanted.arrow_schema(schema)
-        if batches and batches[0].schema.names != expected.names:  # columns were added that this snapshot does not see
-            expected = batches[0].schema
-        return pa.Table.from_batches(batches, expected)
+        return pa.Table.from_batches(batches, wanted.arrow_schema(schema))

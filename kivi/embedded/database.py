@@ -200,6 +200,7 @@ class Snapshot(interface.Snapshot):
         return Result(wanted.arrow_schema(schema), list(rolled), rolled.explanation(), rolled.complete_since_us)
 
     def _table_schema(self, table: str) -> TableSchema:
+        self._db.store.leases.check(self._lease)
         return self._db._schema(table, self._lease)
 
     def _sql(self, wanted: SqlArguments) -> pa.Table:
@@ -232,7 +233,7 @@ class Snapshot(interface.Snapshot):
         import pyarrow as pa
 
         batches = list(self._batches(wanted, None))
-        return pa.Table.from_batches(batches, wanted.arrow_schema(self._db._schema(wanted.table)))
+        return pa.Table.from_batches(batches, wanted.arrow_schema(self._table_schema(wanted.table)))
 
 
 def _rows(schema: TableSchema, stored: Iterable[dict[str, Any] | None]) -> list[dict[str, Any] | None]:
@@ -488,6 +489,11 @@ class Database(interface.Database[Transaction, Snapshot]):
     def stats(self) -> dict[str, int | float]:
         self.store.check_open()
         return self.store.stats()
+
+    def cluster_status(self) -> dict[str, Any]:
+        self.store.check_open()
+        found: dict[str, Any] = self.store.cluster_status().described()
+        return found
 
     def checkpoint(self, path: Any) -> None:
         self.store.checkpoint(directory(path))

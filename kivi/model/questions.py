@@ -132,15 +132,16 @@ class Question:
 
 
 def seen_schema(schema: TableSchema) -> TableSchema:
-    """A table as questions see it: an event table also has the columns ``_commit_ts`` and ``_commit_time``."""
+    """A table as questions see it: as shown, and an event table has the columns ``_commit_ts`` and ``_commit_time``."""
+    shown = schema.shown
     if schema.kind != "event":
-        return schema
+        return shown
     hidden = [
         Column(name, type_)
         for name, type_ in ((COMMIT_TS, ColumnType("int64")), (COMMIT_TIME, _MOMENT))
         if name not in schema.by_name
     ]
-    return schema.remembered(seen_schema, lambda: replace(schema, columns=(*schema.columns, *hidden)))
+    return schema.remembered(seen_schema, lambda: replace(shown, columns=(*shown.columns, *hidden)))
 
 
 def windows_of(

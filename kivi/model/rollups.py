@@ -150,7 +150,7 @@ def _measures(
         return [column for column in inputs if column in schema.key_names and column not in kept]
 
     if measures is None:
-        return (*(column.name for column in schema.columns), *(name for name in derived if not missing(name)))
+        return (*(column.name for column in schema.shown_columns), *(name for name in derived if not missing(name)))
     names = tuple(dict.fromkeys(name_list(measures, "measures")))
     if not names:
         raise InvalidArgument("measures names no measure: leave it out to read all of them")
@@ -172,7 +172,7 @@ def derived_from(schema: TableSchema, name: str) -> set[str]:
 
 def rolled_schema(schema: TableSchema, rollup: Rollup) -> TableSchema:
     """The table that a rollup is a content of. Besides ``rollup.measures`` it has what derived columns need."""
-    return schema.remembered(("rolled", rollup.by, rollup.step, rollup.measures), lambda: _rolled(schema, rollup))
+    return schema.remembered(("rolled", rollup.by, rollup.step, rollup.measures), lambda: _rolled(schema.shown, rollup))
 
 
 def _rolled(schema: TableSchema, rollup: Rollup) -> TableSchema:

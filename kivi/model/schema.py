@@ -332,8 +332,22 @@ class TableSchema:
         return tuple(self.measures[i] for i in self.index_of.values()) if self.measures else ()
 
     @property
+    def shown(self) -> TableSchema:
+        """The table as its readers see it: without the columns that nobody sees, and as one that was never altered.
+
+        Whatever is asked of a table is checked against this, and made from this; only what finds the columns in stored
+        rows and events goes by the definition itself.
+        """
+        if not self.alterations:
+            return self
+        return self.remembered(
+            "shown",
+            lambda: dataclasses.replace(self, columns=self.shown_columns, measures=self.shown_measures, alterations=()),
+        )
+
+    @property
     def altered_ts(self) -> int:
-        """The CTS of the newest commit that changed what readers see of the definition."""
+        """The CTS of the newest commit that changed what readers see of the definition: snapshots from it on see it."""
         return max([self.created_ts, *(one.cts for one in self.alterations if one.state == "ready")])
 
     def at(self, ts: int) -> TableSchema:

@@ -27,6 +27,7 @@ is a reading of a clock of nobody knows which zone, and is refused.
 
 from __future__ import annotations
 
+import datetime as dt
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -57,9 +58,14 @@ class Target:
     event_time: str | None
 
     @staticmethod
-    def of(db: Database, table: str) -> Target:
-        """As the catalog has it now. Raises NotFound."""
-        described: dict[str, Any] = db.describe(table)
+    def of(db: Database, table: str, as_of: int | dt.datetime | None = None) -> Target:
+        """As the catalog has it now, or as a snapshot of then sees it. Raises NotFound, SnapshotTooOld."""
+        described: dict[str, Any]
+        if as_of is None:
+            described = db.describe(table)
+        else:
+            with db.snapshot(as_of=as_of) as snapshot:
+                described = snapshot._table_schema(table).description()
         types = {name: ColumnType.read(text) for name, text in type_names(described).items()}
         return Target(table, described["kind"], tuple(described["key"]), types, described.get("event_time"))
 

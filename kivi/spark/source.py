@@ -34,7 +34,7 @@ class KiviDataSource(DataSource):
 
     def _target(self) -> tuple[Options, Target]:
         options = Options.of(self.options)
-        return options, options.ask(lambda db: Target.of(db, options.table))
+        return options, options.ask(lambda db: Target.of(db, options.table, options.as_of))
 
     def schema(self) -> StructType:
         """From the catalog. It is not told whether a stream asks."""

@@ -174,7 +174,7 @@ class _Reader:
             case other:
                 raise InvalidArgument(f"a statement with a {other} may not name a table with states of measures")
         scope.aliases |= {name.lower(): state for name, state in columns}
-        self._modifiers(node, scope)
+        self._modifiers(node, scope, columns)
         return _renamed([(name, state and replace(state, table=None)) for name, state in columns], aliases)
 
     def _select(self, node: Node, scope: _Scope) -> _Columns:
@@ -193,7 +193,7 @@ class _Reader:
         self._states(node.get("having"), replace(scope, prefers_aliases=True))
         return columns
 
-    def _modifiers(self, node: Node, scope: _Scope) -> None:
+    def _modifiers(self, node: Node, scope: _Scope, columns: _Columns) -> None:
         """Orders, limits and DISTINCT ON. A name that is ordered by is first one of the answer's columns."""
         for modifier in node.get("modifiers") or ():
             self._states([part for name, part in modifier.items() if name != "orders"], scope)
@@ -201,7 +201,11 @@ class _Reader:
                 if each["class"] == "STAR":  # order by all
                     continue
                 is_name = each["class"] == "COLUMN_REF"
-                if (state := self._state(each, replace(scope, prefers_aliases=is_name))) is not None:
+                state = self._state(each, replace(scope, prefers_aliases=is_name))
+                place = (each.get("literal") or {}).get("text", "")
+                if place.isdecimal() and 0 < int(place) <= len(columns):
+                    state = columns[int(place) - 1][1]
+                if state is not None:
                     state.refuse("an order")
 
     # -- what stands in a FROM --------------------------------------------------------------------
@@ -310,6 +314,9 @@ class _Reader:
                 if found and node.get("subquery_type") == "ANY":
                     found[0].refuse("a comparison")
                 return found[0] if found and node.get("subquery_type") == "SCALAR" else None
+            case "LAMBDA":
+                own = {each["column_names"][-1].lower(): None for each in _column_refs(node["lhs"])}
+                return self._state(node["expr"], _Scope(scope, scope.queries, [_Relation("", dict[str, Any](own))]))
             case "FUNCTION" | "WINDOW":
                 self._function(node, replace(scope, prefers_aliases=False))
                 return None
@@ -328,14 +335,20 @@ class _Reader:
         others = [part for kind, part in node.items() if kind != "arguments"]  # FILTER, ORDER BY, a window
         for other in self._states(others, scope):
             other.refuse(f"{name}()")
-        given = [self._state(each, scope) for each in arguments]
+        of = (node.get("qualified_name") or {}).get("path", [])[:-1]  # latency.quantile(0.99)
+        given = [*([scope.find(of)] if of else []), *(self._state(each, scope) for each in arguments)]
         state = next(filter(None, given), None)
         if state is None or (name in _OF_ROWS and not node.get("distinct")):
             return
-        number = (arguments[1].get("literal") or {}) if len(arguments) == 2 else {}
-        is_column = arguments[0]["class"] == "COLUMN_REF" and given[0] is not None
-        if name not in _FUNCTIONS or not is_column or number.get("kind") not in ("INTEGER", "NUMERIC"):
+        if name not in _FUNCTIONS:
             state.refuse(f"{name}()")
+        number = (arguments[1].get("literal") or {}) if len(arguments) == 2 else {}
+        is_column = not of and number.get("kind") in ("INTEGER", "NUMERIC") and arguments[0]["class"] == "COLUMN_REF"
+        if not is_column or given[0] is None:
+            state.refuse(
+                f"such a {name}()",
+                f"it takes the column and a number that is written there, {name}({state.column}, 0.5)",
+            )
         call = f"{name}({state.column}, {number['text']})"
         if node["class"] == "WINDOW" or node.get("distinct") or any(_expressions(others)):
             raise InvalidArgument(
@@ -361,6 +374,14 @@ def _expressions(part: Any) -> Iterator[Node]:
     elif isinstance(part, (dict, list)):
         for each in part.values() if isinstance(part, dict) else part:
             yield from _expressions(each)
+
+
+def _column_refs(part: Node) -> Iterator[Node]:
+    """The names in a list of parameters."""
+    if part["class"] == "COLUMN_REF":
+        yield part
+    for each in _expressions(list(part.values())):
+        yield from _column_refs(each)
 
 
 def _united(parts: Sequence[_Columns]) -> _Columns:

@@ -264,8 +264,13 @@ class Reads:
         seen = schema if wanted.columns is None else seen_schema(schema)
         outputs = list(seen.output_columns(wanted.columns))
         hidden = {*outputs, *(names(wanted.where) if wanted.where is not None else ())} - schema.by_name.keys()
-        if hidden and (wanted.reverse or txn is not None):
-            raise InvalidArgument(f"{min(hidden)} is read in a snapshot, and in commit order: leave reverse out")
+        if hidden and wanted.reverse:
+            raise InvalidArgument(f"{min(hidden)} is read in commit order: leave reverse out")
+        if hidden and txn is not None and txn.events_of(schema.id):
+            raise InvalidArgument(
+                f"{min(hidden)} is of committed events, and this transaction appends to {schema.name!r}: read it "
+                "before they are appended, or in a snapshot"
+            )
         view, waiting, own = self._viewed(lease, schema, events, txn)
         if hidden:
             captured = Captured(schema, view, waiting)

@@ -88,10 +88,7 @@ def rows_of(columns: Iterable[pb.ColumnValues]) -> list[tuple[Any, ...]]:
 
 
 def row_reader(schema: TableSchema, names: Sequence[str]) -> Callable[[Sequence[Any]], dict[str, Any]]:
-    """Makes one of ``rows_of`` what callers see; made once for each choice of columns.
-
-    A row of fewer columns was read at a snapshot that does not see all that were added to the table.
-    """
+    """Makes one of ``rows_of`` what callers see; made once for each choice of columns."""
     return schema.remembered((row_reader, names), lambda: _row_reader(schema, names))
 
 
@@ -100,8 +97,6 @@ def _row_reader(schema: TableSchema, names: Sequence[str]) -> Callable[[Sequence
     converted = [(name, type_.from_stored) for name, type_ in types if type_.name in _CONVERTED]
 
     def read(values: Sequence[Any]) -> dict[str, Any]:
-        if len(values) != len(names) and (fewer := schema.first_outputs(len(values))):
-            return row_reader(schema, fewer)(values)
         row: dict[str, Any] = dict(zip(names, values, strict=True))
         for name, as_seen in converted:
             if row[name] is not None:

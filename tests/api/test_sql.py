@@ -283,6 +283,14 @@ def test_when_events_arrived_is_a_hidden_column(db: Any) -> None:
             list(snap.changes("calls", since=0, columns=["_commit_time"]))
         with pytest.raises(InvalidArgument, match="_commit_ts"):
             snap.sql("select _commit_ts from hosts")
+    with db.transaction() as tx:
+        named = [row["_commit_ts"] for row in tx.scan("calls", columns=["_commit_ts"])]
+        assert sorted(set(named)) == stamps
+        tx.put("hosts", ("h1", 1), owner="o")
+        assert [row["_commit_ts"] for row in tx.scan("calls", columns=["_commit_ts"])] == named
+        tx.append("calls", [{"host": "h1", "ts": T0, "x": 9}])
+        with pytest.raises(InvalidArgument, match="_commit_ts"):  # its own events have none yet
+            list(tx.scan("calls", columns=["_commit_ts"]))
 
 
 def test_a_question_opens_no_block_that_its_conditions_leave_out(
@@ -468,6 +476,12 @@ def test_what_is_called_like_a_state_and_what_is_one(db: Any) -> None:
         ("with c as (select host as h, quantile(latency, 0.9) as latency from calls_5m) "
          "select h, max(latency) from c group by h order by h", sorted(high.items())),
         ("select count(*) from calls_5m where latency is not null", [(len(rows),)]),
+        ("select list_transform([1, 2], lambda latency: latency + n - n) from calls_5m limit 1", [([1, 2],)]),
+        ("select distinct [latency * 2 for latency in [1]] from calls_5m", [([2],)]),
+        ("with calls_5m as (select 3 as latency) select max(latency), quantile(latency, 0.5) from calls_5m", [(3, 3)]),
+        ("with calls_5m as (from calls_5m) select count(latency) from calls_5m order by 1", [(len(rows),)]),
+        ("select n as latency from calls_5m where n > 0 order by 1 desc limit 1", [(max(row["n"] for row in rows),)]),
+        ("select max(z) from (select latency as y, n as z from calls_5m)", [(max(row["n"] for row in rows),)]),
         ("select host, p99, q from (select *, quantile(latency, 0.99) as q from calls_5m) where p99 is distinct from q",
          []),
     ):  # fmt: skip
@@ -498,6 +512,8 @@ REFUSED = [
     "latency::varchar", "concat('x', latency)", "latency || 'x'", "latency = latency", "latency in (p99)",
     "max(case when n > 1 then latency end)", "max(coalesce(latency, latency))", "max(columns(*))", "columns('l.*')",
     "* like 'l%'", "max(c)", "max(#5)", "max((select latency from calls_5m limit 1))", "[latency]", "{'a': latency}",
+    "latency.max()", "c.latency.max()", "latency.quantile(0.5)", "quantile(latency, ?)", "any_value(latency)",
+    "list_transform([1], lambda x: latency)", "[latency for x in [1]]", "latency[1]", "latency as z, max(z) over ()",
     "quantile(coalesce(latency, latency), 0.5)", "n in (select latency from calls_5m)",
 ]  # fmt: skip
 REFUSED_WHOLE = [
@@ -509,7 +525,8 @@ REFUSED_WHOLE = [
     "with recursive r(x) as (select null::blob union all select latency from calls_5m, r where false) "
     "select max(x) from r", "select * from calls_5m a natural join calls_5m b",
     "select n from calls_5m a join calls_5m b using (latency)", "from calls_5m pivot (sum(n) for host in ('h1'))",
-    "select * from calls_5m order by latency", "select n as latency from calls_5m order by max(latency)",
+    "select * from calls_5m order by latency", "select latency from calls_5m order by 1 desc",
+    "select n as latency from calls_5m order by max(latency)",
     "select host, max(n) as latency from calls_5m group by host having max(latency) > 1",
     "select quantile(latency, 0.5) from (from calls_5m)", "select max(latency) from calls_5m a, raw b",
     "select max(a.latency) from calls_5m a, raw b", "select max(x) from calls_5m c, lateral (select c.latency as x)",

@@ -410,6 +410,7 @@ def test_writes_that_were_refused_are_not_left_out_of_a_commit(tmp_path: Path) -
     ) as root, server.connect(access_token=WRITER) as db, server.connect(access_token=FEEDER) as feeder:  # fmt: skip
         for name in ("t", "secret"):
             root.create_table(name, key={"id": "int64"}, columns={"n": kivi.sum("int64")})
+        db.get("t", (9,))  # from here on it knows the table, and asks for nothing but what it is told to
 
         def begun() -> Any:
             """A transaction with a write that waits to travel, and no request left for this second."""

@@ -383,6 +383,37 @@ def test_measures_that_cannot_be_built_are_given_up(
             assert snap.get("agg", (5,)) == {"a": 5, "calls": 120, "s": 1.0, "avg": 1.0 / 120}
 
 
+def _read(db: Any) -> list[Any]:
+    with db.snapshot() as snap:
+        return [
+            list(snap.scan("agg")),
+            snap.to_arrow("agg").to_pylist(),
+            snap.rollup("agg", by=["a"]).to_arrow().to_pylist(),
+            snap.query("agg", group_by=["a"]).to_arrow().to_pylist(),
+            snap.dataset("agg").to_table().to_pylist(),
+        ]
+
+
+def test_nobody_reads_measures_that_are_being_built_or_were_given_up(driver: EmbeddedDriver) -> None:
+    _filled(driver)
+    db, found = driver.db, list[Any]()
+    before = _read(db)
+
+    def look(*_: Any) -> None:
+        found.append(_read(db))
+        raise OSError("no")
+
+    with pytest.raises(OSError, match="no"):
+        db.alter_aggregate("agg", add_measures={"s": kivi.sum("x")}, derived={"avg": "s / calls"}, progress=look)
+    assert found == [before]
+    for step in (lambda: None, lambda: driver.db.consolidate(), lambda: driver.reopen()):
+        step()
+        assert _read(driver.db) == before
+    driver.db.alter_aggregate("agg", add_measures={"s": kivi.min("x")}, derived={"avg": "s / calls"})
+    now = [row | {"s": 1.5, "avg": 1.5 / row["calls"]} for row in before[0]]
+    assert _read(driver.db) == [now] * 5
+
+
 def test_forgotten_events_are_told(driver: EmbeddedDriver) -> None:
     minute = 60_000_000
     db = driver.db

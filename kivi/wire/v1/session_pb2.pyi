@@ -33,7 +33,7 @@ class Hello(_message.Message):
     def __init__(self, version: _Optional[str] = ..., limits: _Optional[_Union[_types_pb2.Limits, _Mapping]] = ..., instance: _Optional[str] = ...) -> None: ...
 
 class Request(_message.Message):
-    __slots__ = ("id", "txn", "operations", "timeout_ms", "first", "body_bytes", "begin", "get", "scan_open", "scan_next", "apply", "commit", "release", "renew", "outcome", "commit_each", "retract", "sql")
+    __slots__ = ("id", "txn", "operations", "timeout_ms", "first", "body_bytes", "begin", "get", "scan_open", "scan_next", "apply", "commit", "release", "renew", "outcome", "commit_each", "retract", "sql", "define")
     ID_FIELD_NUMBER: _ClassVar[int]
     TXN_FIELD_NUMBER: _ClassVar[int]
     OPERATIONS_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +52,7 @@ class Request(_message.Message):
     COMMIT_EACH_FIELD_NUMBER: _ClassVar[int]
     RETRACT_FIELD_NUMBER: _ClassVar[int]
     SQL_FIELD_NUMBER: _ClassVar[int]
+    DEFINE_FIELD_NUMBER: _ClassVar[int]
     id: int
     txn: int
     operations: _containers.RepeatedCompositeFieldContainer[Operation]
@@ -70,7 +71,8 @@ class Request(_message.Message):
     commit_each: CommitEach
     retract: Retract
     sql: Sql
-    def __init__(self, id: _Optional[int] = ..., txn: _Optional[int] = ..., operations: _Optional[_Iterable[_Union[Operation, _Mapping]]] = ..., timeout_ms: _Optional[int] = ..., first: _Optional[_Union[Begin, _Mapping]] = ..., body_bytes: _Optional[int] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., get: _Optional[_Union[Get, _Mapping]] = ..., scan_open: _Optional[_Union[ScanOpen, _Mapping]] = ..., scan_next: _Optional[_Union[ScanNext, _Mapping]] = ..., apply: _Optional[_Union[Apply, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., renew: _Optional[_Union[Renew, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., commit_each: _Optional[_Union[CommitEach, _Mapping]] = ..., retract: _Optional[_Union[Retract, _Mapping]] = ..., sql: _Optional[_Union[Sql, _Mapping]] = ...) -> None: ...
+    define: Define
+    def __init__(self, id: _Optional[int] = ..., txn: _Optional[int] = ..., operations: _Optional[_Iterable[_Union[Operation, _Mapping]]] = ..., timeout_ms: _Optional[int] = ..., first: _Optional[_Union[Begin, _Mapping]] = ..., body_bytes: _Optional[int] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., get: _Optional[_Union[Get, _Mapping]] = ..., scan_open: _Optional[_Union[ScanOpen, _Mapping]] = ..., scan_next: _Optional[_Union[ScanNext, _Mapping]] = ..., apply: _Optional[_Union[Apply, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., renew: _Optional[_Union[Renew, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., commit_each: _Optional[_Union[CommitEach, _Mapping]] = ..., retract: _Optional[_Union[Retract, _Mapping]] = ..., sql: _Optional[_Union[Sql, _Mapping]] = ..., define: _Optional[_Union[Define, _Mapping]] = ...) -> None: ...
 
 class Operation(_message.Message):
     __slots__ = ("kind", "table", "table_id", "key", "columns", "values", "arrow_bytes", "stages", "drop_late", "insert")
@@ -180,6 +182,14 @@ class Sql(_message.Message):
     parameters: bytes
     def __init__(self, text: _Optional[str] = ..., parameters: _Optional[bytes] = ...) -> None: ...
 
+class Define(_message.Message):
+    __slots__ = ("table", "table_id")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    TABLE_ID_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    table_id: int
+    def __init__(self, table: _Optional[str] = ..., table_id: _Optional[int] = ...) -> None: ...
+
 class ScanNext(_message.Message):
     __slots__ = ("scan", "close")
     SCAN_FIELD_NUMBER: _ClassVar[int]
@@ -247,7 +257,7 @@ class Outcome(_message.Message):
     def __init__(self, token: _Optional[str] = ..., place: _Optional[int] = ...) -> None: ...
 
 class Response(_message.Message):
-    __slots__ = ("id", "start_ts", "error", "begin", "get", "page", "commit", "outcome", "commit_each", "retract", "body_bytes")
+    __slots__ = ("id", "start_ts", "error", "begin", "get", "page", "commit", "outcome", "commit_each", "retract", "table", "body_bytes")
     ID_FIELD_NUMBER: _ClassVar[int]
     START_TS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
@@ -258,6 +268,7 @@ class Response(_message.Message):
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     COMMIT_EACH_FIELD_NUMBER: _ClassVar[int]
     RETRACT_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
     BODY_BYTES_FIELD_NUMBER: _ClassVar[int]
     id: int
     start_ts: int
@@ -269,8 +280,9 @@ class Response(_message.Message):
     outcome: OutcomeReply
     commit_each: CommitEachReply
     retract: RetractReply
+    table: _types_pb2.Table
     body_bytes: int
-    def __init__(self, id: _Optional[int] = ..., start_ts: _Optional[int] = ..., error: _Optional[_Union[_types_pb2.Error, _Mapping]] = ..., begin: _Optional[_Union[BeginReply, _Mapping]] = ..., get: _Optional[_Union[GetReply, _Mapping]] = ..., page: _Optional[_Union[ScanPage, _Mapping]] = ..., commit: _Optional[_Union[CommitReply, _Mapping]] = ..., outcome: _Optional[_Union[OutcomeReply, _Mapping]] = ..., commit_each: _Optional[_Union[CommitEachReply, _Mapping]] = ..., retract: _Optional[_Union[RetractReply, _Mapping]] = ..., body_bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, id: _Optional[int] = ..., start_ts: _Optional[int] = ..., error: _Optional[_Union[_types_pb2.Error, _Mapping]] = ..., begin: _Optional[_Union[BeginReply, _Mapping]] = ..., get: _Optional[_Union[GetReply, _Mapping]] = ..., page: _Optional[_Union[ScanPage, _Mapping]] = ..., commit: _Optional[_Union[CommitReply, _Mapping]] = ..., outcome: _Optional[_Union[OutcomeReply, _Mapping]] = ..., commit_each: _Optional[_Union[CommitEachReply, _Mapping]] = ..., retract: _Optional[_Union[RetractReply, _Mapping]] = ..., table: _Optional[_Union[_types_pb2.Table, _Mapping]] = ..., body_bytes: _Optional[int] = ...) -> None: ...
 
 class BeginReply(_message.Message):
     __slots__ = ("lease", "ids")
