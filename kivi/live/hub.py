@@ -36,6 +36,7 @@ from kivi.errors import (
     NotFound,
     OutOfRange,
     ResourceExhausted,
+    SchemaError,
     SnapshotTooOld,
     Unavailable,
 )
@@ -138,7 +139,7 @@ class Hub:
                 schema = self._store.table(live.table, lease)
                 live.told = read_window(self._store, lease, schema, live.bind(schema)).state()
                 live.reset = False
-            except (NotFound, OutOfRange, SnapshotTooOld):  # NotFound: the table was made after that
+            except (NotFound, OutOfRange, SchemaError, SnapshotTooOld):  # the table, or a column, was made after that
                 live.told = []
 
     def _events(self, table: str, bind: Bind, terms: Terms) -> EventsLive:

@@ -270,3 +270,17 @@ def test_a_transaction_goes_on_as_before_an_alteration(db: Any) -> None:
         assert tx.get("t", (1_000,)) == {"id": 1_000, "v": "new", "n": 0}
     with db.snapshot() as now:
         assert now.get("t", (1_000,)) == {"id": 1_000, "v": "new", "n": 0, "w1": None, "w2": None}
+
+
+def test_a_subscription_goes_on_from_before_an_alteration(db: Any) -> None:
+    filled(db)
+    with db.snapshot() as snap:
+        since, known = snap.ts, {"t": list(snap.scan("t")), "agg": list(snap.rollup("agg", by=["a"]))}
+    every(db)
+    more: dict[str, dict[str, Any]] = {"t": {}, "agg": {"rollup": {"by": ["a"]}}}
+    for name, rows in known.items():
+        asked = more[name] | {"since": since, "rows": rows, "interval_ms": 0, "heartbeat_ms": 50}
+        with db.subscribe(name, **asked) as live, db.snapshot() as now:
+            while live.ts < now.ts:
+                live.next(timeout_s=0.05)
+            assert live.rows == list(now.scan("t") if name == "t" else now.rollup("agg", by=["a"]))

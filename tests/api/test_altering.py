@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 import kivi
-from kivi.errors import InvalidArgument, NotFound, SchemaError
+from kivi.errors import InvalidArgument, NotFound, SchemaError, Unavailable
+from kivi.model.declarations import with_columns
 
 
 def filled(db: Any) -> None:
@@ -130,3 +131,13 @@ def test_clients_that_described_the_table_before_go_on(server: Any) -> None:
         assert other.get("t", (1,)) in ({"id": 1, "v": "old", "n": 1}, {"id": 1, "v": "old", "n": 1, "w": 5})
         other.describe("t")
         assert other.get("t", (1,)) == {"id": 1, "v": "old", "n": 1, "w": 5}
+
+
+def test_a_subscription_waits_for_a_node_that_does_not_know_the_columns_yet(server: Any) -> None:
+    with kivi.connect(server.endpoint, timeout=0.5) as db:
+        for name in sorted(db.tables(), key=lambda name: db.describe(name)["kind"]):
+            db.drop(name)
+        filled(db)
+        db._core.schemas["t"] = with_columns(db._core.schemas["t"], {"later": "int64"})  # as another node told it
+        with pytest.raises(Unavailable, match="was altered"):
+            db.subscribe("t")

@@ -120,6 +120,28 @@ def test_rows(cli):
     assert len(cli.errors.splitlines()) == 1
 
 
+def test_an_older_snapshot_has_the_columns_of_then(cli):
+    with cli.server.connect() as db:
+        db.create_event_table("grown", event_time="ts", columns={"ts": "timestamp", "v": "int64"})
+        db.create_aggregate("summed", source="grown", group_by=["v"], measures={"n": kivi.count()}, history="1h")
+        db.append("grown", [{"ts": 1, "v": 5}])
+        then = db.watermark()
+        db.alter_table("grown", {"w": "int64"})
+        db.alter_aggregate("summed", {"last": kivi.last("w")}, derived={"twice": "n * 2"})
+        db.append("grown", [{"ts": 2, "v": 5, "w": 1}])
+    assert cli("scan", "grown", "--columns", "v,w", "-o", "csv") == "v,w\n5,\n5,1\n"
+    for command, columns, row in (
+        (["scan", "grown"], "ts,v", "1970-01-01T00:00:00.000001Z,5"),
+        (["get", "summed", 5], "v,n", "5,1"),
+        (["scan", "summed"], "v,n", "5,1"),
+        (["rollup", "summed", "--by", "v"], "v,n", "5,1"),
+        (["query", "summed", "--by", "v", "--having", "n > 0"], "v,n", "5,1"),
+    ):
+        assert cli(*command, "--as-of", then, "-o", "csv") == f"{columns}\n{row}\n"
+    cli("scan", "grown", "--as-of", then, "--where", "w > 0", code=1)
+    assert "'w'" in cli.errors
+
+
 def test_sql_in_every_form(cli):
     with cli.server.connect() as db:
         db.create_event_table("asked", event_time="ts", columns={"ts": "timestamp", "v": "int64", "s": "string"})

@@ -10,6 +10,7 @@ from kivi.errors import SnapshotTooOld
 from kivi.spark.options import Options
 from kivi.spark.reading import Reader
 from kivi.spark.schemas import Target, spark_schema
+from kivi.spark.source import KiviDataSource
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(120)]
@@ -84,6 +85,21 @@ def test_event_tables_answer_later_too(server, db, table) -> None:
 
     with pytest.raises(SnapshotTooOld, match="overwritten"):
         wait_until(let_go, pause_s=0.1)
+
+
+def test_a_job_of_an_older_snapshot_has_the_columns_of_then(server, db) -> None:
+    table = f"grown_{time.monotonic_ns()}"
+    db.create_event_table(table, event_time="ts", columns={"ts": "timestamp", "v": "int64"})
+    db.append(table, [{"ts": 1, "v": 5}])
+    then = db.watermark()
+    db.alter_table(table, {"w": "int64"})
+    db.append(table, [{"ts": 2, "v": 5, "w": 1}])
+    for as_of, columns, count in (({"asOf": str(then)}, ["ts", "v"], 1), ({}, ["ts", "v", "w"], 2)):
+        source = KiviDataSource({"table": table, "endpoint": server.endpoint, **as_of})
+        assert source.schema().fieldNames() == columns
+        reader = source.reader(source.schema())
+        read = [batch for part in reader.partitions() for batch in reader.read(part)]
+        assert sum(batch.num_rows for batch in read) == count and read[0].schema.names == columns
 
 
 def test_history_answers_later_too(server, db) -> None:
