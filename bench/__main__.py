@@ -30,6 +30,7 @@ _GOALS: Final = {
     "goal12": "views",
     "goal13": "history",
     "goal14": "hours",
+    "goal15": "nodes",
 }
 _HOME: Final = Path(__file__).resolve().parent
 
