@@ -1,4 +1,4 @@
-"""Goal 15: a cluster, on three nats-servers that sync every write, all on this machine. What the log costs, and failures.
+"""Goal 15: a cluster on three nats-servers that sync every write, on this machine. What its log costs, and failures.
 
 Wanted, with one node:
 
@@ -10,8 +10,8 @@ With two nodes: what one has committed is seen on the other within 100 ms (99 in
 within 10 s after the other one stood still; a restart fails no call, a node that is killed is a gap of at most 2 s, the
 leader of the log's servers one of at most 10 s.
 
-A *bare publish* is a message to the same stream, by the connection that nodes have, acknowledged by a majority. The log's
-bytes are what its leader says. Two cores are shared by three servers of the log, the nodes and the clients: what would
+A *bare publish* is a message to a stream of the same servers, acknowledged by a majority. The log's bytes are what its
+leader says. Two cores are shared by three servers of the log, the nodes and the clients: what would
 scale with machines does not here, so rates are ratios within the run, and what each process used is in the raw results.
 """
 
@@ -25,6 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -353,7 +354,7 @@ class _Committing:
     def longest_s(self) -> float:
         """Without any answer, to any of them."""
         at = sorted(self.at)
-        return max((b - a for a, b in zip(at, at[1:], strict=False)), default=0.0)
+        return max((b - a for a, b in pairwise(at)), default=0.0)
 
 
 # -- one server: what it is worth that an answer may be old -------------------------------------------

@@ -107,6 +107,8 @@ class Session(ABC):
     def __init__(self, core: Core, epoch: int, hello: Any) -> None:
         self.epoch = epoch
         self.broken: KiviError | None = None
+        self.left = False
+        """Nothing new is asked of it: its server is stopping, and ends it once it has answered."""
         self.hello = hello
         self.releases = Releases(self.put)
         self._core = core
@@ -164,14 +166,20 @@ class Link(Generic[S]):
         self._why_closed = "this client is closed"
 
     def open(self, wait_for_ready: bool = True) -> S:
-        """The current session, or a new one if it is broken. Raises Closed once the client is."""
+        """The current session, or a new one if it is broken or was left. Raises Closed once the client is."""
         session = self._current
-        if session is None or session.broken is not None:
+        if session is None or session.broken is not None or session.left:
             if self._closed:
                 raise Closed(self._why_closed)
             self._epochs += 1
             session = self._current = self._new_session(self, self._epochs, wait_for_ready)
         return session
+
+    def leave(self, epoch: int | None) -> None:
+        """Whatever begins from here on begins on another session than that one; None: than the current one."""
+        session = self._current
+        if session is not None and epoch in (None, session.epoch):
+            session.left = True
 
     def epoch(self) -> int:
         return self.open().epoch

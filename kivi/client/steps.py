@@ -231,6 +231,9 @@ class Transport(Protocol):
         With ``epoch`` it is dropped when that session is gone.
         """
 
+    def leave(self, epoch: int | None) -> None:
+        """What begins from here on begins on another session than that one; None: than the current one."""
+
     def release(self, number: int, epoch: int) -> None:
         """Lets go of that session's transaction, together with others, when the next message leaves."""
 

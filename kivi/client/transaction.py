@@ -292,26 +292,30 @@ class TransactionCore:
         else:
             asked = self._commit_alone(token)
         self.ended = True
-        restarted = False
+        deadline, attempt = self.core.deadline(), 0
         while True:
             try:
                 reply = yield asked
+                break
             except (ConnectionLost, Timeout) as lost:
-                if isinstance(lost, ConnectionLost) and not lost.sent:
-                    if not restarted and self._again():
-                        asked = asked if isinstance(asked, Ask) else Ask(asked.request, self.core.timeout_s)
-                        restarted, asked.request.txn, asked.epoch = True, self.number, self._epoch
-                        continue
+                was_sent = isinstance(lost, Timeout) or lost.sent
+                if was_sent and not token:
+                    raise errors.CommitUnknown(
+                        "the connection was lost during the commit: repeat the batch, which applies it once"
+                    ) from None
+                try:
+                    if was_sent:
+                        self.commit_ts = yield from self.core.resolve(token)
+                        return self.commit_ts
                     raise errors.Disconnected(
                         "the connection was lost before the commit was sent; "
                         "nothing was applied: run the transaction again"
                     ) from None
-                if not token:
-                    raise errors.CommitUnknown(
-                        "the connection was lost during the commit: repeat the batch, which applies it once"
-                    ) from None
-                self.commit_ts = yield from self.core.resolve(token)
-                return self.commit_ts
+                except errors.Disconnected:
+                    if (was_sent and self.token is not None) or time.monotonic() > deadline or not self._again():
+                        raise
+                    token = request_token(None, self.batch) if was_sent else token  # that one never commits any more
+                    asked = self._anew(asked, token)
             except errors.NotFound:
                 self.core.schemas.clear()  # a table was dropped, and perhaps made anew
                 raise
@@ -319,11 +323,27 @@ class TransactionCore:
                 self.ended = False
                 self.release()
                 raise
-            break
+            except errors.Unavailable as refused:
+                if not refused.details.get("stopping") or time.monotonic() > deadline:
+                    raise
+                self.core.transport.leave(asked.epoch)
+                if not self._again():
+                    raise
+                asked = self._anew(asked, token)
+            if attempt:
+                yield Sleep(backoff_s(attempt + 4))
+            attempt += 1
         self._learn(reply)
         self.commit_ts = int(reply.commit_ts if isinstance(reply, Committed) else reply.commit.commit_ts)
         self.core.saw(self.commit_ts)
         return self.commit_ts
+
+    def _anew(self, asked: Ask | CommitPlain, token: str) -> Ask:
+        """The same on the session on which it has begun again."""
+        asked = asked if isinstance(asked, Ask) else Ask(asked.request, self.core.timeout_s)
+        asked.request.commit.CopyFrom(commit_message(token, self.batch))
+        asked.request.txn, asked.epoch = self.number, self._epoch
+        return asked
 
     def _commits_plainly(self, token: str) -> bool:
         """Whether it can commit along with others: it is deltas and puts, and has not begun; nor will it any more."""

@@ -284,7 +284,7 @@ class Transport(Link[_Session]):
 
     def open(self, wait_for_ready: bool = True) -> _Session:
         session = self._current
-        if session is not None and session.broken is None:
+        if session is not None and session.broken is None and not session.left:
             return session
         with self._lock:
             return super().open(wait_for_ready)

@@ -226,6 +226,9 @@ class Unconnected:
         self.queued.append(request)
         return self.epochs
 
+    def leave(self, epoch: int | None) -> None:
+        raise AssertionError("no server is stopping")
+
     def release(self, number: int, epoch: int) -> None:
         raise AssertionError("it has ended")
 

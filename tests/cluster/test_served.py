@@ -104,8 +104,9 @@ def test_a_new_node_begins_with_the_copy_of_another_one(nodes: list[ServerProces
         ServerProcess(tmp_path / "alone", *nodes[0].arguments).start()
 
 
-def test_a_client_of_several_nodes_goes_on_with_another_one(nodes: list[ServerProcess]) -> None:
-    """Each node is killed once and comes back, while clients commit: no call fails, and nothing counts twice."""
+@pytest.mark.parametrize("how", ["kill", "stop"])
+def test_a_client_of_several_nodes_goes_on_with_another_one(nodes: list[ServerProcess], how: str) -> None:
+    """Each node ends once and comes back, while clients commit: no call fails, and nothing counts twice."""
     everywhere = ",".join(node.endpoint for node in nodes)
     with kivi.connect(everywhere) as db:
         make_tables(db)
@@ -113,7 +114,7 @@ def test_a_client_of_several_nodes_goes_on_with_another_one(nodes: list[ServerPr
     for client in clients:
         client.start()
     for node in nodes:
-        node.kill()
+        getattr(node, how)()
         node.start()
     for client in clients:
         client.join()
