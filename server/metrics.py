@@ -177,6 +177,20 @@ METRICS: Final[dict[str, Metric]] = {
     "otlp_waiting_bytes": _gauge("otlp_waiting_bytes", "Exports that wait for their commit."),
 }
 
+OF_NODES: Final[dict[str, Metric]] = {
+    "log_sequence": _gauge("cluster_log_applied", "The last message of the cluster's log that this node has applied."),
+    "log_age_s": _gauge("cluster_log_age_seconds", "All that the log had so long ago is applied here."),
+    "log_used": _gauge("cluster_log_used_ratio", "Of the bytes that the log may have; at 1 commits are refused."),
+    "log_proposed": _gauge("cluster_log_frames_proposed", "Frames of this node that have not come back."),
+    "log_proposed_bytes": _gauge("cluster_log_proposed_bytes", "Their bytes."),
+    "log_lost_suffix": _gauge(
+        "cluster_log_lost", "1 once the log has lost what it had acknowledged: kivi cluster reseed."
+    ),
+    "log_nodes_live": _gauge("cluster_nodes_live", "Nodes that the log is kept for."),
+    "log_nodes_evicted": _gauge("cluster_nodes_evicted", "Nodes that the log was truncated without, of the last day."),
+}
+"""Of the nodes of clusters, besides."""
+
 NO_SPANS: Final = {stat: 0 for stat in METRICS if stat.startswith("otlp_")}
 """The stats of a server that takes none."""
 
@@ -207,7 +221,7 @@ class _Collector(Collector):
     def collect(self) -> Iterator[Any]:
         families: dict[str, Any] = {}
         for stat, value in self._stats().items():
-            metric = METRICS.get(stat)
+            metric = METRICS.get(stat) or OF_NODES.get(stat)
             if metric is None:
                 continue
             family = families.get(metric.name)

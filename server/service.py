@@ -48,6 +48,7 @@ _NEEDS: Final = {
     "Describe": Access.READ,
     "Watermark": Access.READ,
     "Stats": Access.READ,
+    "ClusterStatus": Access.READ,
     "ListBatchScopes": Access.READ,
     "Stage": Access.WRITE,
     "DiscardStages": Access.WRITE,
@@ -314,6 +315,9 @@ class Service:
 
     def Stats(self, request: pb.StatsRequest, _: Grant) -> pb.StatsResponse:
         return pb.StatsResponse(values={name: float(value) for name, value in self._stats().items()})
+
+    def ClusterStatus(self, request: pb.ClusterStatusRequest, _: Grant) -> pb.ClusterStatusResponse:
+        return pb.ClusterStatusResponse(**self.store.cluster_status().described())
 
     def Checkpoint(self, request: pb.CheckpointRequest, _: Grant) -> pb.CheckpointResponse:
         if not request.path:

@@ -401,6 +401,7 @@ class Database:
     watermark = asks(Core.watermark)
     consolidate = asks(Core.consolidate)
     stats = asks(Core.stats)
+    cluster_status = asks(Core.cluster_status)
     checkpoint = asks(Core.checkpoint)
     backup = asks(Core.backup)
     get_many = takes(GetNowArguments)(asks(Core.get_many))

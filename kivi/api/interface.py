@@ -408,6 +408,11 @@ class Database(ABC, Generic[Tx, Snap]):
         """Counters and sizes, as flat names."""
 
     @abstractmethod
+    def cluster_status(self) -> dict[str, Any]:
+        """The cluster that this server is a node of, as it sees it: nodes, log, and "problems", a sentence for each
+        thing that somebody has to do. See ``kivi.cluster.status``. Raises InvalidArgument if it is no node."""
+
+    @abstractmethod
     def checkpoint(self, path: Any) -> None:
         """A consistent copy of the store in a new directory ``path``, on the machine where the store is.
 

@@ -381,6 +381,18 @@ def orphans(args: argparse.Namespace) -> int:
     return orphans(args)
 
 
+def cluster_status(db: Any, args: argparse.Namespace) -> int:
+    from kivi.cli.cluster import status
+
+    return status(db, args)
+
+
+def cluster_begin(args: argparse.Namespace) -> int:
+    from kivi.cli.cluster import begin
+
+    return begin(args)
+
+
 def backup(args: argparse.Namespace) -> int:
     if args.to is not None:
         if args.keep is not None:
@@ -606,6 +618,25 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("dir", metavar="DIR", help="the server's machine: where backups are kept; or a store's directory")
     sub.add_argument("to", metavar="TO", nargs="?", help="a directory that does not exist yet")
     sub.add_argument("--keep", type=int, metavar="N", help="of a running server: so many backups stay, the oldest go")
+    actions = commands.add_parser("cluster", help="how a cluster is; and begin one with a store").add_subparsers(
+        dest="action", required=True, metavar="ACTION"
+    )
+    text = "its nodes, its log, and what somebody has to do; 1 if there is something"
+    sub = actions.add_parser("status", help=text, description=text, parents=[common], allow_abbrev=False)
+    sub.set_defaults(run=cluster_status, connects=True)
+    for name, text in (
+        ("adopt", "make a cluster of the store in DIR, which nobody has open: with a log that begins after it"),
+        ("reseed", "end a cluster's log, and begin anew with the best node: with DIR, which nobody has open"),
+    ):
+        sub = actions.add_parser(name, help=text, description=text, allow_abbrev=False)
+        sub.set_defaults(run=cluster_begin, connects=False)
+        sub.add_argument("dir", metavar="DIR")
+        sub.add_argument("--cluster", metavar="NAME", required=True)
+        text = "the servers of its log, if they run by themselves: a log of that name is looked for there"
+        sub.add_argument("--nats", metavar="URL[,URL]", help=text)
+        sub.add_argument("--timeout", type=float, metavar="SECONDS", help="to reach the servers; default 60")
+        if name == "reseed":
+            sub.add_argument("--yes", action="store_true", help="do not ask")
     return top
 
 

@@ -61,7 +61,7 @@ from kivi.model.changes import TailPoints
 from kivi.model.outcomes import ABORTED, UNKNOWN, Outcome
 from kivi.model.schema import TableSchema
 from kivi.model.subscriptions import Stored
-from kivi.wire.codec import from_table, from_values, to_table
+from kivi.wire.codec import as_dict, from_table, from_values, to_table
 from kivi.wire.methods import MESSAGE_BYTES_MAX
 from kivi.wire.v1 import service_pb2, session_pb2, types_pb2
 
@@ -73,6 +73,7 @@ Kind = session_pb2.Operation
 _REPEATABLE: Final = frozenset(
     {
         "AcknowledgeSubscription",
+        "ClusterStatus",
         "Describe",
         "DiscardStages",
         "ListBatchScopes",
@@ -410,6 +411,10 @@ class Core:
     def stats(self) -> Steps[dict[str, int | float]]:
         reply = yield from self.call("Stats", service_pb2.StatsRequest())
         return {name: number(value) for name, value in reply.values.items()}
+
+    def cluster_status(self) -> Steps[dict[str, Any]]:
+        reply = yield from self.call("ClusterStatus", service_pb2.ClusterStatusRequest())
+        return as_dict(reply)
 
     def checkpoint(self, path: Any) -> Steps[None]:
         yield Unary("Checkpoint", service_pb2.CheckpointRequest(path=directory(path)), None)

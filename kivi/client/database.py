@@ -225,6 +225,7 @@ class Database(interface.Database[Transaction, Snapshot]):
     watermark = asks(Core.watermark)
     consolidate = asks(Core.consolidate)
     stats = asks(Core.stats)
+    cluster_status = asks(Core.cluster_status)
     checkpoint = asks(Core.checkpoint)
     backup = asks(Core.backup)
     _get = asks(Core.get_many)

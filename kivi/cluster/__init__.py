@@ -4,8 +4,11 @@ Comes in: a directory, the name of the cluster, the addresses of NATS servers. G
 judged by every node alike (``kivi.mvcc.replicated``), and what the node says and hears of the others. May not touch:
 what an answer means; there is no rule here that a single store does not have.
 
-    node    opening a node, the thread that reads the log, what is said of nodes
-    peers   a nats-server of each node's own
+    node       opening a node, the thread that reads the log, what is said of nodes
+    streams    the stream, and what all nodes have to agree on
+    status     what is to be known of the cluster, and what to do about it
+    founding   a cluster that begins with a store, or anew with a node
+    peers      a nats-server of each node's own
 """
 
 from kivi.cluster.node import ClusterNode

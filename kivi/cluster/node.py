@@ -19,50 +19,45 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import logging
+import os
 import secrets
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from kivi.cluster.founding import first_log_of
+from kivi.cluster.status import SILENT_S, ClusterStatus, LogCopy, LogStatus, NodeStatus
+from kivi.cluster.streams import LOG_BYTES, generation_of, genesis_of, open_stream
 from kivi.encoding.keyspaces import meta_key
 from kivi.engine import Engine, WriteBatch
-from kivi.errors import DataLoss, InvalidArgument, KiviError, Unavailable
+from kivi.errors import DataLoss, KiviError, NotFound, Unavailable
 from kivi.log import CommitLog
-from kivi.log.jetstream import JetStream
 from kivi.log.members import Member, State, truncation
 from kivi.log.natslink import Nats
-from kivi.log.replicated import ReplicatedLog
+from kivi.log.replicated import Place, ReplicatedLog
 from kivi.mvcc.replicated import PLACE, ReplicatedCommitter
 from kivi.runtime.settings import Settings
 from kivi.store.facade import Store
 from kivi.store.opening import claim_node
 
-__all__ = ["LOG_BYTES", "ClusterNode"]
+__all__ = ["ClusterNode"]
 
 _log = logging.getLogger("kivi.cluster")
 _BOOT: Final = meta_key("boot")
 _CHANCE_BITS: Final = 24
-_GENERATION: Final = "kivi.generation"
-_LIMITS: Final = "kivi.limits"
-_JUDGED_BY: Final = ("conflict_window_s", "conflict_entries", "request_token_ttl_s")
-"""Settings that a verdict depends on: they are the cluster's."""
-LOG_BYTES: Final = 64 << 30
-"""How large the log may become, unless it is told."""
 _FULL: Final = 0.8
 """Of the log's bytes: from here on, whoever holds it back is evicted."""
 _WAIT_S: Final = 0.2
 _RETRY_S: Final = 0.5
 _SAY_S: Final = 1.0
+_FULL_WAIT_S: Final = 0.005
 _SLACK: Final = 4_096
 """So many messages are worth an entry that truncates, or a flush of a node that has nothing else to write."""
 _KEPT: Final = 0.25
 """Of the log's bytes: below it nothing is truncated, so that a new node can begin with the first message."""
 _HOLD_S: Final = 30.0
-_HEARD_US: Final = 30_000_000
-"""A node that has said nothing for so long, by the log's time, is not the one that others leave the log to."""
 
 
 class ClusterNode:
@@ -86,33 +81,33 @@ class ClusterNode:
         login: Mapping[str, Any] | None = None,
         timeout_s: float = 60.0,
     ) -> None:
-        self.name, self.about = name, about or {}
+        self.name, self.about, self._path = name, about or {}, path
         self.log_bytes = log_bytes
         self._news = threading.Event()
         self._ending, self._ended = False, threading.Event()
-        chosen = settings or Settings()
-        limits = json.dumps({each: getattr(chosen, each) for each in _JUDGED_BY})
         with contextlib.ExitStack() as opened:
             self._nats = Nats(servers, timeout_s=timeout_s, **login or {})
             opened.callback(self._nats.close)
-            self.stream = JetStream(
-                self._nats,
-                f"kivi-{name}",
-                max_bytes=log_bytes,
-                copies=copies,
-                metadata={_GENERATION: secrets.token_hex(16), _LIMITS: limits},
-                timeout_s=timeout_s,
-            )
-            self.generation = self._generation()
-            if (known := self.stream.metadata.get(_LIMITS)) != limits:
-                raise InvalidArgument(
-                    f"the nodes of {name} judge commits by the settings {known}, and this one has {limits}: give it "
-                    "those"
+            try:
+                self.stream = open_stream(
+                    self._nats,
+                    name,
+                    settings or Settings(),
+                    log_bytes=log_bytes,
+                    copies=copies,
+                    made=first_log_of(path),
+                    timeout_s=timeout_s,
                 )
-            self._number = claim_node(path, name, self.generation)
+            except NotFound:
+                raise NotFound(
+                    f"these servers have no log of the cluster {name}, and {path} was in one: start those that have "
+                    "it, or begin it anew with kivi cluster reseed"
+                ) from None
+            self.generation, self._genesis = generation_of(self.stream), genesis_of(self.stream)
+            self._number = claim_node(path, name, self.generation, empty=not self._genesis)
             self.store = Store.open(path, settings=settings, make_log=self._log_of)
             opened.callback(self.store.crash)
-            self.store.before_copy = self._hold
+            self.store.before_copy, self.store.cluster_status = self._hold, self.status
             self.stream.on_news = self._news.set
             self._threads = [
                 threading.Thread(target=run, name=f"kivi-cluster-{run.__name__}", daemon=True)
@@ -124,14 +119,6 @@ class ClusterNode:
             self.committer.newest(timeout_s, [self._live().entry()])  # it has all that there is, and is known
             opened.pop_all()
 
-    def _generation(self) -> bytes:
-        try:
-            return bytes.fromhex(self.stream.metadata[_GENERATION])
-        except (KeyError, ValueError):
-            raise InvalidArgument(
-                f"the stream {self.stream.name} was not made by kivi: name another cluster, or delete the stream"
-            ) from None
-
     def _log_of(self, engine: Engine) -> CommitLog:
         starts = (int.from_bytes(engine.get(_BOOT) or b"", "little") >> _CHANCE_BITS) + 1
         boot = starts << _CHANCE_BITS | secrets.randbits(_CHANCE_BITS)  # a copy of the directory has another one
@@ -140,7 +127,12 @@ class ClusterNode:
         engine.write(batch)
         engine.flush()  # a boot that comes twice would be two processes in one
         self.log = ReplicatedLog(
-            self.stream, generation=self.generation, node=self._number, boot=boot, saved=engine.get(PLACE)
+            self.stream,
+            generation=self.generation,
+            node=self._number,
+            boot=boot,
+            saved=engine.get(PLACE),
+            genesis=self._genesis,
         )
         return self.log
 
@@ -157,13 +149,14 @@ class ClusterNode:
     # -- the log's thread -------------------------------------------------------------------------
 
     def _run(self) -> None:
-        """Applies what the log brings. Whatever keeps it from that for good ends the node's answers (C5)."""
+        """Applies what the log brings, as fast as it is folded. Whatever keeps it from that for good ends the node's
+        answers (C5)."""
         retried = time.monotonic()
         while not self._ending and self.log.failed is None:
             self._news.wait(_WAIT_S)
             self._news.clear()
             try:
-                while self.log.pump() and not self._ending:
+                while not self._ending and self._has_room() and self.log.pump():
                     pass
                 if time.monotonic() - retried > _RETRY_S:
                     retried = time.monotonic()
@@ -173,6 +166,15 @@ class ClusterNode:
             except Exception as error:
                 _log.exception("applying the log has failed")
                 self.log.fail(DataLoss(f"applying the log has failed: {error!r}"))
+
+    def _has_room(self) -> bool:
+        """Whether memory takes more. What other nodes have committed is in the log, and can wait there."""
+        if not self.committer.is_full:
+            return True
+        self.committer.on_pressure()
+        time.sleep(_FULL_WAIT_S)
+        self._news.set()
+        return False
 
     def _keep(self) -> None:
         """Says what others need to know of this node, and does what falls to it, in a thread that may wait."""
@@ -192,20 +194,39 @@ class ClusterNode:
         with self.committer.entry_lock:
             floor, time_us = self.log.members.floor, self.log.place.time_us
             members, holding = list(self.log.members), self.log.members.holding()
-        heard = [m.node for m in members if m.state is State.LIVE and time_us - m.said_us < _HEARD_US]
-        if not heard or min(heard) != self.id or not holding:
+            forgotten = self.log.members.forgotten(time_us)
+        heard = [m.node for m in members if m.state is State.LIVE and time_us - m.said_us < SILENT_S * 1_000_000]
+        if not heard or not holding:
             return
-        used = self.stream.nbytes() / self.log_bytes
-        if used > _KEPT and holding[0].needed - floor > _SLACK:
-            self.committer.say([truncation(holding[0].needed)], lambda error, number: None)
-        if used > _FULL and holding[0].node != self.id:
+        used = self.stream.used
+        if min(heard) == self.id:
+            if forgotten or (used > _KEPT and holding[0].needed - floor > _SLACK):
+                self.committer.say([truncation(holding[0].needed)], lambda error, number: None)
+            self.stream.purge(floor)
+        if used > _FULL and min(heard) == self.id and self._gives_up_stages(holding[0].needed):
+            return
+        if used > _FULL and min(set(heard) - {holding[0].node}, default=None) == self.id:
             _log.warning("node %x holds the log back, which is nearly full: it is evicted", holding[0].node)
             evicted = dataclasses.replace(holding[0], state=State.EVICTED)
             self.committer.say([evicted.entry()], lambda error, number: None)
-        self.stream.purge(floor)
+
+    def _gives_up_stages(self, needed: int) -> bool:
+        """Of what clients have staged and never committed, the oldest, if the log is kept for that: as its time limit
+        would. No node could do without it, so none is to blame."""
+        with self.committer.entry_lock:
+            live = [stage for stage in self.store.stages.live() if self.log.message_of(stage) <= needed]
+        if live:
+            _log.warning("the log is nearly full, and kept for what is staged: %d stages are given up", len(live))
+            self.store.staging.drop(live)
+        return bool(live)
 
     def _hold(self) -> None:
-        """Before a copy is made: the log is kept for whoever will begin with it. Raises Unavailable if it is not."""
+        """Before a copy is made: the log is kept for whoever will begin with it. Raises Unavailable if it is not.
+
+        Of a log that has lost something there is nothing to be kept: the copy is what another one begins with.
+        """
+        if self.log.lost_suffix is not None:
+            return
         self.store.consolidate()
         with self.store.consolidator.mutex:
             self.store.consolidator.flush()
@@ -216,7 +237,73 @@ class ClusterNode:
             raise Unavailable("the log was truncated before it could be kept for a copy: try again")
 
     def _live(self) -> Member:
-        return Member(self.id, State.LIVE, self.log.needed, self.about)
+        at, disk = self.log.place, os.statvfs(self._path)
+        about = {
+            **self.about,
+            "watermark": self.committer.watermark.value,
+            "applied": at.sequence,
+            "hash": at.hash.hex(),
+            "age_s": round(self.log.age_s, 3),
+            "disk_free": disk.f_bavail * disk.f_frsize,
+            "disk": disk.f_blocks * disk.f_frsize,
+        }
+        return Member(self.id, State.LIVE, self.log.needed, about)
+
+    # -- what is to be known ----------------------------------------------------------------------
+
+    def status(self) -> ClusterStatus:
+        """As of this node's place in the log. Does not wait for more than the log's servers, and not long for them."""
+        try:
+            log = self._log_status(self.stream.info())
+        except Unavailable:
+            log = None
+        with self.committer.entry_lock:
+            members, floor, at = list(self.log.members), self.log.members.floor, self.log.place
+        failed = self.log.failed or self.log.lost_suffix
+        return ClusterStatus(
+            cluster=self.name,
+            node=f"{self.id:x}",
+            floor=floor,
+            nodes=tuple(self._node_status(member, at, log) for member in members),
+            log=log,
+            failed="" if failed is None else failed.message,
+        )
+
+    def _node_status(self, member: Member, at: Place, log: LogStatus | None) -> NodeStatus:
+        about = member.about
+        applied = about.get("applied", 0)
+        return NodeStatus(
+            node=f"{member.node:x}",
+            state=member.state,
+            address=about.get("address", ""),
+            version=about.get("version", ""),
+            watermark=about.get("watermark", 0),
+            applied=applied,
+            behind=max(0, (at.sequence if log is None else log.last) - applied) if applied else 0,
+            behind_s=about.get("age_s", 0.0),
+            needed=member.needed,
+            silent_s=max(0.0, (int(time.time() * 1_000_000) - member.said_us) / 1_000_000),
+            disk_free_bytes=about.get("disk_free", 0),
+            disk_bytes=about.get("disk", 0),
+            agrees=self.log.has_applied(applied, about.get("hash", "")),
+        )
+
+    def _log_status(self, info: dict[str, Any]) -> LogStatus:
+        state, cluster = info["state"], info.get("cluster") or {}
+        leader = cluster.get("leader", "")
+        copies = [LogCopy(leader, True, True, False, 0)] if leader else []
+        for copy in cluster.get("replicas") or ():
+            current = bool(copy.get("current"))
+            copies.append(LogCopy(copy["name"], False, current, bool(copy.get("offline")), copy.get("lag", 0)))
+        return LogStatus(
+            stream=self.stream.name,
+            leader=leader,
+            first=state["first_seq"],
+            last=state["last_seq"],
+            nbytes=state["bytes"],
+            limit_bytes=self.log_bytes,
+            copies=tuple(sorted(copies, key=lambda copy: copy.server)),
+        )
 
     def close(self) -> None:
         """Stops reading the log, folds and flushes. Harmless twice."""

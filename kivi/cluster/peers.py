@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from kivi.cluster.streams import ROOM_BYTES, stream_of
 from kivi.errors import InvalidArgument, NotFound, Unavailable
 from kivi.log.jetstream import COPIES_MAX, JetStream
 from kivi.log.natslink import Nats
@@ -119,7 +120,7 @@ class PeerServer:
             name=own,
             listen=f"127.0.0.1:{client}",
             peers=Peers(f"kivi-{cluster}", f"{_listened(host)}:{port}", peers) if len(peers) > 1 else None,
-            max_bytes=log_bytes,
+            max_bytes=log_bytes + ROOM_BYTES,
             secret=secret,
         )
 
@@ -160,8 +161,9 @@ class PeerServer:
             with contextlib.closing(Nats([self.url], timeout_s=5.0, **self.login)) as nats:
                 JetStream(
                     nats,
-                    f"kivi-{self.cluster}",
+                    stream_of(self.cluster),
                     max_bytes=self._log_bytes,
+                    room_bytes=ROOM_BYTES,
                     copies=self.copies,
                     create=False,
                     timeout_s=_WAIT_S,

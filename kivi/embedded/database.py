@@ -490,6 +490,11 @@ class Database(interface.Database[Transaction, Snapshot]):
         self.store.check_open()
         return self.store.stats()
 
+    def cluster_status(self) -> dict[str, Any]:
+        self.store.check_open()
+        found: dict[str, Any] = self.store.cluster_status().described()
+        return found
+
     def checkpoint(self, path: Any) -> None:
         self.store.checkpoint(directory(path))
 

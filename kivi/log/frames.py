@@ -3,12 +3,13 @@
 A frame is one group of entries. All integers are little-endian::
 
     at   size                                              at   size
-     0    4   crc32 of all that follows                    40    8   n: the gateway's count of frames, from 1
-     4    4   "kfr1"                                       48    8   derived at: see kivi.store.catalog
-     8   16   generation of the log                        56    8   sequence that the gateway had applied
-    24    8   node of the gateway                          64   16   its running hash there
-    32    8   boot: of the node's starts, a later          80    4   how many entries
-              one has a larger number                      84        entries
+     0    4   crc32 of all that follows                    48    8   derived at: see kivi.store.catalog
+     4    4   "kfr2"                                       56    8   the gateway's clock, microseconds since 1970
+     8   16   generation of the log                        64    8   sequence that the gateway had applied
+    24    8   node of the gateway                          72   16   its running hash there
+    32    8   boot: of the node's starts, a later          88    4   how many entries
+              one has a larger number                      92        entries
+    40    8   n: the gateway's count of frames, from 1
 
     entry: u8 kind, u24 how many numbers, u64 length, the body, padded to 8
 
@@ -53,9 +54,9 @@ __all__ = [
     "running_hash",
 ]
 
-_MAGIC: Final = b"kfr1"
+_MAGIC: Final = b"kfr2"
 _PART_MAGIC: Final = b"kfp1"
-_HEAD: Final = struct.Struct("<4s16sQQQQQ16sI")
+_HEAD: Final = struct.Struct("<4s16sQQQQQQ16sI")
 _PART_HEAD: Final = struct.Struct("<4s16sQQQII")
 _CHECKSUM: Final = struct.Struct("<I")
 _ENTRY: Final = struct.Struct("<II4xQ")  # kind and numbers, padding, length
@@ -77,6 +78,7 @@ class Frame:
     generation: bytes
     id: FrameId
     derived_at: int
+    clock_us: int
     applied: int
     hash: bytes
     entries: Sequence[Entry] = field(default=())
@@ -84,7 +86,16 @@ class Frame:
     def encode(self) -> bytes:
         """The message."""
         parts: list[Any] = [
-            _HEAD.pack(_MAGIC, self.generation, *self.id, self.derived_at, self.applied, self.hash, len(self.entries))
+            _HEAD.pack(
+                _MAGIC,
+                self.generation,
+                *self.id,
+                self.derived_at,
+                self.clock_us,
+                self.applied,
+                self.hash,
+                len(self.entries),
+            )
         ]
         for kind, body, numbers in self.entries:
             size = sum(memoryview(part).nbytes for part in body)
@@ -144,7 +155,9 @@ def decode_frame(data: bytes | memoryview) -> Frame:
     if len(view) < at:
         raise DataLoss("a frame is cut off")
     _check(view)
-    magic, generation, node, boot, n, derived_at, applied, hash_, count = _HEAD.unpack(view[_CHECKSUM.size : at])
+    magic, generation, node, boot, n, derived_at, clock_us, applied, hash_, count = _HEAD.unpack(
+        view[_CHECKSUM.size : at]
+    )
     if magic != _MAGIC:
         raise DataLoss(f"a message begins with {magic!r}, and is no frame that this program knows")
     entries = []
@@ -153,7 +166,7 @@ def decode_frame(data: bytes | memoryview) -> Frame:
         at += _ENTRY.size
         entries.append(Entry(_KINDS[kind], (view[at : at + size],), numbers))
         at += size + -size % 8
-    return Frame(generation, FrameId(node, boot, n), derived_at, applied, hash_, entries)
+    return Frame(generation, FrameId(node, boot, n), derived_at, clock_us, applied, hash_, entries)
 
 
 def running_hash(before: bytes, data: bytes | memoryview) -> bytes:

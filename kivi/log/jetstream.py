@@ -30,7 +30,7 @@ import threading
 import time
 from base64 import b64decode
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -43,7 +43,7 @@ from kivi.log.stream import Acknowledged, Message, Stream
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
-__all__ = ["MAX_MESSAGE_BYTES", "JetStream"]
+__all__ = ["MAX_MESSAGE_BYTES", "JetStream", "delete_stream", "find_stream"]
 
 _log = logging.getLogger("kivi.log")
 MAX_MESSAGE_BYTES: Final = 1 << 20
@@ -54,6 +54,8 @@ _ATTEMPTS: Final = 24
 _ANSWER_S: Final = 2.0
 """Without a leader nobody answers, and whoever waits longer than that misses the new one."""
 _SET_UP_S: Final = 5.0
+_KNOWN_S: Final = 3.0
+"""Servers that have just started do not know every stream at once."""
 _REPEAT_S: Final = 1.0
 _SOON_S: Final = 0.1
 _WINDOW_MESSAGES: Final = 4096  # a server queues 10,000 of a stream, and refuses more
@@ -86,8 +88,9 @@ class _Publish:
 class JetStream(Stream):
     """One stream, which is made if it is not there and ``create`` is set, and otherwise has to be as it would be made.
 
-    ``max_bytes``: how large it may become. ``copies``: how many servers have it (default: three, or one if there are
-    fewer servers). ``metadata``: given to it by whoever makes it; the attribute says what it was given.
+    ``max_bytes``: how large it may become; the servers keep ``room_bytes`` more, for what is on its way then, and for
+    what has to be said so that it becomes smaller. ``copies``: how many servers have it (default: three, or one if
+    there are fewer servers). ``metadata``: given to it by whoever makes it; the attribute says what it was given.
 
     Raises NotFound without ``create``, InvalidArgument if the stream is set up otherwise, DiskFull if the servers have
     no room for ``max_bytes``, Unavailable if they do not answer within ``timeout_s``.
@@ -99,6 +102,7 @@ class JetStream(Stream):
         name: str,
         *,
         max_bytes: int,
+        room_bytes: int = 0,
         copies: int | None = None,
         create: bool = True,
         metadata: Mapping[str, str] | None = None,
@@ -127,7 +131,8 @@ class JetStream(Stream):
         """The newest message that was seen in any way since the bounds were asked for."""
         self._closed = False
         self.metadata: dict[str, str] = {}
-        wanted = {**self._configuration(max_bytes, copies), "metadata": dict(metadata or {})}
+        self._max_bytes, self._nbytes = max_bytes, 0
+        wanted = {**self._configuration(max_bytes + room_bytes, copies), "metadata": dict(metadata or {})}
         self._verify_soon(wanted, create, timeout_s)
         self.max_message_bytes = min(MAX_MESSAGE_BYTES, nats.link.open.max_payload - _HEADER_BYTES)
         nats.call(self._listen(), _SET_UP_S)
@@ -155,12 +160,13 @@ class JetStream(Stream):
 
     def _verify_soon(self, wanted: dict[str, Any], create: bool, timeout_s: float) -> None:
         """Servers that are starting elect a leader first, and place no stream on one that has not called yet."""
-        deadline = time.monotonic() + timeout_s
+        began = time.monotonic()
         while True:
             try:
                 return self._verify(wanted, create)
-            except Unavailable as error:
-                if isinstance(error, DiskFull) or time.monotonic() > deadline:
+            except (Unavailable, NotFound) as error:
+                patience_s = min(timeout_s, _KNOWN_S) if isinstance(error, NotFound) else timeout_s
+                if isinstance(error, DiskFull) or time.monotonic() > began + patience_s:
                     raise
                 time.sleep(_SOON_S)
 
@@ -185,28 +191,7 @@ class JetStream(Stream):
             )
 
     def _ask(self, what: str, request: dict[str, Any] | None = None, timeout_s: float = _SET_UP_S) -> dict[str, Any]:
-        """An answer of JetStream's API. Raises NotFound, DiskFull, Unavailable."""
-        payload = b"" if request is None else json.dumps(request).encode()
-        subject = f"$JS.API.{what}.{self.name}"
-        message = self._nats.call(self._nats.link.request(subject, payload, timeout_s), timeout_s + 1)
-        answer: dict[str, Any] = json.loads(message.data)
-        if error := answer.get("error"):
-            raise self._error(error)
-        return answer
-
-    def _error(self, error: dict[str, Any]) -> KiviError:
-        code, said = error.get("err_code"), error.get("description", "")
-        if code in _NO_ROOM:
-            return DiskFull(f"the stream {self.name} is full ({said}): nothing is taken until it is truncated")
-        if code == _NO_MESSAGE:
-            return _NoMessage(f"the leader of the stream {self.name} has no such message")
-        if code == _NOT_FOUND:
-            return NotFound(f"there is no stream {self.name}")
-        if code == _NAME_IN_USE:
-            return _InUse(f"there is another stream {self.name}")
-        if code == _TOO_LARGE:
-            return InvalidArgument(f"a message is larger than the stream {self.name} takes")
-        return Unavailable(f"the stream {self.name}: {said}")
+        return _ask(self._nats, self.name, what, request, timeout_s)
 
     # -- writing ----------------------------------------------------------------------------------
 
@@ -260,7 +245,7 @@ class JetStream(Stream):
             self._see(answer["seq"])
             self._finish(one, None)
             return
-        error = self._error(answer["error"])
+        error = _error(self.name, answer["error"])
         if isinstance(error, DiskFull) and len(one.tokens) > 1:
             self._finish(one, Unavailable(f"{error.message}; an attempt before this one may have been taken"))
         elif isinstance(error, DiskFull | InvalidArgument):
@@ -377,7 +362,7 @@ class JetStream(Stream):
             if now >= self._bounds_until:
                 self._seen_upto = 0  # what was seen before is in the answer, or is lost
                 state = self._ask_there("STREAM.INFO")["state"]
-                last = state["last_seq"]
+                last, self._nbytes = state["last_seq"], state["bytes"]
                 self._bounds = (state["first_seq"] if state["messages"] else last + 1), last
                 self._bounds_until = now + _BOUNDS_S
             first, last = self._bounds
@@ -386,10 +371,13 @@ class JetStream(Stream):
     def _see(self, sequence: int) -> None:
         self._seen_upto = max(self._seen_upto, sequence)
 
-    def nbytes(self) -> int:
-        """How large the stream is. Raises Unavailable."""
-        size: int = self._ask_there("STREAM.INFO")["state"]["bytes"]
-        return size
+    @property
+    def used(self) -> float:
+        return self._nbytes / self._max_bytes
+
+    def info(self) -> dict[str, Any]:
+        """What its leader says of it, as JetStream's API has it. Raises Unavailable."""
+        return self._ask_there("STREAM.INFO")
 
     def purge(self, below: int) -> None:
         first, last = self.bounds()
@@ -417,6 +405,58 @@ class JetStream(Stream):
         self._fail_all()
         with contextlib.suppress(Exception):
             await self._subscription.unsubscribe()
+
+
+def find_stream(nats: Nats, name: str, timeout_s: float) -> dict[str, Any] | None:
+    """What the leader of a stream says of it, as JetStream's API has it; None if there is none. Raises Unavailable."""
+    return _soon(lambda: _ask(nats, name, "STREAM.INFO"), timeout_s)
+
+
+def delete_stream(nats: Nats, name: str, timeout_s: float) -> None:
+    """All of it, for good; nothing if there is none. Raises Unavailable."""
+    _soon(lambda: _ask(nats, name, "STREAM.DELETE"), timeout_s)
+
+
+def _soon(ask: Callable[[], dict[str, Any]], timeout_s: float) -> dict[str, Any] | None:
+    """Servers that are starting elect a leader first, and then do not know every stream at once."""
+    began = time.monotonic()
+    while True:
+        try:
+            return ask()
+        except NotFound:
+            if time.monotonic() > began + min(timeout_s, _KNOWN_S):
+                return None
+        except Unavailable:
+            if time.monotonic() > began + timeout_s:
+                raise
+        time.sleep(_SOON_S)
+
+
+def _ask(
+    nats: Nats, name: str, what: str, request: dict[str, Any] | None = None, timeout_s: float = _SET_UP_S
+) -> dict[str, Any]:
+    """An answer of JetStream's API about a stream. Raises NotFound, DiskFull, Unavailable."""
+    payload = b"" if request is None else json.dumps(request).encode()
+    message = nats.call(nats.link.request(f"$JS.API.{what}.{name}", payload, timeout_s), timeout_s + 1)
+    answer: dict[str, Any] = json.loads(message.data)
+    if error := answer.get("error"):
+        raise _error(name, error)
+    return answer
+
+
+def _error(name: str, error: dict[str, Any]) -> KiviError:
+    code, said = error.get("err_code"), error.get("description", "")
+    if code in _NO_ROOM:
+        return DiskFull(f"the stream {name} is full ({said}): nothing is taken until it is truncated")
+    if code == _NO_MESSAGE:
+        return _NoMessage(f"the leader of the stream {name} has no such message")
+    if code == _NOT_FOUND:
+        return NotFound(f"there is no stream {name}")
+    if code == _NAME_IN_USE:
+        return _InUse(f"there is another stream {name}")
+    if code == _TOO_LARGE:
+        return InvalidArgument(f"a message is larger than the stream {name} takes")
+    return Unavailable(f"the stream {name}: {said}")
 
 
 class _InUse(InvalidArgument):

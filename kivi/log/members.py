@@ -6,6 +6,8 @@
     live      a node says by itself, every so often, from where it may have to read again
     evicted   it is not waited for any longer; one that can still read on is live again by saying so
 
+A copy is forgotten when its hour is over, by then it is a node of its own; who was evicted, a day after it was heard.
+
 The *floor* is the first message that has to be there. An entry moves it up, and never past what a joining or a live
 node needs: so an entry that came before a node said so wins, and that node learns from the log that it is too late.
 Deleting what lies below the floor may then be done by anybody, at any time, twice.
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -27,6 +30,7 @@ __all__ = ["JOINING_US", "Member", "Members", "State", "truncation"]
 
 JOINING_US: Final = 3_600_000_000
 """For so long, by the log's time, the log is kept for a node that is being given a copy."""
+_FORGOTTEN_US: Final = 86_400_000_000
 
 
 class State(StrEnum):
@@ -66,6 +70,9 @@ class Members:
     def find(self, node: int) -> Member | None:
         return self._of.get(node)
 
+    def count(self, state: State) -> int:
+        return sum(member.state is state for member in list(self._of.values()))
+
     def is_evicted(self, node: int) -> bool:
         """What it published in part will not be waited for."""
         member = self._of.get(node)
@@ -94,10 +101,14 @@ class Members:
             self._of[new.node] = dataclasses.replace(new, state=State.EVICTED)
 
     def _truncate(self, below: int, time_us: int) -> None:
-        for member in self._of.values():
-            if member.state is State.JOINING and time_us - member.said_us > JOINING_US:
-                self._of[member.node] = dataclasses.replace(member, state=State.EVICTED)
+        for node in self.forgotten(time_us):
+            del self._of[node]
         self.floor = max(self.floor, min([below, *(member.needed for member in self.holding())]))
+
+    def forgotten(self, time_us: int) -> list[int]:
+        """Whom the next truncation forgets."""
+        patience_us = {State.LIVE: math.inf, State.JOINING: JOINING_US, State.EVICTED: _FORGOTTEN_US}
+        return [m.node for m in self._of.values() if time_us - m.said_us > patience_us[m.state]]
 
     def holding(self) -> list[Member]:
         """The nodes for which the log is kept, the one that needs most of it first."""

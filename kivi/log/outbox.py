@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final
 
 from kivi.errors import DiskFull, KiviError, ResourceExhausted
-from kivi.log.frames import Frame, FrameId, messages_of
+from kivi.log.frames import NO_HASH, Frame, FrameId, messages_of
 from kivi.log.stream import Stream
 
 __all__ = ["OUTBOX_BYTES", "Outbox"]
@@ -94,7 +94,8 @@ class Outbox:
             if waiting.doubtful or self._waiting.get(n) is not waiting:
                 return  # the next attempt may find room
             self._nbytes -= waiting.nbytes
-            self._put(n, Frame(self._generation, FrameId(self._node, self._boot, n), 0, 0, bytes(16)))
+            self._put(n, Frame(self._generation, FrameId(self._node, self._boot, n), 0, 0, 0, NO_HASH))
+            self._waiting[n].round = waiting.round + 1  # parts of what it replaces have been taken under their names
         self.refused(n, error)
 
     def retry(self, *, all_of_them: bool = False) -> int:

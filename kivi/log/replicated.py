@@ -20,6 +20,8 @@ What is believed, and when:
 * **A message that was applied stays.** What was applied last is read again with every step; other bytes under its
   sequence, an end below it, or a frame of somebody who has applied other messages (by the running hash) or more than
   there are: then the log has lost what it had acknowledged, or this node has read a bad copy. Nothing of it is applied.
+* **A clock is believed if another one agrees.** The time of the log never falls, and moves with a frame to the earlier
+  one of two clocks: that of the servers' leader, and that of the gateway. One that is a year ahead ages nothing.
 * **An acknowledgement is no verdict.** A frame is committed when it comes back; whether its transactions are, is then
   judged by every node alike.
 
@@ -33,14 +35,14 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
-from kivi.errors import DataLoss, KiviError, NotFound, Unavailable
+from kivi.errors import DataLoss, DiskFull, KiviError, NotFound, Unavailable
 from kivi.log import CommitLog, Done, Entry, Kind, LogFailed, Record, Ticket
 from kivi.log.frames import NO_HASH, Frame, FrameId, FrameIds, FramePart, decode_frame, decode_message, running_hash
-from kivi.log.members import Members
+from kivi.log.members import Members, State
 from kivi.log.outbox import Outbox
 from kivi.log.parts import Parts
 from kivi.log.stream import Message, Stream
@@ -52,6 +54,9 @@ _log = logging.getLogger("kivi.log")
 _AT_ONCE: Final = 256
 MAX_FRAME_BYTES: Final = 64 << 20
 """Of one record; with the records that are published with it a frame may be larger."""
+
+_NEVER_S: Final = 1e9
+_WRITTEN: Final = frozenset({Kind.COMMIT, Kind.STAGE})
 
 _Sound: TypeAlias = tuple[Message, Frame | FramePart]
 
@@ -147,6 +152,7 @@ class ReplicatedLog(CommitLog):
         saved: bytes | None = None,
         genesis: int = 0,
         clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
         lost_after_s: float = 30.0,
     ) -> None:
         self._stream = stream
@@ -169,7 +175,7 @@ class ReplicatedLog(CommitLog):
         self.failed: KiviError | None = None
         self.lost_suffix: KiviError | None = None
         """Why nothing may be written: the log has lost what it had acknowledged. Reads go on."""
-        self._clock, self._lost_after_s = clock, lost_after_s
+        self._clock, self._wall_clock, self._lost_after_s = clock, wall_clock, lost_after_s
         self._short_since: float | None = None
         self._ends: deque[tuple[int, float]] = deque(maxlen=64)
         self.current_at = -math.inf
@@ -199,8 +205,13 @@ class ReplicatedLog(CommitLog):
     def propose(self, entries: Sequence[Entry], derived_at: int, on_id: Callable[[int], None]) -> None:
         """Publishes a frame, again and again until it comes back. ``on_id`` is called with its n before it can.
 
-        Raises what keeps anything from being written; then nothing was.
+        Raises what keeps anything from being written; then nothing was. DiskFull: of what a client writes. What says
+        how the nodes are, and gives up what was written, has room beyond: else the log could not be truncated.
         """
+        if self._stream.used >= 1 and any(entry.kind in _WRITTEN for entry in entries):
+            raise DiskFull(
+                "the log is full: nothing was applied; kivi cluster status says for whom it is kept, and what to do"
+            )
         if not entries or any(entry.numbers for entry in entries):
             self._lengths([entry for entry in entries if entry.numbers])
         self._put(entries, derived_at, on_id)
@@ -214,7 +225,8 @@ class ReplicatedLog(CommitLog):
 
         def made(id_: FrameId) -> Frame:
             at = self.place
-            return Frame(self.generation, id_, derived_at, at.sequence, at.hash, entries)
+            now_us = int(self._wall_clock() * 1_000_000)
+            return Frame(self.generation, id_, derived_at, now_us, at.sequence, at.hash, entries)
 
         self.outbox.add(made, on_id)
 
@@ -291,6 +303,8 @@ class ReplicatedLog(CommitLog):
             if not found or found[0][0].data != self._last_message:
                 raise DataLoss(f"message {at} of the log is not what this node has applied: bootstrap it again")
             found = found[1:]
+            if not found and last > at:  # the copy that has the one may not have the other
+                found = self._sound(at + 1, count)
         return found[:count]
 
     def _sound(self, first: int, count: int) -> list[_Sound]:
@@ -322,7 +336,6 @@ class ReplicatedLog(CommitLog):
 
     def _apply(self, message: Message, held: Frame | FramePart) -> None:
         before = self.place
-        time_us = max(before.time_us, message.time_us)
         part: FramePart | None = None
         frame: Frame | None = None
         sequences: tuple[int, ...] = (message.sequence,)
@@ -340,6 +353,7 @@ class ReplicatedLog(CommitLog):
                 return
             if frame.id.node == self.node and frame.id.boot > self.boot:
                 raise DataLoss("another process runs as this node, on a copy of its directory: stop one of them")
+        time_us = before.time_us if frame is None else max(before.time_us, min(message.time_us, frame.clock_us))
         if frame is not None and not self._now.seen.is_new(frame.id):
             frame = None
         self._number, self._placed = before.number, False
@@ -410,6 +424,10 @@ class ReplicatedLog(CommitLog):
             if at < frame.applied:
                 return
 
+    def has_applied(self, sequence: int, hash_: str) -> bool | None:
+        """Whether this node, too, had this hash there; None if it is not there yet, or has forgotten."""
+        return next((have.hex() == hash_ for at, have in list(self._hashes) if at == sequence), None)
+
     def _lost(self, how: str) -> None:
         if self.lost_suffix is None:
             self.lost_suffix = Unavailable(
@@ -465,10 +483,18 @@ class ReplicatedLog(CommitLog):
         content["stages"] = {n: where for n, where in self._stages.items() if n <= upto}
         return json.dumps(content).encode()
 
+    def keep_stages(self, needed: Container[int]) -> None:
+        """After a restart: what was saved has stages, too, that no commit behind the place can name."""
+        self._stages = {number: where for number, where in self._stages.items() if number in needed}
+
+    def message_of(self, stage: int) -> int:
+        """The first message that has a stage, or a part of it."""
+        return min(self._stages[stage][0])
+
     @property
     def needed(self) -> int:
         """The first message that this node may have to read again, after a crash too."""
-        stages = [sequences[0] for sequences, _ in list(self._stages.values())]
+        stages = [self.message_of(stage) for stage in list(self._stages)]
         parts = [] if self._flushed_parts is None else [self._flushed_parts]
         return min([self._flushed + 1, *stages, *parts])
 
@@ -500,7 +526,16 @@ class ReplicatedLog(CommitLog):
         return 1
 
     def stats(self) -> dict[str, int | float]:
-        return {"sequence": self.place.sequence, "proposed": self.proposed, "proposed_bytes": self.outbox.nbytes}
+        return {
+            "sequence": self.place.sequence,
+            "proposed": self.proposed,
+            "proposed_bytes": self.outbox.nbytes,
+            "age_s": min(self.age_s, _NEVER_S),
+            "used": self._stream.used,
+            "lost_suffix": int(self.lost_suffix is not None),
+            "nodes_live": self.members.count(State.LIVE),
+            "nodes_evicted": self.members.count(State.EVICTED),
+        }
 
     def close(self) -> None:
         self._stream.close()

@@ -38,6 +38,11 @@ class Stream(ABC):
     on_news: Callable[[], None]
     """Called, by any thread, when there may be messages that were not read."""
 
+    @property
+    @abstractmethod
+    def used(self) -> float:
+        """Of the bytes that were meant for it, as was heard a moment ago: from 1 on what a client writes is refused."""
+
     @abstractmethod
     def publish(self, name: str, data: bytes, done: Acknowledged) -> None:
         """Appends a message; with a name that was used a moment ago the engine may leave it out. Does not wait.

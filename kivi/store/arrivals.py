@@ -1,8 +1,9 @@
 """What another node's gateway published, as parts of a group: the inverse of preparing (``kivi.store.commits``).
 
 A frame that this process published is judged as the parts that it was made of. Of any other, the entries are decoded to
-the same parts, except that nobody is told what becomes of them. Runs of aggregates and events of tables that are not
-there (any more) need no schema: such an entry is stale, and nothing of it is applied.
+the same parts, except that nobody is told what becomes of them. A stage that was used before, or given up, is not read:
+the log may have been cut behind it, and the commit that names it will not find it. Runs of aggregates and events of
+tables that are not there (any more) need no schema: such an entry is stale, and nothing of it is applied.
 """
 
 from __future__ import annotations
@@ -71,19 +72,22 @@ def _single(store: Contents, body: bytes | memoryview, derived_at: int) -> Singl
     def known(table: int) -> TableSchema | None:  # what it defines it may write, too
         return new.get(table) or store.catalog.schema_of(table)
 
+    bulks = (*commit.appends, *commit.runs)
+    with store.committer.entry_lock:
+        is_there = all(store.stages.is_live(sequence) for sequence in sequences_of(bulks))
     part = Single(
         commit,
         [body],
         events=[
             (bulk.table, padded(batch, source))
             for bulk in commit.appends
-            if (source := known(bulk.table)) is not None and source.kind == "event"
+            if is_there and (source := known(bulk.table)) is not None and source.kind == "event"
             for batch in own_batches(data_of(store.log, bulk))
         ],
         runs=[
             (bulk.table, DeltaRun.from_buffer(schema, 0, data_of(store.log, bulk)))
             for bulk in commit.runs
-            if (schema := known(bulk.table)) is not None
+            if is_there and (schema := known(bulk.table)) is not None
         ],
         derived_at=derived_at,
         schema_guards=schema_guards(commit, known),
@@ -91,7 +95,6 @@ def _single(store: Contents, body: bytes | memoryview, derived_at: int) -> Singl
         aggregate_newest=lambda table, key: None,
     )
     part.retracted = [(bulk.table, EventNames.decode(bulk.parts[0])) for bulk in commit.retractions]
-    bulks = (*commit.appends, *commit.runs)
 
     def check() -> None:
         for bulk in bulks:
@@ -100,7 +103,7 @@ def _single(store: Contents, body: bytes | memoryview, derived_at: int) -> Singl
                 store.stages.check_live(bulk.stage, bulk.table if named is None else named.origin)
 
     def enter(cts: int) -> None:
-        store.stages.commit(sequences_of(bulks), cts)
+        store.stages.use(sequences_of(bulks), cts)
         if catalog_rows:
             store.catalog.enter(catalog_rows, cts)
 

@@ -373,7 +373,7 @@ class Commits:
 
         def enter(cts: int) -> None:
             self.late_dropped += sum(txn.late.values())
-            self.staging.index.commit(named, cts)
+            self.staging.index.use(named, cts)
             if catalog_rows:
                 self.catalog.enter(catalog_rows, cts)
 

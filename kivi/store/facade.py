@@ -75,6 +75,10 @@ __all__ = [
 _log = logging.getLogger("kivi.store")
 
 
+def _no_cluster() -> Any:
+    raise InvalidArgument("this server is no node of a cluster: kivi status says how it is")
+
+
 class Store(Wiring):
     """Thread safe. Get one with ``Store.open``.
 
@@ -97,6 +101,8 @@ class Store(Wiring):
             self.committer.decode = partial(decoded, self)
         self.before_copy: Callable[[], None] = lambda: None
         """Called before the store is copied."""
+        self.cluster_status: Callable[[], Any] = _no_cluster
+        """What a node of a cluster says of it (``kivi.cluster.status``)."""
         self._tables = Tables(self.catalog, self.commits, self.transaction, self.check_open)
         self.drop = self._tables.drop
         self.backfill = Backfill(self, self._tables, ViewFilling(self, self._tables))

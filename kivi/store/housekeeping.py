@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 import time
+from collections import Counter
+from collections.abc import Callable
 from typing import Final
 
 from kivi.encoding.keys import prefix_end
 from kivi.encoding.keyspaces import Space, space_prefix, table_prefix
 from kivi.engine import WriteBatch
+from kivi.errors import KiviError
 from kivi.events.store import destroy
 from kivi.model.lifetimes import retention_slot, slot_start
 from kivi.model.schema import TableSchema
@@ -18,6 +22,7 @@ from kivi.store.host import Running
 
 __all__ = ["Housekeeping"]
 
+_log = logging.getLogger("kivi.store")
 _FLOORS_EVERY_S: Final = 1.0
 _FORGETTING_S: Final = 0.02  # of a round, for each aggregate
 _STEP_PARTS: Final = 100
@@ -35,6 +40,9 @@ class Housekeeping:
         self._stepping = threading.Lock()
         self._rounds = 0
         self._floors_due_at = time.monotonic() + _FLOORS_EVERY_S
+        self._moving: Counter[int] = Counter()
+        """Floors on their way, by table."""
+        self._counting = threading.Lock()
         self._catalog_version = -1
         self._dropped: list[int] = []
 
@@ -50,12 +58,12 @@ class Housekeeping:
         store = self._store
         self._rounds += 1
         if self._rounds % 20 == 0:
-            limit = int((store.clock() - store.settings.stage_ttl_s) * 1_000_000)
+            limit = store.committer.now_us() - int(store.settings.stage_ttl_s * 1_000_000)
             with store.committer.entry_lock:
                 expired = store.staging.index.expired(limit)
             store.staging.drop(expired)
         if time.monotonic() >= self._floors_due_at:  # rounds are long while much is appended
-            self.move_floors()
+            self.move_floors(wait=False)  # this may be between two steps of a pass, for which the log waits in turn
             self._floors_due_at = time.monotonic() + _FLOORS_EVERY_S
         self._forget_rows()
         self._release_replaced()
@@ -69,13 +77,15 @@ class Housekeeping:
                     self._erase(table)
                 break
 
-    def move_floors(self) -> None:
-        """Moves the retention floors that are due, and drops what lies wholly below old ones."""
+    def move_floors(self, *, wait: bool = True) -> None:
+        """Moves the retention floors that are due, and drops what lies wholly below old ones. ``wait``: until they are
+        in force."""
         store = self._store
         for schema in list(store.catalog.visible.by_id.values()):
             if schema.retention_us is None or schema.state != "ready":
                 continue
-            self._move_floor(schema, schema.retention_us)
+            if not self._moving[schema.id]:
+                self._move_floor(schema, schema.retention_us, self._set_floor if wait else self._log_floor)
             events = store.event_tables.of(schema.id)
             if events is not None:
                 oldest = store.leases.oldest()
@@ -83,14 +93,14 @@ class Housekeeping:
                 with store.consolidator.mutex:
                     events.drop_below_floor(upto)
 
-    def _move_floor(self, schema: TableSchema, retention_us: int) -> None:
+    def _move_floor(self, schema: TableSchema, retention_us: int, move: Callable[[TableSchema, int], object]) -> None:
         store = self._store
         of_rows = schema.kind == "aggregate"
         events = store.event_tables.of(schema.source_id if of_rows else schema.id)
         held = None if events is None else events.time_range_us()
         if held is None:
             return
-        target = min(held[1], int(store.clock() * 1_000_000)) - retention_us
+        target = min(held[1], store.committer.now_us()) - retention_us
         with store.committer.entry_lock:
             floor = store.retention.newest(schema.id)
             older = of_rows and (floor is not None or store.retention.newest(schema.source_id) is not None)
@@ -100,8 +110,26 @@ class Housekeeping:
         if due and (held[0] < target or older):  # an aggregate has rows of events that its source has forgotten
             behind = target - retention_us // ERASED_BEHIND
             if of_rows and (floor is None or floor < behind):  # what is erased stays behind the newest floor
-                store.retention.set_floor(schema, slot_start(retention_slot(schema), behind))
-            store.retention.set_floor(schema, target)
+                move(schema, slot_start(retention_slot(schema), behind))
+            move(schema, target)
+
+    def _set_floor(self, schema: TableSchema, time_us: int) -> None:
+        self._store.retention.set_floor(schema, time_us)
+
+    def _log_floor(self, schema: TableSchema, time_us: int) -> None:
+        def done(error: BaseException | None, _: int) -> None:
+            with self._counting:
+                self._moving[schema.id] -= 1
+            if error is not None:
+                _log.debug("a floor of %s was not moved: %s", schema.name, error)
+
+        with self._counting:
+            self._moving[schema.id] += 1
+        try:
+            self._store.retention.log_floor(schema, time_us, done)
+        except KiviError as error:
+            done(error, 0)
+            raise
 
     def _forget_rows(self) -> None:
         """Some bounded steps in each aggregate that has rows to erase."""

@@ -45,6 +45,8 @@ __all__ = [
     "check_node",
     "claim_node",
     "cluster_of",
+    "content_of",
+    "is_new",
     "mark",
     "no_space",
     "open_parts",
@@ -106,7 +108,7 @@ def open_parts(
         opened.callback(release_lock)
         if make_log is None and log is None and (name := cluster_of(path)) is not None:
             raise NotAStore(f"{path} is a node of the cluster {name}: kivi serve --cluster {name} opens it")
-        if make_log is None and "copy_of" in _content(path):
+        if make_log is None and "copy_of" in content_of(path):
             mark(path, store_id)  # what is written from here on no cluster has heard of
         rocks = engine or RocksEngine(
             os.path.join(path, "engine"),
@@ -174,25 +176,33 @@ def check_node(path: str, cluster: str) -> None:
     if not os.path.isdir(path):
         return
     _check_entries(path, {LOG_SERVER})
-    if not os.path.exists(os.path.join(path, _MARKER)):
+    if is_new(path):
         return
     read_marker(path)
-    content = _content(path)
+    content = content_of(path)
     known, *_ = content.get("copy_of") or [content.get("cluster")]
     if known is None:
-        raise InvalidArgument(f"{path} is a store of its own, and no node of a cluster: name an empty directory")
+        raise InvalidArgument(
+            f"{path} is a store of its own, and no node of a cluster: name an empty directory, or make a cluster of it "
+            "with kivi cluster adopt"
+        )
     if known != cluster:
         raise InvalidArgument(f"{path} is a node of another cluster ({known}): name an empty directory")
 
 
-def claim_node(path: str, cluster: str, generation: bytes) -> int:
-    """Makes an empty directory a node's, or the copy of a node: the number that the node has.
+def is_new(path: str) -> bool:
+    """Whether there is nothing of a store yet, but perhaps a marker."""
+    return not os.path.exists(os.path.join(path, "engine"))
+
+
+def claim_node(path: str, cluster: str, generation: bytes, *, empty: bool = True) -> int:
+    """Makes an empty directory a node's, or the copy of a node: the number that the node has. ``empty``: it may be.
 
     Raises InvalidArgument or NotAStore as ``check_node``, and for an earlier generation of the cluster.
     """
     check_node(path, cluster)
-    if os.path.exists(os.path.join(path, _MARKER)):
-        content = _content(path)
+    if not is_new(path):
+        content = content_of(path)
         _, known = content.get("copy_of") or [cluster, content["store_id"]]
         if known != generation.hex():
             raise InvalidArgument(
@@ -200,6 +210,11 @@ def claim_node(path: str, cluster: str, generation: bytes) -> int:
             )
         if "node" in content:
             return int(content["node"])
+    elif not empty:
+        raise InvalidArgument(
+            f"the log of {cluster} does not begin with nothing, as {path} does: begin with a copy of a node (kivi "
+            "checkpoint)"
+        )
     node = int.from_bytes(secrets.token_bytes(7), "little")
     release, _ = claim(path, {LOG_SERVER})
     try:
@@ -212,14 +227,18 @@ def claim_node(path: str, cluster: str, generation: bytes) -> int:
 
 def cluster_of(path: str) -> str | None:
     """The name of the cluster that the directory is a node of."""
-    found: str | None = _content(path).get("cluster")
+    found: str | None = content_of(path).get("cluster")
     return found
 
 
-def _content(path: str) -> dict[str, Any]:
-    with open(os.path.join(path, _MARKER), encoding="utf-8") as file:
-        found: dict[str, Any] = json.load(file)
-        return found
+def content_of(path: str) -> dict[str, Any]:
+    """The marker's. Raises NotAStore without one."""
+    try:
+        with open(os.path.join(path, _MARKER), encoding="utf-8") as file:
+            found: dict[str, Any] = json.load(file)
+            return found
+    except FileNotFoundError:
+        raise NotAStore(f"{path} is not a kivi store: there is no file {_MARKER} in it") from None
 
 
 def mark(path: str, store_id: bytes, **more: Any) -> None:

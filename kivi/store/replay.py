@@ -28,6 +28,7 @@ from kivi.encoding.keyspaces import Space, row_key, split_row_key, table_prefix
 from kivi.engine import Engine
 from kivi.errors import DataLoss
 from kivi.log import Kind, Record
+from kivi.log.replicated import ReplicatedLog
 from kivi.model.schema import TableSchema
 from kivi.mvcc.applied import Applied, PendingEvents, Retracted
 from kivi.mvcc.consolidate import POSITION
@@ -75,6 +76,8 @@ def load_base(store: Contents) -> int:
     elif store.prefix is not None:
         store.prefix.begin(definitions, store.catalog.changes, last_id, store.committer.facts.generations)
     store.stages.load(engine.get(STAGE_INDEX))
+    if isinstance(store.log, ReplicatedLog):
+        store.log.keep_stages(store.stages)
     return position
 
 
@@ -135,7 +138,7 @@ def enter_other(store: Contents, other: Other, sequence: int, time_us: int) -> N
         case Abort():
             for token in other.tokens:
                 store.tokens.forget(token)
-            store.stages.give_up(other.stages)
+            store.stages.use(other.stages, sequence)
 
 
 def _replay_commit(store: Contents, record: Record) -> None:
@@ -166,7 +169,7 @@ def _replay_commit(store: Contents, record: Record) -> None:
     rows = [row for row in (*commit.rows, *commit.derived) if known(row[0]) is not None]
     events = [(table, PendingEvents(cts, cts, batch)) for table, batch in appended]
     store.pending.apply(cts, Applied([(cts, *row) for row in rows], events, runs, retracted))
-    store.stages.commit(sequences_of([*commit.appends, *commit.runs]), cts)
+    store.stages.use(sequences_of([*commit.appends, *commit.runs]), cts)
     store.timeline.note(cts, record.time_us)
     if commit.request:
         store.tokens.remember(commit.request[0], cts, commit.request[1])

@@ -178,11 +178,15 @@ class Retention:
     def set_floor(self, schema: TableSchema, time_us: int) -> int:
         """Logs a floor. Returns its CTS; it is durable and in force when this returns."""
         settled: Future[tuple[BaseException | None, int]] = Future()
-        self._committer.log_other(NewFloor(schema.id, time_us), lambda *told: settled.set_result(told))
+        self.log_floor(schema, time_us, lambda *told: settled.set_result(told))
         failure, cts = settled.result()
         if failure is not None:
             raise failure
         return cts
+
+    def log_floor(self, schema: TableSchema, time_us: int, done: Callable[[BaseException | None, int], None]) -> None:
+        """Does not wait: ``done`` is told what kept it from the log, or its CTS."""
+        self._committer.log_other(NewFloor(schema.id, time_us), done)
 
     def save(self, upto: int) -> None:
         """Writes floors at or below ``upto`` to base, before the position passes them."""

@@ -4,8 +4,8 @@ A stage is a STAGE record in the commit log. It has no effect; a later commit ma
 part of that commit. Only the index lives in memory; the data stay in the log, whose truncation waits for the oldest
 stage that is live or named by a commit not yet folded into base.
 
-    live -> committed (named by the commit at CTS c) -> forgotten once base includes c
-         -> dropped   (an ABORT record names it: given up, expired, or its batch turned out to be a repeat)
+    live -> used: a commit names it, or an ABORT record does (given up, expired, or its batch was a repeat)
+         -> forgotten once base includes that: a log that is judged again after a restart finds it live before
 
 Quotas bound what a client that never commits can hold: bytes in all, and a time limit from the record's own time.
 They are enforced in ``Stages``, the index, under the committer's entry lock; ``Staging`` is what callers call.
@@ -27,7 +27,7 @@ from kivi.arrow.columns import arrow_schema, padded
 from kivi.arrow.dictionaries import coded
 from kivi.arrow.ipc import encode_ipc, own_batches
 from kivi.encoding.keyspaces import meta_key
-from kivi.errors import InvalidArgument, NotFound, ResourceExhausted
+from kivi.errors import InvalidArgument, NotFound, ResourceExhausted, Unavailable
 from kivi.log import CommitLog
 from kivi.model.schema import TableSchema
 from kivi.mvcc.commit import Committer
@@ -41,11 +41,13 @@ Done = Callable[[BaseException | None, bytes | None], None]
 """Is called with None and the stage's id, or with what went wrong."""
 
 STAGE_INDEX: Final = meta_key("stages")
+_HERE_S: Final = 10.0
+"""For so long a node waits for what another one has staged."""
 
 
 @dataclass(slots=True)
 class LiveStage:
-    """One stage in the index. ``committed_at`` is the CTS of the commit that named it, or 0."""
+    """One stage in the index. ``used_at`` is the CTS of the commit or the number of the record that named it, or 0."""
 
     sequence: int
     kind: StageKind
@@ -54,7 +56,7 @@ class LiveStage:
     nbytes: int
     owner: str
     time_us: int
-    committed_at: int = 0
+    used_at: int = 0
 
 
 class Stages:
@@ -98,7 +100,7 @@ class Stages:
         self._count(stage, 1)
 
     def _count(self, stage: LiveStage, sign: int) -> None:
-        if not stage.committed_at:
+        if not stage.used_at:
             self.live_bytes += sign * stage.nbytes
 
     def check_live(self, sequence: int, table: int) -> None:
@@ -112,54 +114,55 @@ class Stages:
     def is_live(self, sequence: int, table: int | None = None) -> bool:
         """Whether a commit may name the stage: for ``table``, if one is given."""
         stage = self._stages.get(sequence)
-        return stage is not None and not stage.committed_at and table in (None, stage.table)
+        return stage is not None and not stage.used_at and table in (None, stage.table)
 
-    def commit(self, sequences: Iterable[int], cts: int) -> None:
+    def use(self, sequences: Iterable[int], number: int) -> None:
+        """The commit ``number`` names them, or the record that gives them up: those that are live still."""
         for sequence in sequences:
             stage = self._stages.get(sequence)
-            if stage is not None:
+            if stage is not None and not stage.used_at:
                 self._count(stage, -1)
-                stage.committed_at = cts
-
-    def drop(self, sequences: Iterable[int]) -> None:
-        for sequence in sequences:
-            stage = self._stages.pop(sequence, None)
-            if stage is not None:
-                self._count(stage, -1)
-
-    def give_up(self, sequences: Iterable[int]) -> None:
-        """Nobody may name them any more; those that a commit has named are its."""
-        self.drop([sequence for sequence in sequences if self.is_live(sequence)])
+                stage.used_at = number
 
     def undo(self, cts: int) -> None:
         """The commit at ``cts`` aborted: its stages are given up with it."""
-        self.drop([s.sequence for s in self._stages.values() if s.committed_at == cts])
+        for sequence in [s.sequence for s in self._stages.values() if s.used_at == cts]:
+            del self._stages[sequence]
 
     def expired(self, before_us: int) -> list[int]:
         """Stages of events that nobody committed in time. Backfills manage their own."""
         return [
             s.sequence
             for s in self._stages.values()
-            if not s.committed_at and s.time_us < before_us and s.kind is StageKind.EVENTS
+            if not s.used_at and s.time_us < before_us and s.kind is StageKind.EVENTS
         ]
 
+    def live(self) -> list[int]:
+        """All that a commit may name."""
+        return [s.sequence for s in self._stages.values() if not s.used_at]
+
     def owned(self, owner: str) -> list[int]:
-        return [s.sequence for s in self._stages.values() if s.owner == owner and not s.committed_at]
+        return [s.sequence for s in self._stages.values() if s.owner == owner and not s.used_at]
 
     def held_by(self, prefix: str) -> int:
         """Bytes of live stages whose owner begins so."""
-        return sum(s.nbytes for s in self._stages.values() if not s.committed_at and s.owner.startswith(prefix))
+        return sum(s.nbytes for s in self._stages.values() if not s.used_at and s.owner.startswith(prefix))
 
     def folded(self, upto: int) -> None:
-        """Base includes every commit at or below ``upto``: the stages they named are no longer needed."""
-        self.drop([s.sequence for s in self._stages.values() if 0 < s.committed_at <= upto])
+        """Base includes everything at or below ``upto``: the stages that were used by then are no longer needed."""
+        for sequence in [s.sequence for s in self._stages.values() if 0 < s.used_at <= upto]:
+            del self._stages[sequence]
 
     def oldest(self, upto: int) -> int | None:
         """The log must be kept from here on, once base includes everything at or below ``upto``."""
-        return min((s.sequence for s in self._stages.values() if not 0 < s.committed_at <= upto), default=None)
+        return min((s.sequence for s in self._stages.values() if not 0 < s.used_at <= upto), default=None)
 
     def __len__(self) -> int:
         return len(self._stages)
+
+    def __contains__(self, sequence: object) -> bool:
+        """Whether it is live, or base does not include its use."""
+        return sequence in self._stages
 
     # -- persistence: recorded with the position, rebuilt from the log after it -------------------------
 
@@ -168,7 +171,7 @@ class Stages:
         index = [
             [s.sequence, int(s.kind), s.table, s.rows, s.nbytes, s.owner, s.time_us]
             for s in self._stages.values()
-            if s.sequence <= upto and not 0 < s.committed_at <= upto
+            if s.sequence <= upto and not 0 < s.used_at <= upto
         ]
         yield STAGE_INDEX, json.dumps({"store": self._store_id.hex(), "stages": index}).encode()
 
@@ -249,10 +252,13 @@ class Staging:
 
         A stage that is not live any more loads as no events: whether that is an error is for the commit to say, once
         it has looked its token up. A repeated batch names stages that its first attempt has used up (R16).
+        Raises Unavailable if one does not come to this node in time.
         """
         sequences = [self.index.sequence_of(stage_id) for stage_id in stage_ids]
         if len(set(sequences)) != len(sequences):
             raise InvalidArgument("a stage is named twice")
+        if sequences and not self.committer.watermark.wait_for(max(sequences), _HERE_S):  # another node made it
+            raise Unavailable(f"stage {max(sequences)} has not come to this node yet: try again")
         with self.committer.entry_lock:
             live = {sequence for sequence in sequences if self.index.is_live(sequence, schema.origin)}
         loaded: list[Staged] = []

@@ -147,6 +147,20 @@ def from_expr(message: pb.Expr) -> Expr:
 # -- table definitions ------------------------------------------------------------------------------
 
 
+def as_dict(message: Any) -> dict[str, Any]:
+    """What a message has, as plain values under its fields' names; None for what it may lack and does."""
+    found: dict[str, Any] = {}
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        if field.is_repeated:
+            found[field.name] = [as_dict(one) for one in value] if field.message_type else list(value)
+        elif field.has_presence and not message.HasField(field.name):
+            found[field.name] = None
+        else:
+            found[field.name] = as_dict(value) if field.message_type else value
+    return found
+
+
 def _numbers(enum: Any) -> dict[Any, Any]:
     """What messages call KIND_ROW is ``row`` elsewhere. What is not specified has no name."""
     return {name.partition("_")[2].lower(): number for name, number in enum.items() if number}

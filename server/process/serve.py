@@ -17,6 +17,7 @@ import os
 import signal
 import ssl
 import sys
+from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
@@ -185,6 +186,7 @@ async def _serve(
     secure: grpc.ServerCredentials | None,
     https: ssl.SSLContext | None,
     tokens: Tokens,
+    listens: Callable[[str], None],
 ) -> None:
     allowance = Allowance(options.client_rate, options.client_snapshots, options.client_staged_bytes)
     sessions = Sessions(store, metrics.version_of("kivi"), allowance, slow_call_s=options.slow_call_s)
@@ -227,6 +229,7 @@ async def _serve(
     gc.collect()
     gc.freeze()
     gc.set_threshold(_GARBAGE, 20, 20)
+    listens(endpoint)
     print(f"listening on {endpoint}", flush=True)
     failures: list[str] = []
     watching = asyncio.create_task(_watch(sessions, tokens, stop, failures))
@@ -307,15 +310,15 @@ def _check_cluster(options: Options) -> None:
         ) from None
 
 
-def _opened(options: Options, opened: contextlib.ExitStack) -> Store:
-    """The store; ``opened`` closes it, and what it stands on."""
+def _opened(options: Options, opened: contextlib.ExitStack) -> tuple[Store, Callable[[str], None]]:
+    """The store, which ``opened`` closes with what it stands on; and whom to tell where it listens."""
     if options.cluster is None:
         store = Store.open(options.data, settings=options.settings)
         opened.callback(store.close)
-        return store
+        return store, lambda endpoint: None
     from kivi.cluster import ClusterNode
 
-    about = {"address": options.advertise or options.listen, "version": metrics.version_of("kivi")}
+    about = {"address": options.advertise or "", "version": metrics.version_of("kivi")}
     own = None if options.peers is None else _log_server(options, options.cluster, options.peers, opened)
     node = ClusterNode(
         options.data,
@@ -328,7 +331,11 @@ def _opened(options: Options, opened: contextlib.ExitStack) -> Store:
         login=None if own is None else own.login,
     )
     opened.callback(node.close)
-    return node.store
+
+    def listens(endpoint: str) -> None:
+        node.about["address"] = options.advertise or endpoint
+
+    return node.store, listens
 
 
 def _log_server(options: Options, cluster: str, peers: str, opened: contextlib.ExitStack) -> PeerServer:
@@ -378,10 +385,10 @@ def run(options: Options) -> int:
     _check_cluster(options)
     with contextlib.ExitStack() as opened:
         try:
-            store = _opened(options, opened)
+            store, listens = _opened(options, opened)
         except KeyboardInterrupt:
             print("stopped before it listened", flush=True)
             return 0
-        asyncio.run(_serve(store, options, secure, https, tokens))
+        asyncio.run(_serve(store, options, secure, https, tokens, listens))
     print("stopped", flush=True)
     return 0

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Client", "Faults", "Servers"]
 
 COPIES = 3
+YEAR_US = 31_536_000_000_000
 WINDOW_US = 100_000
 """For so long the servers know names; what comes again later is another message."""
 
@@ -40,6 +41,7 @@ class Faults:
     flipped: float = 0.005
     away: float = 0.01
     clock_back: float = 0.02
+    clock_ahead: float = 0.0
     delay_us: int = 2_000
     late_us: int = 2_000_000
 
@@ -62,6 +64,8 @@ class Servers:
     max_message_bytes: int = 700
     """So small that many a frame comes in parts."""
     max_messages: int = 1_000_000
+    room: int = 0
+    """Of these, so many are left when the log is full for what clients write."""
 
     @property
     def last(self) -> int:
@@ -82,7 +86,8 @@ class Servers:
                     sim.after(sim.rng.randint(1, faults.delay_us), partial(done, DiskFull("the stream is full")))
                     continue
                 back = sim.rng.random() < faults.clock_back
-                self.clock_us = sim.now_us - (sim.rng.randint(0, 3_000_000) if back else 0)
+                ahead = sim.rng.random() < faults.clock_ahead
+                self.clock_us = sim.now_us - (sim.rng.randint(0, 3_000_000) if back else 0) + ahead * YEAR_US
                 sequence = self.last + 1
                 self.log.append(Message(sequence, self.clock_us, data))
                 self.grew.append((sim.clock(), sequence))
@@ -156,6 +161,10 @@ class Client(Stream):
         """Every call is answered."""
         self.closed = False
         servers.clients.append(self)
+
+    @property
+    def used(self) -> float:
+        return len(self.servers.log) / (self.servers.max_messages - self.servers.room)
 
     def tell(self) -> None:
         if not self.cut and not self.closed:

@@ -23,12 +23,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import pyarrow as pa
+
 import kivi
+from kivi.arrow.columns import arrow_schema
 from kivi.embedded.database import Database, Snapshot, Transaction
 from kivi.encoding.keyspaces import meta_key
 from kivi.engine import WriteBatch
 from kivi.engine.memory import MemoryEngine
-from kivi.errors import AlreadyExists, Conflict, NotFound, RowExists, SnapshotTooOld, Unavailable
+from kivi.errors import AlreadyExists, Conflict, DataLoss, DiskFull, NotFound, RowExists, SnapshotTooOld, Unavailable
 from kivi.log import Entry
 from kivi.log.members import Member, State, truncation
 from kivi.log.memory import MemoryLog
@@ -38,7 +41,7 @@ from kivi.mvcc.record import Abort
 from kivi.mvcc.replicated import PLACE, ReplicatedCommitter
 from kivi.runtime.settings import Settings
 from kivi.store.facade import Store
-from tests.cluster.servers import Client, Faults, Servers
+from tests.cluster.servers import YEAR_US, Client, Faults, Servers
 from tests.measures import plain
 from tests.mvcc.world import EVENT, MEASURES, TABLES
 from tests.oracle import Aggregate, Attempt, Mismatch, Op, Oracle, Read
@@ -52,7 +55,8 @@ _BOOT = meta_key("boot")
 LATER = {"calls": kivi.count(), "total": kivi.sum("x"), "slow": kivi.max("x")}
 """Of an aggregate that is made and dropped while others write."""
 START_US = 1_800_000_000_000_000
-KINDS = ("put", "delta", "delta", "delta", "insert", "delete", "guard", "append", "append", "get")
+_MAY_FAIL = (AlreadyExists, NotFound, Conflict, SnapshotTooOld, DiskFull)
+KINDS = ("put", "delta", "delta", "delta", "insert", "delete", "guard", "append", "append", "staged", "get")
 SETTINGS = Settings.of(
     {
         "background": False, "consolidate_rows": 2, "block_rows": 4, "settle": False, "conflict_entries": 8,
@@ -69,6 +73,8 @@ class Open:
     store: Store | None
     tx: Transaction
     ops: list[Op] = field(default_factory=list)
+    staged: bool | None = None
+    """Whether its events come from stages: what does not would stand before them."""
 
 
 class Node:
@@ -77,6 +83,8 @@ class Node:
     def __init__(self, simulation: Simulation, id_: int, engine: MemoryEngine) -> None:
         self.simulation, self.id, self.engine = simulation, id_, engine
         self.stopped = False
+        ahead = YEAR_US / 1_000_000 if simulation.wrong_clocks == "nodes" else 1.0
+        self.clock_off_s = simulation.rng.choice((0.0, 0.0, -2.0, ahead))
         self.snapshots: list[Snapshot] = []
         self.store: Store | None = None
 
@@ -90,13 +98,17 @@ class Node:
         self.client = Client(sim.servers)
         self.log = ReplicatedLog(
             self.client, generation=GENERATION, node=self.id, boot=boot, saved=self.engine.get(PLACE),
-            genesis=sim.genesis, clock=sim.clock, lost_after_s=0.0,
+            genesis=sim.genesis, clock=sim.clock, wall_clock=self.clock, lost_after_s=0.0,
         )  # fmt: skip
         self.store = Store.open(None, settings=SETTINGS, engine=self.engine, log=self.log, clock=sim.clock)
         self.store.committer.later = sim.derive  # type: ignore[attr-defined]
         self.db = Database(self.store)
         self.snapshots = []
         self.say_live()
+
+    def clock(self) -> float:
+        """What its machine takes for the time."""
+        return self.simulation.clock() + self.clock_off_s
 
     def say_live(self) -> None:
         self.say(Member(self.id, State.LIVE, self.log.needed).entry())
@@ -139,6 +151,9 @@ class Node:
         if sim.servers.last_at(self.log.current_at) > self.log.place.sequence:
             raise Mismatch(f"C8: node {self.id} says it has what there was at {self.log.current_at}, and has not")
 
+        if self.log.place.time_us > sim.now_us + 1_000_000:
+            raise Mismatch(f"node {self.id} takes a clock for the time that is ahead of all others")
+
     def scan(self, reader: Any, table: str) -> list[dict[str, Any]]:
         rows = list(reader.scan(table))
         return [{**row, "ts": micros(row["ts"])} for row in rows] if table == "e" else plain(rows)
@@ -149,6 +164,8 @@ class Simulation:
 
     def __init__(self, seed: int, *, nodes: int = 3, faults: Faults | None = None) -> None:
         self.rng = random.Random(seed)
+        self.wrong_clocks = self.rng.choice(("servers", "nodes"))
+        """Of which some are a year ahead now and then; never of both."""
         self.now_us = START_US
         self._events: list[tuple[int, int, Callable[[], object]]] = []
         self._order = itertools.count()
@@ -160,9 +177,11 @@ class Simulation:
         later = dataclasses.replace(first, measures={name: first.measures[name] for name in measures})
         self.oracle = Oracle({**TABLES, "later": later})
         self.servers = Servers(self, faults or Faults())
+        self.servers.faults.clock_ahead = 0.01 if self.wrong_clocks == "servers" else 0.0
         self.attempts = itertools.count(1)
         self.open: list[Open] = []
         self.sent: list[tuple[str, list[Op]]] = []
+        self.stages: list[tuple[bytes, list[dict[str, Any]]]] = []
         self._ids = itertools.count(1)
         self.acknowledged = 0
         self.joining: dict[int, tuple[Node, Store]] = {}
@@ -236,7 +255,7 @@ class Simulation:
         ("fence", 5),
         ("retry", 4), ("snapshot", 4), ("look", 5), ("fold", 5), ("stop", 0.5), ("kill", 0.8), ("cut", 0.4),
         ("leader", 0.5), ("renew", 0.6), ("define", 0.5), ("live", 4), ("truncate", 4), ("evict", 2),
-        ("fresh", 3), ("fill", 0.5),
+        ("fresh", 3), ("fill", 0.5), ("stage", 3), ("discard", 1),
     )  # fmt: skip
 
     def run(self, steps: int) -> None:
@@ -296,10 +315,28 @@ class Simulation:
                 column = rng.choice((None, "n", "v"))
                 tx.guard(table, key, column)
                 one.ops.append(Op("guard", table, key, {} if column is None else {column: None}))
-            case "append":
+            case "append" if not one.staged:
+                one.staged = False
                 events = [self._event() for _ in range(rng.randint(1, 4))]
                 tx.append("e", events)
                 one.ops.append(Op("append", "e", events=events))
+            case "staged" if one.staged is not False:
+                if self.stages and one.node.store is not None:
+                    id_, events = rng.choice(self.stages[-6:])
+                    staging, store = one.node.store.staging, one.node.store
+                    number = staging.index.sequence_of(id_)
+                    if number > store.watermark() or not staging.index.is_live(number):
+                        return  # it would wait, in this one thread; or the commit will not find it
+                    try:
+                        tx.append_stages("e", [id_])
+                        one.staged = True
+                        one.ops.append(Op("append", "e", events=events))
+                        self.counted["staged"] += 1
+                    except Unavailable:
+                        self.counted["nobody answers"] += 1
+                    except DataLoss:
+                        if one.node.id not in self.evicted:
+                            raise
             case "get":
                 own = tuple(op for op in one.ops if op.kind != "guard")
                 for name in (table, "agg"):
@@ -408,10 +445,6 @@ class Simulation:
     def do_append_each(self) -> None:
         if (node := self._serving()) is None or node.store is None:
             return
-        import pyarrow as pa
-
-        from kivi.arrow.columns import arrow_schema
-
         events = [self._event() for _ in range(self.rng.randint(1, 5))]
         schema = node.store.table("e")
         names = arrow_schema(schema)
@@ -430,6 +463,27 @@ class Simulation:
                 self._told(attempt, Outcome(None if first is None else first + i, outcome.error, outcome.repeated))
 
         node.store.append_each(schema, batch, token=token, done=told)
+
+    def do_stage(self) -> None:
+        """A client makes events durable by one node, for a commit by any."""
+        if (node := self._serving()) is None or node.store is None:
+            return
+        events = [self._event() for _ in range(self.rng.randint(1, 40))]
+        schema = node.store.table("e")
+        batch = pa.RecordBatch.from_pylist(events, arrow_schema(schema))
+
+        def done(error: BaseException | None, id_: bytes | None) -> None:
+            if error is None and id_ is not None:
+                self.stages.append((id_, events))
+
+        try:
+            node.store.staging.stage(schema, batch, owner="", done=done)
+        except DiskFull:
+            self.counted["DiskFull"] += 1
+
+    def do_discard(self) -> None:
+        if (node := self._serving()) is not None and node.store is not None and self.stages:
+            node.store.discard_stages([self.rng.choice(self.stages[-6:])[0]])
 
     def do_snapshot(self) -> None:
         if (node := self._serving()) is not None and len(node.snapshots) < 3:
@@ -494,7 +548,7 @@ class Simulation:
             thread.join(0.001)
         node.client.calm = False
         for error in failure:  # another node did the same, and this one had not heard of it
-            if not isinstance(error, AlreadyExists | NotFound | Conflict) and node.log.failed is None:
+            if not isinstance(error, _MAY_FAIL) and node.log.failed is None:
                 raise Mismatch(f"a definition failed: {error}")
         self.note(f"defined {there} {node.db.watermark()}")
 
@@ -536,7 +590,8 @@ class Simulation:
 
     def do_fill(self) -> None:
         """The servers have room for a few more messages, for a while: what they refuse was never there."""
-        self.servers.max_messages = len(self.servers.log) + self.rng.randint(0, 3)
+        self.servers.room = self.rng.randint(0, 2)
+        self.servers.max_messages = len(self.servers.log) + self.servers.room + self.rng.randint(0, 3)
         self.after(self.rng.randint(10_000, 2_000_000), lambda: setattr(self.servers, "max_messages", 1_000_000))
 
     def do_leader(self) -> None:
@@ -649,13 +704,20 @@ class Simulation:
 
     def finish(self) -> None:
         """Mends everything, waits until all is told, and judges."""
-        self.servers.faults = Faults(0, 0, 0, 0, 0, 0, 0, 0, 0)
+        self.servers.faults = Faults(0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
         for node in self.nodes:
             node.client.cut = node.stopped = False
             if node.store is None:
                 node.start()
-        for _ in range(2_000):
+        for i in range(2_000):
             self.now_us += 50_000
+            if i == 10 and (one := self._serving()) is not None and one.store is not None:
+                one.store.staging.drop(one.store.stages.live())  # as their time limit would
+            if i == 20:  # as they do all the time: else somebody may need what the log has not
+                for node in self.nodes:
+                    if node.serves and node.store is not None:
+                        node.store.consolidate()
+                        node.store.consolidator.flush()
             self._happen()
             for node in self.nodes:
                 node.log.outbox.retry(all_of_them=self.rng.random() < 0.1)

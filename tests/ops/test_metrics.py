@@ -17,19 +17,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kivi_server.metrics import DISTRIBUTIONS, METRICS, UNSERVED
+from kivi_server.metrics import DISTRIBUTIONS, METRICS, OF_NODES, UNSERVED
 from prometheus_client.parser import text_string_to_metric_families
 
 import kivi
 from kivi.store.facade import Store
 from tests.conftest import require
+from tests.log.natscluster import NatsCluster
 from tests.serverproc import ROOT, ServerProcess
 from tests.waiting import wait_until
 
 DOCKER = ROOT / "docker"
 RULES = DOCKER / "prometheus" / "kivi.rules.yml"
 DASHBOARD = json.loads((DOCKER / "grafana" / "dashboards" / "kivi.json").read_text())
-PANELS = [(p["title"], t["expr"]) for p in DASHBOARD["panels"] for t in p.get("targets", [])]
+EXPRESSIONS = [(p["title"], t["expr"]) for p in DASHBOARD["panels"] for t in p.get("targets", [])]
+OF_CLUSTERS = "kivi_cluster_"
+"""What names of metrics begin with that a server has if it is a node."""
+PANELS = [panel for panel in EXPRESSIONS if OF_CLUSTERS not in panel[1]]
 NOON_US = 1_767_268_800_000_000
 
 pytestmark = pytest.mark.prometheus
@@ -258,4 +262,20 @@ def test_rules_are_loaded_and_silent_while_all_is_well(prometheus: Prometheus) -
     assert firing <= {"KiviDiskFull"}  # of a machine whose disk is
     metrics = set(re.findall(r"kivi_[a-z_]+", RULES.read_text()))
     for metric in metrics - {name for name in metrics if "kivi_rules" in name}:
-        assert prometheus.query(f'{{__name__="{metric}"}}'), metric
+        if metric.startswith(OF_CLUSTERS):
+            assert metric in {f"kivi_{one.name}" for one in OF_NODES.values()}
+        else:
+            assert prometheus.query(f'{{__name__="{metric}"}}'), metric
+
+
+def test_a_node_of_a_cluster_has_what_panels_and_rules_of_clusters_ask_for(tmp_path: Path) -> None:
+    require("nats-server")
+    with NatsCluster(tmp_path, 1) as nats:
+        how = ("--cluster", "apm", "--nats", nats.urls[0], "--log-bytes", "1GiB", "--metrics", "localhost:0")
+        with ServerProcess(tmp_path / "node", *how) as node:
+            address = next(line for line in node.output if line.startswith("metrics on ")).split()[-1]
+            found = values(address)
+    assert {f"kivi_{metric.name}" for metric in OF_NODES.values()} <= {name for name, _ in found}
+    assert found["kivi_cluster_nodes_live", ()] == 1 and found["kivi_cluster_log_applied", ()] >= 1
+    asked = {name for _, text in EXPRESSIONS for name in re.findall(r"kivi_cluster_[a-z_]+", text)}
+    assert asked and asked <= {name for name, _ in found}

@@ -301,6 +301,90 @@ class StatsResponse(_message.Message):
     values: _containers.ScalarMap[str, float]
     def __init__(self, values: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
+class ClusterStatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ClusterStatusResponse(_message.Message):
+    __slots__ = ("cluster", "node", "floor", "nodes", "log", "failed", "problems")
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    FLOOR_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    LOG_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    PROBLEMS_FIELD_NUMBER: _ClassVar[int]
+    cluster: str
+    node: str
+    floor: int
+    nodes: _containers.RepeatedCompositeFieldContainer[NodeStatus]
+    log: LogStatus
+    failed: str
+    problems: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, cluster: _Optional[str] = ..., node: _Optional[str] = ..., floor: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., log: _Optional[_Union[LogStatus, _Mapping]] = ..., failed: _Optional[str] = ..., problems: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class NodeStatus(_message.Message):
+    __slots__ = ("node", "state", "address", "version", "watermark", "applied", "behind", "behind_s", "needed", "silent_s", "disk_free_bytes", "disk_bytes", "agrees")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    WATERMARK_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
+    BEHIND_FIELD_NUMBER: _ClassVar[int]
+    BEHIND_S_FIELD_NUMBER: _ClassVar[int]
+    NEEDED_FIELD_NUMBER: _ClassVar[int]
+    SILENT_S_FIELD_NUMBER: _ClassVar[int]
+    DISK_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    AGREES_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    state: str
+    address: str
+    version: str
+    watermark: int
+    applied: int
+    behind: int
+    behind_s: float
+    needed: int
+    silent_s: float
+    disk_free_bytes: int
+    disk_bytes: int
+    agrees: bool
+    def __init__(self, node: _Optional[str] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., version: _Optional[str] = ..., watermark: _Optional[int] = ..., applied: _Optional[int] = ..., behind: _Optional[int] = ..., behind_s: _Optional[float] = ..., needed: _Optional[int] = ..., silent_s: _Optional[float] = ..., disk_free_bytes: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., agrees: _Optional[bool] = ...) -> None: ...
+
+class LogStatus(_message.Message):
+    __slots__ = ("stream", "leader", "first", "last", "nbytes", "limit_bytes", "copies")
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    LEADER_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    COPIES_FIELD_NUMBER: _ClassVar[int]
+    stream: str
+    leader: str
+    first: int
+    last: int
+    nbytes: int
+    limit_bytes: int
+    copies: _containers.RepeatedCompositeFieldContainer[LogCopy]
+    def __init__(self, stream: _Optional[str] = ..., leader: _Optional[str] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., nbytes: _Optional[int] = ..., limit_bytes: _Optional[int] = ..., copies: _Optional[_Iterable[_Union[LogCopy, _Mapping]]] = ...) -> None: ...
+
+class LogCopy(_message.Message):
+    __slots__ = ("server", "leads", "current", "away", "behind")
+    SERVER_FIELD_NUMBER: _ClassVar[int]
+    LEADS_FIELD_NUMBER: _ClassVar[int]
+    CURRENT_FIELD_NUMBER: _ClassVar[int]
+    AWAY_FIELD_NUMBER: _ClassVar[int]
+    BEHIND_FIELD_NUMBER: _ClassVar[int]
+    server: str
+    leads: bool
+    current: bool
+    away: bool
+    behind: int
+    def __init__(self, server: _Optional[str] = ..., leads: _Optional[bool] = ..., current: _Optional[bool] = ..., away: _Optional[bool] = ..., behind: _Optional[int] = ...) -> None: ...
+
 class CheckpointRequest(_message.Message):
     __slots__ = ("path",)
     PATH_FIELD_NUMBER: _ClassVar[int]

@@ -1,0 +1,84 @@
+"""``kivi cluster``: how a cluster is, and how one begins with what there is."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import Any
+
+from kivi.cli.text import print_rows, print_value
+from kivi.errors import InvalidArgument, Unavailable
+
+__all__ = ["begin", "status"]
+
+_NODES = ("node", "state", "address", "version", "watermark", "behind", "behind s", "silent s", "agrees", "disk free")
+_COPIES = ("server", "leads", "current", "away", "behind")
+
+
+def status(db: Any, args: argparse.Namespace) -> int:
+    """The nodes, the log, and what somebody has to do: 1 if there is something."""
+    found = db.cluster_status()
+    problems: list[str] = found["problems"]
+    if args.output == "json":
+        print_value(found, "json")
+        return 1 if problems else 0
+    print_rows([_node(one, found["node"]) for one in found["nodes"]], _NODES, args.output)
+    if (log := found["log"]) is not None:
+        print()
+        print_rows(log["copies"], _COPIES, args.output)
+        full = log["nbytes"] / log["limit_bytes"]
+        print(
+            f"\nlog {log['stream']}: messages {log['first']} to {log['last']}, {log['nbytes'] / 1e6:,.1f} MB, "
+            f"{full:.1%} full; needed from {found['floor']} on"
+        )
+    print(f"\n{found['cluster']}: " + ("all is well" if not problems else "somebody has to do something:"))
+    for problem in problems:
+        print(f"* {problem}")
+    return 1 if problems else 0
+
+
+def _node(one: dict[str, Any], answering: str) -> dict[str, Any]:
+    is_known = bool(one["address"])
+    return {
+        **one,
+        "node": one["node"] + (" (this)" if one["node"] == answering else ""),
+        "behind": one["behind"] if is_known else None,
+        "behind s": round(one["behind_s"], 1) if is_known else None,
+        "silent s": round(one["silent_s"], 1),
+        "disk free": f"{one['disk_free_bytes'] / 1e9:,.1f} GB" if one["disk_bytes"] else None,
+    }
+
+
+def begin(args: argparse.Namespace) -> int:
+    """``adopt`` and ``reseed``: a cluster that begins with the store in a directory."""
+    try:
+        from kivi.cluster.founding import adopt
+    except ImportError:
+        raise InvalidArgument(
+            "kivi cluster needs the package nats-py, which is not installed here: pip install 'kivi[cluster]'"
+        ) from None
+    replace = args.action == "reseed"
+    if replace and not args.yes:
+        if not sys.stdin.isatty():
+            raise InvalidArgument("this ends the log that is there, and what only it has is lost: --yes says so")
+        if input(f"End the log of {args.cluster}, and begin anew with {args.dir}? (yes/no) ") != "yes":
+            raise Unavailable("nothing was changed")
+    founded = adopt(
+        os.path.abspath(args.dir),
+        args.cluster,
+        args.nats.split(",") if args.nats else (),
+        replace=replace,
+        timeout_s=args.timeout or 60.0,
+    )
+    print(f"{founded.cluster} begins with the store in {args.dir}, which ends with commit timestamp {founded.last}")
+    if founded.lost:
+        print(f"{founded.lost} messages of the log that was there are lost: this node had not applied them")
+    elif founded.lost is not None:
+        print("nothing of the log that was there is lost: this node had applied all of it")
+    if replace and not args.nats:
+        print("delete the folder nats-server in the directory of every node, if they are one another's --peers")
+    print(f"next: copy {args.dir} to every other node's machine, or begin these with a checkpoint of the first one")
+    servers = f"--nats {args.nats}" if args.nats else "--peers ..."
+    print(f"then: kivi serve --cluster {args.cluster} {servers} --data DIR, on each")
+    return 0

@@ -1,0 +1,132 @@
+"""What is to be known of a cluster, as one of its nodes sees it, and what somebody has to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from kivi.log.members import State
+
+__all__ = ["ClusterStatus", "LogCopy", "LogStatus", "NodeStatus"]
+
+SILENT_S: Final = 30.0
+"""A node that has said nothing for so long, by the log's time, is not the one that others leave the log to."""
+_DISK_FREE_MIN: Final = 512 << 20
+_FILLING: Final = 0.6
+_BEHIND: Final = 100_000
+_UNTIL_THEN: Final = "until then nothing is written, and reads go on, of what each node has"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """``applied``, ``behind``: messages of the log, when the node said so. ``needed``: the first one that it may have
+    to read again. ``agrees``: whether it had the same running hash there as this node; None if that is too long ago."""
+
+    node: str
+    state: State
+    address: str
+    version: str
+    watermark: int
+    applied: int
+    behind: int
+    behind_s: float
+    """Everything that the log had so many seconds before it said so was applied."""
+    needed: int
+    silent_s: float
+    """Since when it has said nothing, by the log's time."""
+    disk_free_bytes: int
+    disk_bytes: int
+    agrees: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class LogCopy:
+    """``behind``: messages that it has not, as its leader sees it."""
+
+    server: str
+    leads: bool
+    current: bool
+    away: bool
+    behind: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogStatus:
+    """``first``, ``last``: messages. ``leader`` is empty while there is none."""
+
+    stream: str
+    leader: str
+    first: int
+    last: int
+    nbytes: int
+    limit_bytes: int
+    copies: tuple[LogCopy, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterStatus:
+    """``node`` is the one that answers; ``floor``: the first message that somebody may need. ``log`` is None while its
+    servers do not answer; ``failed`` says what keeps the node from going on."""
+
+    cluster: str
+    node: str
+    floor: int
+    nodes: tuple[NodeStatus, ...]
+    log: LogStatus | None
+    failed: str = ""
+
+    def problems(self) -> list[str]:
+        """A sentence for each state that somebody has to do something about, which it says."""
+        return [*self._of_log(), *self._of_nodes()]
+
+    def _of_log(self) -> Iterator[str]:
+        if self.failed:
+            yield f"node {self.node} has stopped: {self.failed}"
+        if self.log is None:
+            yield f"the log's servers do not answer node {self.node}: start most of them; {_UNTIL_THEN}"
+            return
+        if not self.log.leader:
+            yield f"the log has no leader: start most of its servers; {_UNTIL_THEN}"
+        for copy in self.log.copies:
+            if copy.away:
+                yield f"server {copy.server} of the log is away: start it; without a second one nothing is written"
+            elif not copy.current:
+                yield f"server {copy.server} of the log is {copy.behind:,} messages behind: wait, then look at its disk"
+        if len(self.log.copies) == 1:
+            yield "the log has one copy: what is committed is lost with that server; run three"
+        used = self.log.nbytes / self.log.limit_bytes
+        if used > _FILLING and (holding := self.holding()) is not None:
+            yield (
+                f"the log is {used:.0%} full, held by node {holding.address or holding.node} from message "
+                f"{holding.needed} on: start that one, or it is evicted when the log is nearly full"
+            )
+
+    def _of_nodes(self) -> Iterator[str]:
+        versions = {one.version for one in self.nodes if one.state is State.LIVE and one.silent_s < SILENT_S}
+        if len(versions) > 1:
+            yield f"nodes have the versions {', '.join(sorted(versions))}: go on with the upgrade"
+        for one in self.nodes:
+            named = f"node {one.node}" + (f" ({one.address})" if one.address else "")
+            if one.agrees is False:
+                yield f"{named} has applied something else: stop it, and make it anew from a copy of another node"
+            if one.state is State.EVICTED:
+                yield f"{named} was evicted: make it anew from a copy of another node (kivi checkpoint), or forget it"
+            elif one.state is State.LIVE and one.silent_s > SILENT_S:
+                yield (
+                    f"{named} has said nothing for {one.silent_s:,.0f} s: start it again; the log is kept for it until "
+                    "it is nearly full"
+                )
+            elif one.state is State.LIVE and one.behind > _BEHIND:
+                yield f"{named} was {one.behind:,} messages behind: look whether its disk or its processor is busy"
+            if one.disk_bytes and one.disk_free_bytes < _DISK_FREE_MIN:
+                yield f"the disk of {named} is almost full: make room"
+
+    def described(self) -> dict[str, Any]:
+        """With its problems, as plain values."""
+        return {**asdict(self), "problems": self.problems()}
+
+    def holding(self) -> NodeStatus | None:
+        """Because of which one the log is kept as far back as it is."""
+        held = [one for one in self.nodes if one.state is not State.EVICTED]
+        return min(held, key=lambda one: (one.needed, one.node), default=None)

@@ -1,0 +1,321 @@
+"""What becomes of a cluster over time, on a real nats-server: the log is cut, nodes are left behind, it begins anew."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+import kivi
+from kivi.cluster import ClusterNode, node
+from kivi.cluster.founding import adopt
+from kivi.cluster.status import ClusterStatus
+from kivi.embedded.database import Database
+from kivi.log.jetstream import delete_stream
+from kivi.log.members import State
+from kivi.runtime.settings import Settings
+from tests.conftest import require
+from tests.log.natscluster import NatsCluster
+from tests.serverproc import ServerProcess
+from tests.waiting import wait_until
+
+MIB = 1 << 20
+LOG_BYTES = 16 * MIB
+SETTINGS = Settings.of({"fold_every_s": 0.2})
+
+
+@pytest.fixture
+def nats(tmp_path: Path) -> Iterator[NatsCluster]:
+    require("nats-server")
+    with NatsCluster(tmp_path, 1) as cluster:
+        yield cluster
+
+
+class Nodes:
+    """In this process; each is closed at the end."""
+
+    def __init__(self, path: Path, nats: NatsCluster, log_bytes: int = LOG_BYTES) -> None:
+        self.path, self.nats, self.log_bytes = path, nats, log_bytes
+        self.open: dict[str, ClusterNode] = {}
+
+    def start(self, name: str) -> ClusterNode:
+        found = self.open[name] = ClusterNode(
+            str(self.path / name), "apm", self.nats.urls, about={"address": name, "version": "1"}, settings=SETTINGS,
+            log_bytes=self.log_bytes,
+        )  # fmt: skip
+        return found
+
+    def stop(self, name: str) -> None:
+        self.open.pop(name).close()
+
+    def __enter__(self) -> Nodes:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for one in self.open.values():
+            one.close()
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, nats: NatsCluster) -> Iterator[Nodes]:
+    with Nodes(tmp_path, nats) as found:
+        yield found
+
+
+def make(db: Any) -> None:
+    db.create_table("blobs", key={"id": "int64"}, columns={"n": kivi.sum("int64"), "data": "bytes"})
+
+
+def write(db: Any, mebibytes: int, begin: int = 0) -> None:
+    """A commit of a mebibyte each."""
+    for i in range(begin, begin + mebibytes):
+        with db.transaction() as tx:
+            tx.put("blobs", (i % 4,), data=bytes([i % 256]) * MIB)
+            tx.delta("blobs", (i % 4,), n=1)
+
+
+def total(one: ClusterNode, at_least: int = 0) -> int:
+    with Database(one.store).snapshot(min_snapshot=at_least) as snap:
+        return sum(row["n"] for row in snap.scan("blobs"))
+
+
+def used(one: ClusterNode) -> float:
+    """Of the log, as of now."""
+    one.stream._bounds_until = 0.0
+    one.stream.bounds()
+    return one.stream.used
+
+
+def first_of(one: ClusterNode) -> int:
+    found: int = one.stream.info()["state"]["first_seq"]
+    return found
+
+
+def test_what_all_nodes_have_leaves_the_log(nodes: Nodes) -> None:
+    one, other = nodes.start("one"), nodes.start("other")
+    make(Database(one.store))
+    with patch.object(node, "_SLACK", 2):
+        for begin in range(0, 40, 8):  # two and a half times what the log may have
+            write(Database(one.store), 8, begin)
+            wait_until(lambda: used(one) < 0.5)
+    last = one.store.watermark()
+    assert first_of(one) > 1
+    assert total(one) == total(other, last) == 40
+    nodes.stop("other")
+    write(Database(one.store), 2)
+    assert total(nodes.start("other")) == 42
+
+
+def test_whoever_holds_a_full_log_back_is_left_behind(nodes: Nodes, tmp_path: Path) -> None:
+    one, other = nodes.start("one"), nodes.start("other")
+    make(Database(one.store))
+    gone = other.id
+    nodes.stop("other")
+    with patch.object(node, "_SLACK", 2), patch.object(node, "SILENT_S", 2.0):
+        for begin in range(32):
+            wait_until(lambda: used(one) < 0.95)
+            write(Database(one.store), 1, begin)
+        wait_until(lambda: first_of(one) > 8)
+    member = one.log.members.find(gone)
+    assert member is not None and member.state is State.EVICTED
+    assert any("was evicted: make it anew" in said for said in one.status().problems())
+    with pytest.raises(kivi.KiviError, match="bootstrap it again"):
+        nodes.start("other")
+    Database(one.store).checkpoint(str(tmp_path / "again"))
+    write(Database(one.store), 1)
+    assert total(nodes.start("again")) == total(one) == 33
+
+
+def test_a_full_log_refuses_what_clients_write_and_goes_on_when_it_has_room(nodes: Nodes) -> None:
+    with patch.object(node, "_KEPT", 2.0):  # nobody cuts it
+        one = nodes.start("one")
+        db = Database(one.store)
+        make(db)
+        with pytest.raises(kivi.DiskFull, match="the log is full: nothing was applied"):
+            for i in range(64):
+                write(db, 1, i)
+                used(one)  # it hears at once
+        held = total(one)
+        assert 8 <= held < 64
+        said = one.log.place.sequence
+        wait_until(lambda: one.log.place.sequence > said + 1)  # what nodes say of themselves has room
+    with patch.object(node, "_SLACK", 2):
+        wait_until(lambda: used(one) < 1)
+        write(db, 1)
+    assert total(one) == held + 1
+
+
+def test_an_expired_copy_holds_nothing(nodes: Nodes, tmp_path: Path) -> None:
+    one = nodes.start("one")
+    make(Database(one.store))
+    Database(one.store).checkpoint(str(tmp_path / "copy"))
+    assert [member.state for member in one.log.members] == [State.LIVE, State.JOINING]
+    with patch("kivi.log.members.JOINING_US", 0), patch.object(node, "_SLACK", 2), patch.object(node, "_KEPT", 0.0):
+        write(Database(one.store), 8)
+        wait_until(lambda: first_of(one) > 4)
+    assert [member.state for member in one.log.members] == [State.LIVE]
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Path:
+    """A store that was used before anybody thought of a cluster."""
+    path = tmp_path / "alone"
+    with kivi.open(path) as db:
+        make(db)
+        write(db, 3)
+    return path
+
+
+def test_a_store_becomes_a_cluster(nodes: Nodes, alone: Path, tmp_path: Path) -> None:
+    with kivi.open(alone) as db:
+        last = db.watermark()
+        with db.transaction(token="before") as tx:
+            tx.delta("blobs", (1,), n=1)
+    founded = adopt(str(alone), "apm", nodes.nats.urls)
+    assert founded.last == last + 1 and founded.lost is None
+    again = adopt(str(alone), "apm", nodes.nats.urls)  # it was interrupted, say
+    assert again == founded
+    one = nodes.start("alone")
+    assert total(one) == 4
+    assert Database(one.store).outcome("before") == founded.last
+    with pytest.raises(kivi.InvalidArgument, match="begin with a copy of a node"):
+        nodes.start("empty")
+    Database(one.store).checkpoint(str(tmp_path / "copy"))
+    other = nodes.start("copy")
+    write(Database(other.store), 2)
+    last = other.store.watermark()
+    assert total(one, last) == total(other) == 6
+    with kivi.open(tmp_path / "second") as db:
+        make(db)
+    with pytest.raises(kivi.AlreadyExists, match="there is a cluster apm already"):
+        adopt(str(tmp_path / "second"), "apm", nodes.nats.urls)
+    with kivi.open(tmp_path / "second") as db:  # nothing has become of it
+        assert db.tables() == ["blobs"]
+    nodes.stop("alone")
+    with pytest.raises(kivi.KiviError, match="a node of the cluster apm"):
+        adopt(str(alone), "other", nodes.nats.urls)
+    assert total(nodes.start("alone")) == 6
+
+
+def _without_its_newest(nats: NatsCluster, tmp_path: Path, between: Any) -> None:
+    """The servers' disk is set back to what it was before ``between`` was called."""
+    server = nats.servers[0]
+    server.stop()
+    shutil.copytree(server.directory, tmp_path / "kept")
+    server.start()
+    wait_until(nats.is_ready)
+    between()
+    server.stop()
+    shutil.rmtree(server.directory)
+    shutil.copytree(tmp_path / "kept", server.directory)
+    server.start()
+    wait_until(nats.is_ready)
+
+
+@pytest.mark.parametrize("how", ["a copy of the node that has most", "that node, stopped"])
+def test_a_log_that_lost_something_begins_anew_with_the_best_node(
+    nodes: Nodes, nats: NatsCluster, tmp_path: Path, how: str
+) -> None:
+    one, other = nodes.start("one"), nodes.start("other")
+    make(Database(one.store))
+    write(Database(one.store), 2)
+    _without_its_newest(nats, tmp_path, lambda: write(Database(one.store), 3))
+    for each in (one, other):
+        each.log._lost_after_s = 0.0
+        wait_until(lambda each=each: each.log.lost_suffix is not None)  # type: ignore[misc]
+        assert any("kivi cluster reseed" in said for said in each.status().problems())
+    with pytest.raises(kivi.Unavailable, match="has lost what it had acknowledged"):
+        write(Database(one.store), 1)
+    assert total(one) == 5  # reads go on
+    if how.startswith("a copy"):
+        Database(one.store).checkpoint(str(tmp_path / "best"))
+        nodes.stop("one")
+    else:
+        nodes.stop("one")
+        (tmp_path / "one").rename(tmp_path / "best")
+    nodes.stop("other")
+    with pytest.raises(kivi.AlreadyExists):
+        adopt(str(tmp_path / "best"), "apm", nats.urls)
+    founded = adopt(str(tmp_path / "best"), "apm", nats.urls, replace=True)
+    assert founded.lost is None if how.startswith("a copy") else founded.lost is not None and founded.lost <= 0
+    best = nodes.start("best")
+    write(Database(best.store), 1)
+    assert total(best) == 6
+    with pytest.raises(kivi.InvalidArgument, match="an earlier generation"):
+        nodes.start("other")
+
+
+def test_a_log_that_is_gone_is_not_made_again_for_a_node(nodes: Nodes, nats: NatsCluster) -> None:
+    one = nodes.start("one")
+    make(Database(one.store))
+    delete_stream(one._nats, one.stream.name, 10.0)
+    nodes.stop("one")
+    with pytest.raises(kivi.NotFound, match="kivi cluster reseed"):
+        nodes.start("one")
+    founded = adopt(str(nodes.path / "one"), "apm", nats.urls, replace=True)
+    assert founded.lost is None
+    assert total(nodes.start("one")) == 0
+
+
+def test_the_status_of_a_cluster(nats: NatsCluster, tmp_path: Path) -> None:
+    """By the API and on the terminal; and what is wrong, each in a sentence."""
+    how = ("--cluster", "apm", "--nats", ",".join(nats.urls), "--log-bytes", "1GiB")
+    with contextlib.ExitStack() as stack:
+        one, other = (stack.enter_context(ServerProcess(tmp_path / f"node-{i}", *how)) for i in range(2))
+        with kivi.connect(one.endpoint) as db:
+            make(db)
+            wait_until(lambda: {n["state"] for n in db.cluster_status()["nodes"]} == {"live"})
+            both = {one.endpoint, other.endpoint}
+            wait_until(lambda: {n["address"] for n in db.cluster_status()["nodes"]} == both)
+            found = db.cluster_status()
+            assert found["cluster"] == "apm" and found["log"]["last"] > 2 and found["log"]["copies"][0]["leads"]
+            assert all(n["agrees"] is not False and n["disk_bytes"] for n in found["nodes"])
+            assert found["problems"] == ["the log has one copy: what is committed is lost with that server; run three"]
+        command = [sys.executable, "-m", "kivi.cli", "cluster", "status", "--endpoint", one.endpoint]
+        shown = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert shown.returncode == 1 and other.endpoint in shown.stdout and "* the log has one copy" in shown.stdout
+        told = subprocess.run([*command, "-o", "json"], capture_output=True, text=True, check=False)
+        assert json.loads(told.stdout)["cluster"] == "apm"
+        nats.servers[0].kill()
+        with kivi.connect(one.endpoint) as db:
+            wait_until(lambda: db.cluster_status()["log"] is None)
+            assert any("log's servers do not answer" in said for said in db.cluster_status()["problems"])
+        nats.servers[0].start()
+    with (
+        ServerProcess(tmp_path / "single") as single,
+        kivi.connect(single.endpoint) as db,
+        pytest.raises(kivi.InvalidArgument, match="no node of a cluster"),
+    ):
+        db.cluster_status()
+
+
+def test_what_is_wrong_with_a_node_is_said(nodes: Nodes) -> None:
+    one = nodes.start("one")
+    make(Database(one.store))
+    found = one.status()
+    (mine,) = found.nodes
+
+    def said(**changes: Any) -> list[str]:
+        return _of_nodes(dataclasses.replace(found, nodes=(dataclasses.replace(mine, **changes),)))
+
+    assert said() == []
+    assert "has said nothing for 95 s: start it again" in said(silent_s=95.0)[0]
+    assert "has applied something else" in said(agrees=False)[0]
+    assert "was evicted" in said(state=State.EVICTED)[0]
+    assert "1,000,000 messages behind" in said(behind=1_000_000)[0]
+    assert "is almost full: make room" in said(disk_free_bytes=MIB)[0]
+    two = dataclasses.replace(found, nodes=(mine, dataclasses.replace(mine, version="2")))
+    assert "go on with the upgrade" in _of_nodes(two)[0]
+
+
+def _of_nodes(status: ClusterStatus) -> list[str]:
+    return [said for said in status.problems() if not said.startswith("the log")]
