@@ -247,10 +247,19 @@ class NatsServer:
         return ""
 
     def _listens(self) -> bool:
-        host, _, port = self.listen.rpartition(":")
-        with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 1.0) as connection:
-            connection.settimeout(1.0)
-            return connection.recv(5) == b"INFO "
+        """To clients, and to peers: it listens to these a moment later, and ends if it cannot."""
+        return self._greets(self.listen) and (self.peers is None or self._greets(self.peers.listen))
+
+    def _greets(self, at: str) -> bool:
+        host, _, port = at.rpartition(":")
+        with (
+            contextlib.suppress(OSError, ValueError, KeyError),
+            socket.create_connection((host.strip("[]"), int(port)), 1.0) as connection,
+            connection.makefile("rb") as said,
+        ):
+            verb, _, about = said.readline().partition(b" ")
+            greets: bool = verb == b"INFO" and json.loads(about)["server_name"] == self.name
+            return greets
         return False
 
     def look(self) -> str:

@@ -300,7 +300,9 @@ class ReplicatedLog(CommitLog):
         begin = at if at >= first and self._last_message is not None else at + 1
         found = self._sound(begin, count + 1)
         if begin == at:
-            if not found or found[0][0].data != self._last_message:
+            if not found:  # a leader that has not caught up with itself has answered
+                raise Unavailable(f"the log ends before {at} now, which this node has applied")
+            if found[0][0].data != self._last_message:
                 raise DataLoss(f"message {at} of the log is not what this node has applied: bootstrap it again")
             found = found[1:]
             if not found and last > at:  # the copy that has the one may not have the other

@@ -71,6 +71,16 @@ def nodes(tmp_path: Path) -> Iterator[list[Node]]:
         yield made
 
 
+def _make_tables(nodes: list[Node]) -> None:
+    """On one, and all have them."""
+    with kivi.connect(nodes[0].endpoint) as db:
+        make_tables(db)
+        made = db.watermark()
+    for node in nodes:
+        with kivi.connect(node.endpoint) as db, db.snapshot(min_snapshot=made):
+            pass
+
+
 def _commit(nodes: list[Node], seed: int, commits: int = 20) -> Counter[int]:
     """Clients of these nodes, each of one: what they have committed."""
     clients = [Client(node.endpoint, seed + i, commits) for i, node in enumerate(nodes)]
@@ -99,8 +109,7 @@ def _said_by(command: str, path: str | Path) -> str:
 
 
 def test_nodes_and_their_servers_of_the_log_are_killed_and_nothing_is_lost(nodes: list[Node]) -> None:
-    with kivi.connect(nodes[0].endpoint) as db:
-        make_tables(db)
+    _make_tables(nodes)
     wanted = _commit(nodes, 0)
     _all_have(nodes, wanted)
 
@@ -134,8 +143,7 @@ def test_nodes_and_their_servers_of_the_log_are_killed_and_nothing_is_lost(nodes
 
 
 def test_a_second_process_on_the_directory_is_refused_and_leaves_the_first_alone(nodes: list[Node]) -> None:
-    with kivi.connect(nodes[0].endpoint) as db:
-        make_tables(db)
+    _make_tables(nodes)
     before = nodes[0].log_server
     with pytest.raises(RuntimeError, match="supervised by another process"):
         ServerProcess(nodes[0].data, *nodes[0].arguments).start()
@@ -144,9 +152,9 @@ def test_a_second_process_on_the_directory_is_refused_and_leaves_the_first_alone
 
 
 def test_copies_of_a_node_leave_the_log_out(nodes: list[Node], tmp_path: Path) -> None:
+    _make_tables(nodes)
+    wanted = _commit(nodes, 0)
     with kivi.connect(nodes[0].endpoint) as db:
-        make_tables(db)
-        wanted = _commit(nodes, 0)
         db.checkpoint(str(tmp_path / "checkpoint"))
         backup = Path(db.backup(str(tmp_path / "backups"))["path"])
     assert not [*(tmp_path / "checkpoint").rglob("nats*"), *backup.rglob("nats*")]
@@ -191,8 +199,7 @@ def test_a_node_alone_says_for_whom_it_waits_and_ends_when_it_is_told_to(tmp_pat
 def test_one_peer_is_a_log_of_one_copy(tmp_path: Path) -> None:
     require("nats-server")
     with Node(tmp_path / "node", "--peers", f"localhost:{free_ports(1)[0]}") as node:
-        with kivi.connect(node.endpoint) as db:
-            make_tables(db)
+        _make_tables([node])
         wanted = _commit([node], 0)
         node.kill()
         node.start()

@@ -19,7 +19,7 @@ from kivi.log import Entry, Kind
 from kivi.log.jetstream import JetStream
 from kivi.log.natslink import Nats
 from kivi.log.natsserver import NatsServer, version_of
-from kivi.log.replicated import ReplicatedLog
+from kivi.log.replicated import Arrived, ReplicatedLog
 from kivi.log.stream import Message
 from tests.conftest import require
 from tests.log.natscluster import NatsCluster, copies_are_equal
@@ -161,6 +161,28 @@ def test_a_server_whose_disk_was_full_goes_on_when_there_is_room(disk: Path) -> 
         found = {int(message.data[:9]) for message in read_all(stream) if message.data != b"after"}
         assert publisher.acknowledged <= found
         wait_until(lambda: not cluster.servers[0].problem)
+
+
+def test_a_log_that_seems_shorter_for_a_moment_is_asked_again(
+    one: NatsCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a change of leaders: one that has been elected, and has not applied what it has, says too little."""
+    with contextlib.closing(Nats(one.urls)) as nats:
+        stream = JetStream(nats, "seems", max_bytes=1 << 20)
+        log = ReplicatedLog(stream, generation=GENERATION, node=1, boot=1)
+        arrived: list[Arrived] = []
+        log.on_arrival = arrived.append
+        log.propose([Entry(Kind.COMMIT, [b"one"])], 0, lambda n: None)
+        wait_until(lambda: log.pump() or arrived)
+        said = iter([(1, 1), (1, 0)])
+        with monkeypatch.context() as patched:
+            patched.setattr(stream, "bounds", lambda: next(said))
+            patched.setattr(stream, "fetch", lambda *asked: [])
+            with pytest.raises(Unavailable, match="ends before 1 now"):
+                log.pump()
+        assert log.failed is None
+        log.propose([Entry(Kind.COMMIT, [b"two"])], 0, lambda n: None)
+        wait_until(lambda: log.pump() or len(arrived) == 2)
 
 
 # -- a server of our own --------------------------------------------------------------------------
