@@ -132,6 +132,7 @@ class _Asked:
         self._spelled: dict[str, str] = {}
         self._missing: dict[str, KiviError] = {}
         self._paths: list[str] = []
+        self._read: list[Any] = []
         self._timed_out = False
         self._connection = _spare.take(duckdb)
         self._connection.execute(f"set memory_limit = '{limits.memory_bytes}B'")
@@ -145,6 +146,7 @@ class _Asked:
 
     def close(self) -> None:
         self._timer.cancel()
+        self._read.clear()
         self._connection.close()
         _spare.prepare(self._duckdb)
 
@@ -224,8 +226,13 @@ class _Asked:
         self._connection.execute(f"set allowed_paths = [{', '.join(map(quoted_text, self._paths))}]")
         self._connection.execute("set enable_external_access = false")
         for name, source in self._sources.items():
+            read = self._connection.from_arrow(source)
+            self._read.append(read)  # a view by itself does not keep what it reads
+            if not source.files:
+                read.create_view(name)
+                continue
             rest = f"{name}: what no file has"  # a name that a statement cannot ask for
-            self._connection.register(rest, source)
+            read.create_view(rest)
             self._connection.execute(view_of(name, rest, source.schema.names, source.files, COMMIT_TS))
         self._connection.execute("set lock_configuration = true")
 

@@ -398,6 +398,11 @@ def test_tables_are_found_where_the_lists_say_that_they_are(db: Any) -> None:
             text = f"select (select count(*) from {place} where x > 1) as n, (select count(*) from show_them) as m"
             listing = f"with show_them as (from information_schema.tables) {text}"
             assert snap.sql(listing).to_pylist()[0]["n"] == 4, place
+        assert snap.sql("select count(*) as n from hosts, information_schema.tables").to_pylist() == [{"n": 0}]
+        listed = (
+            "select table_name from information_schema.tables where 'h0' in (select host from main.calls) order by 1"
+        )
+        assert snap.sql(listed)["table_name"].to_pylist() == ["calls", "calls_5m", "hosts"]
         both = "with calls as (select 7 as x) select sum(c.x) as c, max(calls.x) as x from main.calls c, calls"
         assert snap.sql(both).to_pylist() == [{"c": Decimal(15), "x": 7}]
         assert snap.sql("select max(main.calls.x) as x from main.calls").to_pylist() == [{"x": 5}]

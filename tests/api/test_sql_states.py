@@ -134,7 +134,9 @@ def asked(text: str, written: Callable[[int], bytes]) -> Any:
     except KiviError as error:
         return error
     rows_of = {written(i): f"state {i}" for i in range(ROWS)}
-    columns = [[rows_of[x] if isinstance(x, bytes) else x for x in column.to_pylist()] for column in found.columns]
+    columns = [
+        [rows_of.get(x, x) if isinstance(x, bytes) else x for x in column.to_pylist()] for column in found.columns
+    ]
     return found.column_names, sorted(map(repr, zip(*columns, strict=True)))
 
 
