@@ -127,7 +127,7 @@ def test_whoever_holds_a_full_log_back_is_left_behind(nodes: Nodes, tmp_path: Pa
         for begin in range(32):
             wait_until(lambda: used(one) < 0.95)
             write(Database(one.store), 1, begin)
-        wait_until(lambda: first_of(one) > 8)
+        wait_until(lambda: first_of(one) > 8 and used(one) < 0.9)
     member = one.log.members.find(gone)
     assert member is not None and member.state is State.EVICTED
     assert any("was evicted: make it anew" in said for said in one.status().problems())
