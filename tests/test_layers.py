@@ -178,8 +178,8 @@ ROOMS: dict[str, Room] = {
         "the command line is a client; only its offline tools and `serve` open a store, inside their functions",
         below="errors model",
         packages="deltalake pyarrow",
-        lazy="face runtime engine log arrow states encoding delta mvcc store cluster embedded client server"
-        " server.process",
+        lazy="face runtime engine log arrow states encoding delta mvcc store cluster embedded client server "
+        "server.process",
     ),
     "server.sql": Room(
         "questions in processes of their own: of its server a process is a client, over a pipe",

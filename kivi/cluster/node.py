@@ -58,6 +58,7 @@ _SLACK: Final = 4_096
 _KEPT: Final = 0.25
 """Of the log's bytes: below it nothing is truncated, so that a new node can begin with the first message."""
 _HOLD_S: Final = 30.0
+_LOOK_S: Final = 0.02
 
 
 class ClusterNode:
@@ -116,8 +117,26 @@ class ClusterNode:
             for thread in self._threads:
                 thread.start()
             opened.callback(self._end)
+            self._catch_up(timeout_s)
             self.committer.newest(timeout_s, [self._live().entry()])  # it has all that there is, and is known
             opened.pop_all()
+
+    def _catch_up(self, timeout_s: float) -> None:
+        """Until what the log has now is applied, however long that takes. Raises Unavailable if it gets no further for
+        ``timeout_s``, and what has ended the log."""
+        last, at, moved = None, -1, time.monotonic()
+        while last is None or at < last:
+            if self.log.failed is not None:
+                raise self.log.failed
+            if last is None:
+                with contextlib.suppress(Unavailable):
+                    last = self.stream.bounds()[1]
+            if self.log.place.sequence > at:
+                at, moved = self.log.place.sequence, time.monotonic()
+            elif time.monotonic() - moved > timeout_s:
+                raise Unavailable(f"the log's servers give nothing behind message {at}, which this node has applied")
+            else:
+                time.sleep(_LOOK_S)
 
     def _log_of(self, engine: Engine) -> CommitLog:
         starts = (int.from_bytes(engine.get(_BOOT) or b"", "little") >> _CHANCE_BITS) + 1

@@ -8,6 +8,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from kivi.cluster.status import ClusterStatus
 from kivi.embedded.database import Database
 from kivi.log.jetstream import delete_stream
 from kivi.log.members import State
+from kivi.log.replicated import ReplicatedLog
 from kivi.runtime.settings import Settings
 from tests.conftest import require
 from tests.log.natscluster import NatsCluster
@@ -46,11 +48,12 @@ class Nodes:
     def __init__(self, path: Path, nats: NatsCluster, log_bytes: int = LOG_BYTES) -> None:
         self.path, self.nats, self.log_bytes = path, nats, log_bytes
         self.open: dict[str, ClusterNode] = {}
+        self.timeout_s = 60.0
 
     def start(self, name: str) -> ClusterNode:
         found = self.open[name] = ClusterNode(
             str(self.path / name), "apm", self.nats.urls, about={"address": name, "version": "1"}, settings=SETTINGS,
-            log_bytes=self.log_bytes,
+            log_bytes=self.log_bytes, timeout_s=self.timeout_s,
         )  # fmt: skip
         return found
 
@@ -124,7 +127,7 @@ def test_whoever_holds_a_full_log_back_is_left_behind(nodes: Nodes, tmp_path: Pa
         for begin in range(32):
             wait_until(lambda: used(one) < 0.95)
             write(Database(one.store), 1, begin)
-        wait_until(lambda: first_of(one) > 8)
+        wait_until(lambda: first_of(one) > 8 and used(one) < 0.9)
     member = one.log.members.find(gone)
     assert member is not None and member.state is State.EVICTED
     assert any("was evicted: make it anew" in said for said in one.status().problems())
@@ -319,3 +322,26 @@ def test_what_is_wrong_with_a_node_is_said(nodes: Nodes) -> None:
 
 def _of_nodes(status: ClusterStatus) -> list[str]:
     return [said for said in status.problems() if not said.startswith("the log")]
+
+
+def test_a_node_may_take_as_long_to_catch_up_as_it_gets_on(nodes: Nodes) -> None:
+    """One that stands still is given up; one that is slow, for a multiple of that time, is not."""
+    with contextlib.closing(Database(nodes.start("a").store)) as db:
+        make(db)
+        for i in range(40):
+            with db.transaction() as tx:
+                tx.delta("blobs", (i % 4,), n=1)
+        pump, patience_s = ReplicatedLog.pump, 1.0
+
+        def slowly(log: ReplicatedLog, count: int = 1) -> int:
+            time.sleep(0.1)
+            return pump(log, 1)
+
+        nodes.timeout_s = patience_s
+        began = time.monotonic()
+        with patch.object(ReplicatedLog, "pump", slowly):
+            late = nodes.start("b")
+        assert time.monotonic() - began > 3 * patience_s
+        assert total(late) == 40
+        with patch.object(ReplicatedLog, "pump", lambda log: 0), pytest.raises(kivi.Unavailable, match="give nothing"):
+            nodes.start("c")
