@@ -18,7 +18,7 @@ import pytest
 
 import kivi
 from kivi.cluster import ClusterNode, node
-from kivi.cluster.founding import adopt
+from kivi.cluster.founding import Founded, adopt
 from kivi.cluster.status import ClusterStatus
 from kivi.embedded.database import Database
 from kivi.log.jetstream import delete_stream
@@ -183,8 +183,10 @@ def test_a_store_becomes_a_cluster(nodes: Nodes, alone: Path, tmp_path: Path) ->
         last = db.watermark()
         with db.transaction(token="before") as tx:
             tx.delta("blobs", (1,), n=1)
-    founded = adopt(str(alone), "apm", nodes.nats.urls)
-    assert founded.last == last + 1 and founded.lost is None
+    command = [sys.executable, "-m", "kivi.cli", "cluster", "adopt", str(alone), "--cluster", "apm"]
+    said = subprocess.run([*command, "--nats", nodes.nats.urls[0]], capture_output=True, text=True, check=True).stdout
+    assert said.startswith(f"apm begins with the store in {alone}, which ends with commit timestamp {last + 1}\n")
+    founded = Founded("apm", last + 1)
     again = adopt(str(alone), "apm", nodes.nats.urls)  # it was interrupted, say
     assert again == founded
     one = nodes.start("alone")
