@@ -161,7 +161,7 @@ def test_an_index_is_a_filter_of_values_that_repeat(tmp_path: Path, monkeypatch:
         for wrong in (["ts"], ["nowhere"]):
             with pytest.raises(SchemaError, match="index="):
                 db.create_event_table("calls", event_time="ts", columns=columns, index=wrong)
-        with pytest.raises(InvalidArgument, match="a list of columns"):
+        with pytest.raises(InvalidArgument, match="a list of names"):
             db.create_event_table("calls", event_time="ts", columns=columns, index="user")
 
 

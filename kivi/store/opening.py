@@ -232,13 +232,15 @@ def cluster_of(path: str) -> str | None:
 
 
 def content_of(path: str) -> dict[str, Any]:
-    """The marker's. Raises NotAStore without one."""
+    """The marker's. Raises NotAStore without one, DataLoss for one that is damaged."""
     try:
         with open(os.path.join(path, _MARKER), encoding="utf-8") as file:
             found: dict[str, Any] = json.load(file)
             return found
     except FileNotFoundError:
         raise NotAStore(f"{path} is not a kivi store: there is no file {_MARKER} in it") from None
+    except ValueError as error:
+        raise _damaged(os.path.join(path, _MARKER), error) from None
 
 
 def mark(path: str, store_id: bytes, **more: Any) -> None:
@@ -259,6 +261,10 @@ def mark(path: str, store_id: bytes, **more: Any) -> None:
     sync_directory(path)
 
 
+def _damaged(marker: str, error: Exception) -> DataLoss:
+    return DataLoss(f"{marker} is damaged ({error}): restore it from a backup", path=marker, offset=0)
+
+
 def read_marker(path: str) -> tuple[bytes, int]:
     """The store id and the format. Raises FormatTooNew, DataLoss."""
     marker = os.path.join(path, _MARKER)
@@ -267,7 +273,7 @@ def read_marker(path: str) -> tuple[bytes, int]:
             content = json.load(file)
         version, store_id, known = content["format"], bytes.fromhex(content["store_id"]), content["operators"]
     except (ValueError, KeyError, TypeError) as error:
-        raise DataLoss(f"{marker} is damaged ({error}): restore it from a backup", path=marker, offset=0) from None
+        raise _damaged(marker, error) from None
     if not isinstance(version, int) or not 0 < version <= FORMAT:
         raise FormatTooNew(f"{path} has format {version}; this version of kivi reads up to {FORMAT}: use a newer one")
     operators.check_ids(known)

@@ -158,7 +158,8 @@ class Stages:
         return min((s.sequence for s in self._stages.values() if not 0 < s.used_at <= upto), default=None)
 
     def __len__(self) -> int:
-        return len(self._stages)
+        """How many a commit may name."""
+        return len(self.live())
 
     def __contains__(self, sequence: object) -> bool:
         """Whether it is live, or base does not include its use."""

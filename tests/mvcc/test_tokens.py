@@ -215,15 +215,18 @@ def test_r11_who_fences_and_is_interrupted_does_not_hold_the_watermark_up() -> N
     assert log is not None
     log.hold = True
 
+    ended = threading.Event()
+
     def interrupt() -> None:
         wait_until(lambda: committer.watermark.in_flight)
-        time.sleep(0.05)
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        while not ended.wait(1.0):  # one that comes just before a thread waits is heard when it has waited
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     interrupting = threading.Thread(target=interrupt)
     interrupting.start()
     with pytest.raises(KeyboardInterrupt):
         committer.fence("slow")
+    ended.set()
     interrupting.join()
     log.hold = False
     log.release()
