@@ -298,30 +298,32 @@ class ReplicatedLog(CommitLog):
         if first > at + 1:
             raise DataLoss(f"the log begins at {first}, and this node has applied {at} only: bootstrap it again")
         begin = at if at >= first and self._last_message is not None else at + 1
-        found = self._sound(begin, count + 1)
+        found, is_cut = self._sound(begin, count + 1)
         if begin == at:
             if not found:  # a leader that has not caught up with itself has answered
                 raise Unavailable(f"the log ends before {at} now, which this node has applied")
             if found[0][0].data != self._last_message:
                 raise DataLoss(f"message {at} of the log is not what this node has applied: bootstrap it again")
             found = found[1:]
-            if not found and last > at:  # the copy that has the one may not have the other
-                found = self._sound(at + 1, count)
+            if not found and is_cut:  # the copy that has the one has not the other
+                found, _ = self._sound(at + 1, count)
         return found[:count]
 
-    def _sound(self, first: int, count: int) -> list[_Sound]:
-        """Messages from ``first`` on that follow on one another; [] if the log ends before."""
+    def _sound(self, first: int, count: int) -> tuple[list[_Sound], bool]:
+        """Messages from ``first`` on that follow on one another, [] if the log ends before; and whether the copy that
+        they are of has a hole behind them, or something else, which is asked for with the next step."""
         for asked in range(self._stream.attempts + 1):
             found: list[_Sound] = []
-            for message in self._stream.fetch(first, count, asked):
+            messages = self._stream.fetch(first, count, asked)
+            for message in messages:
                 held = self._decoded(message)
                 if message.sequence != first + len(found) or held is None:
                     break
                 found.append((message, held))
             if found:
-                return found  # what is behind a hole is asked for with the next step
+                return found, len(found) < len(messages)
             if not asked and self._stream.bounds()[1] < first:
-                return []
+                return [], False
         self._stream.check_copies()
         raise DataLoss(
             f"message {first} of the log cannot be read from any copy: nothing behind it is applied; repair the "
@@ -403,7 +405,7 @@ class ReplicatedLog(CommitLog):
         first = self._stream.bounds()[0]
         if first > sequence:
             raise DataLoss(f"the log begins at {first}, and this node needs {sequence} again: bootstrap it again")
-        found = self._sound(sequence, 1)
+        found, _ = self._sound(sequence, 1)
         if not found:
             raise DataLoss(f"message {sequence} of the log is gone")
         return found[0]
