@@ -219,8 +219,10 @@ def test_r11_who_fences_and_is_interrupted_does_not_hold_the_watermark_up() -> N
 
     def interrupt() -> None:
         wait_until(lambda: committer.watermark.in_flight)
-        while not ended.wait(1.0):  # one that comes just before a thread waits is heard when it has waited
+        pause_s = 0.05
+        while not ended.wait(pause_s):  # one that comes just before a thread waits is heard when it has waited
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            pause_s = 30.0
 
     interrupting = threading.Thread(target=interrupt)
     interrupting.start()
