@@ -208,10 +208,6 @@ class FrameIds:
             seen.high = id_.n
         seen.missing.discard(id_.n)
 
-    def boot_of(self, node: int) -> int:
-        """The newest boot of the node; -1 if it has never been seen."""
-        return self._of[node].boot if node in self._of else -1
-
     def encode(self) -> bytes:
         """For ``saved``."""
         return json.dumps({node: (s.boot, s.high, sorted(s.missing)) for node, s in self._of.items()}).encode()

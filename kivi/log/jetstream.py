@@ -34,7 +34,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kivi.errors import DiskFull, InvalidArgument, KiviError, NotFound, Unavailable
 from kivi.log.natslink import Nats, status
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["MAX_MESSAGE_BYTES", "JetStream", "delete_stream", "find_stream"]
 
 _log = logging.getLogger("kivi.log")
+T = TypeVar("T")
 MAX_MESSAGE_BYTES: Final = 1 << 20
 _HEADER_BYTES: Final = 1024
 COPIES_MAX: Final = 3
@@ -133,7 +134,7 @@ class JetStream(Stream):
         self.metadata: dict[str, str] = {}
         self._max_bytes, self._nbytes = max_bytes, 0
         wanted = {**self._configuration(max_bytes + room_bytes, copies), "metadata": dict(metadata or {})}
-        self._verify_soon(wanted, create, timeout_s)
+        _soon(lambda: self._verify(wanted, create), timeout_s)
         self.max_message_bytes = min(MAX_MESSAGE_BYTES, nats.link.open.max_payload - _HEADER_BYTES)
         nats.call(self._listen(), _SET_UP_S)
 
@@ -157,18 +158,6 @@ class JetStream(Stream):
             "allow_direct": True,
             "republish": {"src": self._subject, "dest": self._news_subject},
         }
-
-    def _verify_soon(self, wanted: dict[str, Any], create: bool, timeout_s: float) -> None:
-        """Servers that are starting elect a leader first, and place no stream on one that has not called yet."""
-        began = time.monotonic()
-        while True:
-            try:
-                return self._verify(wanted, create)
-            except (Unavailable, NotFound) as error:
-                patience_s = min(timeout_s, _KNOWN_S) if isinstance(error, NotFound) else timeout_s
-                if isinstance(error, DiskFull) or time.monotonic() > began + patience_s:
-                    raise
-                time.sleep(_SOON_S)
 
     def _verify(self, wanted: dict[str, Any], create: bool) -> None:
         try:
@@ -409,25 +398,27 @@ class JetStream(Stream):
 
 def find_stream(nats: Nats, name: str, timeout_s: float) -> dict[str, Any] | None:
     """What the leader of a stream says of it, as JetStream's API has it; None if there is none. Raises Unavailable."""
-    return _soon(lambda: _ask(nats, name, "STREAM.INFO"), timeout_s)
+    with contextlib.suppress(NotFound):
+        return _soon(lambda: _ask(nats, name, "STREAM.INFO"), timeout_s)
+    return None
 
 
 def delete_stream(nats: Nats, name: str, timeout_s: float) -> None:
     """All of it, for good; nothing if there is none. Raises Unavailable."""
-    _soon(lambda: _ask(nats, name, "STREAM.DELETE"), timeout_s)
+    with contextlib.suppress(NotFound):
+        _soon(lambda: _ask(nats, name, "STREAM.DELETE"), timeout_s)
 
 
-def _soon(ask: Callable[[], dict[str, Any]], timeout_s: float) -> dict[str, Any] | None:
-    """Servers that are starting elect a leader first, and then do not know every stream at once."""
+def _soon(ask: Callable[[], T], timeout_s: float) -> T:
+    """Servers that are starting elect a leader first, place no stream on one that has not called yet, and then do not
+    know every stream at once."""
     began = time.monotonic()
     while True:
         try:
             return ask()
-        except NotFound:
-            if time.monotonic() > began + min(timeout_s, _KNOWN_S):
-                return None
-        except Unavailable:
-            if time.monotonic() > began + timeout_s:
+        except (Unavailable, NotFound) as error:
+            patience_s = min(timeout_s, _KNOWN_S) if isinstance(error, NotFound) else timeout_s
+            if isinstance(error, DiskFull) or time.monotonic() > began + patience_s:
                 raise
         time.sleep(_SOON_S)
 

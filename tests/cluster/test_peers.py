@@ -21,7 +21,7 @@ from kivi_server.process.serve import run
 import kivi
 from kivi.cluster import own_peer, peers_of, secret_of
 from kivi.log.natsserver import free_ports
-from tests.cluster.traffic import Client, answers_of, make_tables
+from tests.cluster.traffic import Client, answers_of, make_tables_everywhere
 from tests.conftest import require
 from tests.serverproc import ServerProcess
 from tests.waiting import wait_until
@@ -71,16 +71,6 @@ def nodes(tmp_path: Path) -> Iterator[list[Node]]:
         yield made
 
 
-def _make_tables(nodes: list[Node]) -> None:
-    """On one, and all have them."""
-    with kivi.connect(nodes[0].endpoint) as db:
-        make_tables(db)
-        made = db.watermark()
-    for node in nodes:
-        with kivi.connect(node.endpoint) as db, db.snapshot(min_snapshot=made):
-            pass
-
-
 def _commit(nodes: list[Node], seed: int, commits: int = 20) -> Counter[int]:
     """Clients of these nodes, each of one: what they have committed."""
     clients = [Client(node.endpoint, seed + i, commits) for i, node in enumerate(nodes)]
@@ -109,7 +99,7 @@ def _said_by(command: str, path: str | Path) -> str:
 
 
 def test_nodes_and_their_servers_of_the_log_are_killed_and_nothing_is_lost(nodes: list[Node]) -> None:
-    _make_tables(nodes)
+    make_tables_everywhere(nodes)
     wanted = _commit(nodes, 0)
     _all_have(nodes, wanted)
 
@@ -143,7 +133,7 @@ def test_nodes_and_their_servers_of_the_log_are_killed_and_nothing_is_lost(nodes
 
 
 def test_a_second_process_on_the_directory_is_refused_and_leaves_the_first_alone(nodes: list[Node]) -> None:
-    _make_tables(nodes)
+    make_tables_everywhere(nodes)
     before = nodes[0].log_server
     with pytest.raises(RuntimeError, match="supervised by another process"):
         ServerProcess(nodes[0].data, *nodes[0].arguments).start()
@@ -152,7 +142,7 @@ def test_a_second_process_on_the_directory_is_refused_and_leaves_the_first_alone
 
 
 def test_copies_of_a_node_leave_the_log_out(nodes: list[Node], tmp_path: Path) -> None:
-    _make_tables(nodes)
+    make_tables_everywhere(nodes)
     wanted = _commit(nodes, 0)
     with kivi.connect(nodes[0].endpoint) as db:
         db.checkpoint(str(tmp_path / "checkpoint"))
@@ -199,7 +189,7 @@ def test_a_node_alone_says_for_whom_it_waits_and_ends_when_it_is_told_to(tmp_pat
 def test_one_peer_is_a_log_of_one_copy(tmp_path: Path) -> None:
     require("nats-server")
     with Node(tmp_path / "node", "--peers", f"localhost:{free_ports(1)[0]}") as node:
-        _make_tables([node])
+        make_tables_everywhere([node])
         wanted = _commit([node], 0)
         node.kill()
         node.start()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import kivi
-from tests.cluster.traffic import Client, answers_of, make_tables
+from tests.cluster.traffic import Client, answers_of, make_tables, make_tables_everywhere
 from tests.conftest import require
 from tests.log.natscluster import NatsCluster
 from tests.serverproc import ServerProcess
@@ -32,12 +32,7 @@ def nodes(tmp_path: Path, nats: NatsCluster) -> Iterator[list[ServerProcess]]:
 
 
 def test_any_node_takes_writes_and_all_answer_alike(nodes: list[ServerProcess]) -> None:
-    with kivi.connect(nodes[0].endpoint) as db:
-        make_tables(db)
-        made = db.watermark()
-    for node in nodes:
-        with kivi.connect(node.endpoint) as db, db.snapshot(min_snapshot=made):
-            pass
+    make_tables_everywhere(nodes)
     clients = [Client(node.endpoint, seed, 40) for seed, node in enumerate([*nodes, *nodes])]
     for client in clients:
         client.start()

@@ -6,11 +6,12 @@ import datetime as dt
 import random
 import threading
 from collections import Counter
+from collections.abc import Sequence
 
 import kivi
 from tests.serverproc import ServerProcess
 
-__all__ = ["Client", "answers_of", "make_tables"]
+__all__ = ["Client", "answers_of", "make_tables", "make_tables_everywhere"]
 
 START = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 ENDPOINTS = 5
@@ -36,6 +37,16 @@ class Client(threading.Thread):
                     self.done[endpoint] += value
         except BaseException as error:
             self.failure = error
+
+
+def make_tables_everywhere(nodes: Sequence[ServerProcess]) -> None:
+    """On one, and all have them."""
+    with kivi.connect(nodes[0].endpoint) as db:
+        make_tables(db)
+        made = db.watermark()
+    for node in nodes:
+        with kivi.connect(node.endpoint) as db, db.snapshot(min_snapshot=made):
+            pass
 
 
 def make_tables(db: kivi.Database) -> None:
