@@ -138,7 +138,7 @@ def test_tables_are_created_used_and_dropped(cli: Any) -> None:
     assert json.loads(f"[{cli('tables')[0].strip().replace(chr(10), ',')}]")[0]["table"] == "accounts"
 
 
-ROWS = [
+ROWS: list[dict[str, Any]] = [
     {"route": "/a", "ts": dt.datetime(2026, 1, 1, 10, 0, 0, 250_000, dt.UTC), "us": 120, "load": 0.5, "ok": True},
     {"route": None, "ts": dt.datetime(2026, 1, 1, 10, 0, 1, 0, dt.UTC), "us": 7, "load": 2.0, "ok": False},
 ]
