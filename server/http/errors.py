@@ -1,6 +1,6 @@
 """Errors as HTTP has them: a status, and ``{"error": ..., "reason": ..., "details": {...}}``.
 
-``reason`` is the error's class in ``kivi.errors``. A conflict is 409, as is a row or a table that is there already; what
+``reason`` is the error's class. A conflict is 409, as is a row or a table that is there already; what
 helps to wait for is 429 (a limit) or 503, with ``Retry-After``.
 """
 

@@ -29,13 +29,14 @@ from kivi.arrow.ipc import encode_ipc
 from kivi.model.quantiles import Quantiles
 from kivi.model.values import Top
 
-__all__ = ["ARROW", "CSV", "JSON", "NDJSON", "accepted", "compact", "csv_of", "plain", "rendered", "rows_of"]
+__all__ = ["ARROW", "CSV", "JSON", "MEDIA", "NDJSON", "accepted", "compact", "csv_of", "plain", "rendered", "rows_of"]
 
 JSON: Final = "application/json"
 NDJSON: Final = "application/x-ndjson"
 CSV: Final = "text/csv"
 ARROW: Final = "application/vnd.apache.arrow.stream"
 _FORMS: Final = {"json": JSON, "ndjson": NDJSON, "csv": CSV, "arrow": ARROW}
+MEDIA: Final = tuple(_FORMS.values())
 _WILD: Final = {"*/*": JSON, "application/*": JSON, "text/*": CSV, "application/ndjson": NDJSON}
 
 

@@ -55,14 +55,14 @@ from kivi.model.schema import TableSchema
 from kivi.model.slots import Slot
 from kivi.store.facade import Lease, Scan, Store
 
-__all__ = ["ANSWER_BYTES_MAX", "TIMEOUT_S", "Asked", "Found", "begun", "gathered", "read"]
+__all__ = ["ANSWER_BYTES_MAX", "LIMIT", "LIMIT_MAX", "TIMEOUT_S", "Asked", "Found", "begun", "gathered", "read"]
 
 TIMEOUT_S: Final = 10.0
 """For a snapshot that is to come."""
 ANSWER_BYTES_MAX: Final = 64 << 20
 """Of an answer's rows in memory."""
-_LIMIT: Final = 10_000
-_LIMIT_MAX: Final = 100_000
+LIMIT: Final = 10_000
+LIMIT_MAX: Final = 100_000
 _PARAMETERS: Final = frozenset(
     "key prefix from to step columns where order_by limit as_of min_snapshot format by tz".split()  # noqa: SIM905
 )
@@ -96,15 +96,15 @@ class Asked:
         if self.several["key"] and self.several["prefix"]:
             raise InvalidArgument("a key is whole: leave prefix out")
         self.prefix = self.several["key"] or self.several["prefix"]
-        limit = self.given.get("limit", str(_LIMIT))
-        if not limit.isdecimal() or not 0 < int(limit) <= _LIMIT_MAX:
-            raise InvalidArgument(f"parameter limit is a number of rows from 1 to {_LIMIT_MAX:,}, not {limit!r}")
-        self.limit = int(limit)
+        limit = whole(text := self.given.get("limit", str(LIMIT)))
+        if limit is None or not 0 < limit <= LIMIT_MAX:
+            raise InvalidArgument(f"parameter limit is a number of rows from 1 to {LIMIT_MAX:,}, not {text!r}")
+        self.limit = limit
         self.min_snapshot: int | None = None
-        if (text := self.given.get("min_snapshot")) is not None:
-            if not text.isdecimal() or int(text) >= 1 << 63:
-                raise InvalidArgument(f"parameter min_snapshot is a commit timestamp, not {text!r}")
-            self.min_snapshot = int(text)
+        if (text := self.given.get("min_snapshot", "")) and (ts := whole(text)) is None:
+            raise InvalidArgument(f"parameter min_snapshot is a commit timestamp, not {text!r}")
+        elif text:
+            self.min_snapshot = ts
         self.names: tuple[str, ...] = ()
 
     @property
@@ -122,14 +122,20 @@ class Asked:
         text = self.given.get(name)
         if text is None:
             return None
-        if text.lstrip("-").isdecimal():
-            if (moment := int(text) * 1000) >> 63 not in (0, -1):
+        if (number := whole(text.removeprefix("-"))) is not None:
+            if number >= 1 << 53:
                 raise InvalidArgument(f"parameter {name}: {text} milliseconds are beyond any time")
-            return moment
+            return number * (-1_000 if text.startswith("-") else 1_000)
         return (parse_moment(text, f"parameter {name}") - _EPOCH) // dt.timedelta(microseconds=1)
 
 
 _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
+
+def whole(text: str) -> int | None:
+    """A whole number of a commit timestamp's size; None if it is none."""
+    number = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
+    return number if number is None or number < 1 << 63 else None
 
 
 class Found(NamedTuple):
@@ -182,8 +188,8 @@ def begun(store: Store, as_of: str | None, min_snapshot: int | None) -> Lease:
     """The snapshot: of a commit timestamp or a moment, as text, or the newest one from ``min_snapshot`` on."""
     if as_of is None:
         return store.begin(min_snapshot=min_snapshot, timeout_s=TIMEOUT_S)
-    if as_of.isdecimal():
-        return store.begin(as_of_ts=int(as_of), min_snapshot=min_snapshot, timeout_s=TIMEOUT_S)
+    if (ts := whole(as_of)) is not None:
+        return store.begin(as_of_ts=ts, min_snapshot=min_snapshot, timeout_s=TIMEOUT_S)
     moment = parse_moment(as_of, "parameter as_of")
     as_of_us = (moment - _EPOCH) // dt.timedelta(microseconds=1)
     return store.begin(as_of_us=as_of_us, min_snapshot=min_snapshot, timeout_s=TIMEOUT_S)
@@ -215,9 +221,9 @@ def _wanted(schema: TableSchema, asked: Asked) -> Scan:
                 predicate = term if predicate is None else predicate & term
     prefix, limit = _prefix(schema, asked), asked.limit + 1
     order = split_names(asked.given["order_by"]) if "order_by" in asked.given else ()
-    return OrderedScanArguments(
-        schema.name, prefix, start, end, predicate, asked.names, limit, order_by=order
-    ).bound(schema)
+    return OrderedScanArguments(schema.name, prefix, start, end, predicate, asked.names, limit, order_by=order).bound(
+        schema
+    )
 
 
 def _prefix(schema: TableSchema, asked: Asked) -> Sequence[Any]:

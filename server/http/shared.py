@@ -37,15 +37,15 @@ class Answer:
 
 
 class Shared:
-    """Of one server; its event loop's. ``computed`` and ``given`` count answers."""
+    """Of one server; its event loop's."""
 
     def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
         self._store: Store = sessions.store
         self._instance = sessions.instance[:8]
         self._running: dict[Hashable, asyncio.Task[Answer]] = {}
         self._kept: OrderedDict[Hashable, Answer] = OrderedDict()
         self._bytes = 0
-        self.computed = self.given = 0
 
     def changed(self, tables: Iterable[str]) -> tuple[int, int]:
         """The watermark, and the newest change of the tables up to it. Raises NotFound."""
@@ -62,15 +62,15 @@ class Shared:
         key = question, changed
         if (kept := self._kept.get(key)) is not None:
             self._kept.move_to_end(key)
-            self.given += 1
+            self._sessions.http_shared += 1
             return kept
         running = self._running.get(key)
         if running is None:
             running = self._running[key] = asyncio.ensure_future(compute())
             running.add_done_callback(lambda task: self._done(key, task))
-            self.computed += 1
+            self._sessions.http_computed += 1
         else:
-            self.given += 1
+            self._sessions.http_shared += 1
         return await asyncio.shield(running)
 
     def _done(self, key: Hashable, task: asyncio.Task[Answer]) -> None:

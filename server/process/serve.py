@@ -11,9 +11,11 @@ import asyncio
 import contextlib
 import gc
 import importlib
+import importlib.util
 import ipaddress
 import logging
 import os
+import re
 import signal
 import ssl
 import sys
@@ -27,7 +29,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health
 from kivi_server import logs, metrics
 from kivi_server.auth import Allowance, Tokens
-from kivi_server.http import rows
 from kivi_server.options import Options, host_and_port
 from kivi_server.service import Service, handlers
 from kivi_server.sessions import Sessions
@@ -39,7 +40,9 @@ from kivi.store.facade import Store
 from kivi.wire import methods
 
 if TYPE_CHECKING:
+    from kivi_server.http.listener import HttpListener
     from kivi_server.otlp.listener import Listener
+    from prometheus_client.registry import CollectorRegistry
 
     from kivi.cluster import PeerServer
 
@@ -93,7 +96,7 @@ def _check_metrics(options: Options) -> None:
 
 
 def _https(options: Options) -> ssl.SSLContext | None:
-    """The same TLS for rows over HTTP, or None for plaintext."""
+    """The same TLS for HTTP, or None for plaintext."""
     if not options.http or not options.tls_cert:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -167,6 +170,38 @@ def _otlp(options: Options, sessions: Sessions, tokens: Tokens) -> Listener | No
     )
 
 
+def _http(
+    options: Options, sessions: Sessions, tokens: Tokens, page: CollectorRegistry, secure: ssl.SSLContext | None
+) -> HttpListener | None:
+    """Bound, not started; its packages, an extra, are loaded only if it is asked for."""
+    if options.http is None:
+        return None
+    from kivi_server.http.application import application
+    from kivi_server.http.listener import HttpListener
+
+    host, _ = host_and_port(options.http, "--http")
+    app = application(sessions, tokens, page, _origins(options), is_local=is_loopback(host))
+    return HttpListener(options.http, "--http", app, secure)
+
+
+def _origins(options: Options) -> list[str]:
+    return [origin.strip() for origin in (options.http_origins or "").split(",") if origin.strip()]
+
+
+def _check_http(options: Options) -> None:
+    """Before anything is opened. Raises InvalidArgument."""
+    for origin in _origins(options):
+        if not re.fullmatch(r"\*|https?://[^/\s]+", origin):
+            raise InvalidArgument(f"--http-origins: {origin!r} is no origin, such as https://dashboards.example:8443")
+    if options.http is None:
+        return
+    host_and_port(options.http, "--http")
+    if importlib.util.find_spec("uvicorn") is None or importlib.util.find_spec("starlette") is None:
+        raise InvalidArgument(
+            "--http needs the packages starlette and uvicorn, which are not installed here: pip install 'kivi[http]'"
+        )
+
+
 def _check_otlp(options: Options) -> None:
     """Before anything is opened. Raises InvalidArgument."""
     if options.otlp is None:
@@ -197,14 +232,16 @@ async def _serve(
 
     otlp = _otlp(options, sessions, tokens)
     server, healthy, endpoint = listener(sessions, options, secure, tokens, stats)
-    http = contextlib.ExitStack()
+    registry = metrics.registry(stats, store.histograms, sessions.calls)
+    page = contextlib.ExitStack()
     if options.metrics:
-        page = metrics.application(stats, store.histograms, sessions.calls)
-        address = http.enter_context(serving(options.metrics, "--metrics", page))
+        address = page.enter_context(serving(options.metrics, "--metrics", metrics.application(registry)))
         print(f"metrics on {address}/metrics", flush=True)
-    if options.http:
-        address = http.enter_context(serving(options.http, "--http", rows.Application(sessions, tokens), https))
-        print(f"rows on {address}/rows", flush=True)
+    http = _http(options, sessions, tokens, registry, https)
+    if http is not None:
+        await http.start()
+        print(f"http on {http.address}", flush=True)
+        print(f"rows on {http.address}/rows", flush=True)
     if otlp is not None:
         await otlp.intake.open()
         address = _bind(otlp.server, options.otlp or "", "--otlp", secure)
@@ -243,9 +280,11 @@ async def _serve(
     await loop.run_in_executor(None, sessions.hub.stop)  # whose subscribers learn why
     if otlp is not None:
         await otlp.stop()
+    if http is not None:
+        await http.stop()
     await server.stop(grace=0.2)
     watching.cancel()
-    http.close()
+    page.close()
     await loop.run_in_executor(None, sessions.close)
     if failures:
         raise Unavailable(f"the store stopped: {failures[0]}; start the server again to recover")
@@ -381,6 +420,7 @@ def run(options: Options) -> int:
     secure, https, tokens = credentials(options), _https(options), Tokens.load(options.token_file)
     host_and_port(options.listen, "--listen")
     _check_metrics(options)
+    _check_http(options)
     _check_otlp(options)
     _check_cluster(options)
     with contextlib.ExitStack() as opened:

@@ -1,0 +1,256 @@
+"""Which path is what. Each route: who may, what is asked for, the store's call, the answer.
+
+==================================== =================================================================
+``GET /``                            what there is
+``GET /healthz``                     whether the server serves; asks for no token
+``GET /metrics``                     the metrics, for Prometheus
+``GET /openapi.json``                this, for programs; asks for no token
+``GET /rows``                        rows as JSON or CSV (``kivi_server.http.rows``)
+``GET /v1/tables``                   the definitions of all tables that the token is for
+``GET /v1/tables/{table}``           one, with what is known about its contents
+``GET /v1/tables/{table}/rows``      rows
+``POST /v1/tables/{table}/append``   events (``kivi_server.http.writes``)
+``POST /v1/transactions``            a transaction
+``POST /v1/query``, ``/v1/sql``      questions (``kivi_server.http.questions``)
+==================================== =================================================================
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import Executor
+from typing import Any, Final, TypeVar
+
+from kivi_server import metrics
+from kivi_server.auth import Access
+from kivi_server.http.access import Door
+from kivi_server.http.bodies import Bodies
+from kivi_server.http.description import described
+from kivi_server.http.errors import UnsupportedMediaType
+from kivi_server.http.front import CALL
+from kivi_server.http.questions import Query, Sql
+from kivi_server.http.rendering import CSV, JSON, MEDIA, accepted, compact, csv_of, plain, rendered, rows_of
+from kivi_server.http.rows import Asked, read
+from kivi_server.http.shared import Answer, Shared
+from kivi_server.http.writes import Appended, Operations, committed, token_of
+from prometheus_client.registry import CollectorRegistry
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+
+from kivi.errors import InvalidArgument, Unavailable
+
+__all__ = ["Routes"]
+
+T = TypeVar("T")
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class Routes:
+    def __init__(self, door: Door, registry: CollectorRegistry) -> None:
+        self._door = door
+        self._sessions, self._store = door.sessions, door.store
+        self._registry = registry
+        self._bodies = Bodies()
+        self._shared = Shared(door.sessions)
+        self._described = compact(described(door.sessions.version))
+
+    def router(self) -> Router:
+        routes: Iterable[tuple[str, str, Handler]] = (
+            ("GET", "/", self.index),
+            ("GET", "/healthz", self.healthz),
+            ("GET", "/metrics", self.metrics),
+            ("GET", "/openapi.json", self.openapi),
+            ("GET", "/rows", self.rows),
+            ("GET", "/v1/tables", self.tables),
+            ("GET", "/v1/tables/{table}", self.describe),
+            ("GET", "/v1/tables/{table}/rows", self.table_rows),
+            ("POST", "/v1/tables/{table}/append", self.append),
+            ("POST", "/v1/transactions", self.transaction),
+            ("POST", "/v1/query", self.query),
+            ("POST", "/v1/sql", self.sql),
+        )
+        return Router(
+            [Route(path, _named(handler), methods=[method]) for method, path, handler in routes],
+            redirect_slashes=False,
+        )
+
+    async def _in(self, pool: Executor, work: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(pool, work, *arguments)
+
+    # -- about the server ----------------------------------------------------------------------------------
+
+    async def index(self, request: Request) -> Response:
+        paths = ["/healthz", "/metrics", "/openapi.json", "/rows", "/v1/tables"]
+        return _json({"kivi": self._sessions.version, "paths": paths})
+
+    async def openapi(self, request: Request) -> Response:
+        return Response(self._described, media_type=JSON)
+
+    async def healthz(self, request: Request) -> Response:
+        if self._sessions.stopping:
+            raise Unavailable("the server is stopping", stopping=True)
+        self._store.check_open()
+        return Response("ok\n", media_type="text/plain", headers={"Cache-Control": "no-store"})
+
+    async def metrics(self, request: Request) -> Response:
+        self._door.enter(request, Access.READ, "reading metrics")
+        accept = request.headers.get("accept", "")
+        body, media = await self._in(self._sessions.reads, metrics.page, self._registry, accept)
+        return Response(body, headers={"Content-Type": media, "Cache-Control": "no-store"})
+
+    # -- reads ---------------------------------------------------------------------------------------------
+
+    async def tables(self, request: Request) -> Response:
+        grant = self._door.enter(request, Access.READ, "reading definitions")
+        tag = self._shared.tag(self._store.changed_at, grant.name)
+        if _matches(request, tag):
+            return _unchanged(tag)
+        found = [schema.description() for schema in self._store.tables() if grant.allows(schema.name)]
+        return _json({"tables": plain(found, exact=True)}, ETag=tag, **_REVALIDATE)
+
+    async def describe(self, request: Request) -> Response:
+        name = request.path_params["table"]
+        self._door.enter(request, Access.READ, "reading definitions", name)
+
+        def described() -> Any:
+            schema = self._store.table(name)
+            return schema.described(self._store.statistics(schema), self._store.retracted_in_backups(schema))
+
+        return _json(plain(await self._in(self._sessions.reads, described), exact=True))
+
+    async def rows(self, request: Request) -> Response:
+        grant = self._door.enter(request, Access.READ, "reading")
+        asked = Asked(request.url.query)
+        grant.require(Access.READ, "reading", asked.table)
+        form = asked.given.get("format", "json")
+        if form not in ("json", "csv"):
+            raise InvalidArgument(f"parameter format is json or csv, not {form!r}")
+
+        def text() -> Answer:
+            table, ts, more = read(self._sessions, asked)
+            rows = rows_of(table)
+            if form == "csv":
+                return Answer(csv_of(table.column_names, rows), CSV, ts, more)
+            return Answer(compact([plain(row) for row in rows]), JSON, ts, more)
+
+        return await self._get(request, asked, f"rows.{form}", text)
+
+    async def table_rows(self, request: Request) -> Response:
+        self._door.enter(request, Access.READ, "reading", request.path_params["table"])
+        asked = Asked(request.url.query, request.path_params["table"])
+        media = accepted(request.headers.get("accept", ""), asked.given.get("format"))
+
+        def render() -> Answer:
+            table, ts, more = read(self._sessions, asked)
+            return Answer(rendered(media, table, {"snapshot": ts, "more": more}), media, ts, more)
+
+        return await self._get(request, asked, _FORMS[media], render)
+
+    async def _get(self, request: Request, asked: Asked, form: str, work: Callable[[], Answer]) -> Response:
+        if not asked.is_now:
+            return _answered(await self._in(self._sessions.questions, work))
+        upto, changed = self._shared.changed([asked.table])
+        tag = self._shared.tag(changed, form)
+        if _matches(request, tag):
+            return _unchanged(tag, upto)
+        answer = await self._shared.answer(
+            (form, asked.question), changed, lambda: self._in(self._sessions.questions, work)
+        )
+        return _answered(answer, max(upto, answer.ts), ETag=tag)
+
+    # -- questions -----------------------------------------------------------------------------------------
+
+    async def query(self, request: Request) -> Response:
+        grant = self._door.enter(request, Access.READ, "reading")
+        media = accepted(request.headers.get("accept", ""))
+        async with self._bodies.read(request, _QUESTION_BYTES_MAX) as body:
+            query = Query.of(body)
+        grant.require(Access.READ, "reading", query.table)
+
+        def work() -> Answer:
+            table, ts, more, explanation = query.answer(self._sessions, grant)
+            about = {"snapshot": ts, "more": more} | ({"explanation": explanation} if explanation else {})
+            return Answer(rendered(media, table, about), media, ts, more)
+
+        if not query.is_now:
+            return _answered(await self._in(self._sessions.questions, work))
+        upto, changed = self._shared.changed([query.table])
+        answer = await self._shared.answer(
+            (media, query.question, grant.tables), changed, lambda: self._in(self._sessions.questions, work)
+        )
+        return _answered(answer, max(upto, answer.ts))
+
+    async def sql(self, request: Request) -> Response:
+        grant = self._door.enter(request, Access.READ, "reading")
+        media = accepted(request.headers.get("accept", ""))
+        async with self._bodies.read(request, _QUESTION_BYTES_MAX) as body:
+            asked = Sql.of(body)
+
+        def work() -> Answer:
+            table, ts, more, _ = asked.answer(self._sessions, grant)
+            return Answer(rendered(media, table, {"snapshot": ts, "more": more}), media, ts, more)
+
+        return _answered(await self._in(self._sessions.sql, work))
+
+    # -- writes --------------------------------------------------------------------------------------------
+
+    async def append(self, request: Request) -> Response:
+        table = request.path_params["table"]
+        self._door.enter(request, Access.WRITE, "writing", table)
+        if unknown := request.query_params.keys() - {"late"}:
+            raise InvalidArgument(f"there is no parameter {min(unknown)!r}; there is late")
+        token = token_of(request.headers)
+        media = request.headers.get("content-type", "")
+        async with self._bodies.read(request) as body:
+            wanted = Appended(table, media, body, request.query_params.get("late", "fail"))
+            return _json({"commit_ts": await committed(self._sessions, wanted.prepare, token)})
+
+    async def transaction(self, request: Request) -> Response:
+        grant = self._door.enter(request, Access.WRITE, "writing")
+        token = token_of(request.headers)
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
+            raise UnsupportedMediaType(f"a transaction is {JSON}: set Content-Type")
+        async with self._bodies.read(request) as body:
+            wanted = await self._in(self._sessions.writes, Operations, body)
+            grant.require(Access.WRITE, "writing", *wanted.tables)
+            return _json({"commit_ts": await committed(self._sessions, wanted.prepare, token)})
+
+
+_QUESTION_BYTES_MAX: Final = 1 << 20
+_REVALIDATE: Final = {"Cache-Control": "no-cache"}
+_FORMS: Final = {media: media.rpartition("/")[2] for media in MEDIA}
+
+
+def _named(handler: Handler) -> Handler:
+    """Says what it is, for metrics, before anything can go wrong."""
+
+    async def named(request: Request) -> Response:
+        request.scope[CALL] = handler.__name__
+        return await handler(request)
+
+    return named
+
+
+def _matches(request: Request, tag: str) -> bool:
+    given = request.headers.get("if-none-match", "")
+    return given.strip() == "*" or tag in [each.strip().removeprefix("W/") for each in given.split(",")]
+
+
+def _unchanged(tag: str, ts: int | None = None) -> Response:
+    snapshot = {} if ts is None else {"X-Kivi-Snapshot": str(ts)}
+    return Response(status_code=304, headers={"ETag": tag, "Vary": "Accept", **_REVALIDATE, **snapshot})
+
+
+def _json(value: Any, **headers: str) -> Response:
+    return Response(compact(value), media_type=JSON, headers={"Cache-Control": "no-store", **headers})
+
+
+def _answered(answer: Answer, ts: int | None = None, **tags: str) -> Response:
+    text = f"{answer.media}; charset=utf-8" if answer.media.startswith(("text/", JSON)) else answer.media
+    headers = {"Content-Type": text, "X-Kivi-Snapshot": str(answer.ts if ts is None else ts), "Vary": "Accept"}
+    headers |= _REVALIDATE | tags if tags else {"Cache-Control": "no-store"}
+    if answer.more is not None:
+        headers["X-Kivi-More"] = str(answer.more).lower()
+    return Response(answer.body, headers=headers)
