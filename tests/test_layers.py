@@ -193,7 +193,7 @@ ROOMS: dict[str, Room] = {
     ),
     "server.http": Room(
         "HTTP translates to the calls that gRPC takes, under the same tokens and limits",
-        below="errors runtime model arrow sql api wire store server",
+        below="errors runtime model arrow sql api wire store live server",
         packages="grpc h11 numpy prometheus_client pyarrow starlette uvicorn",
     ),
     "server.otlp": Room(

@@ -73,6 +73,7 @@ _IDEMPOTENCY: Final = {
     "schema": {"type": "string", "minLength": 1, "maxLength": 200},
     "description": "The request token: a repetition gets the first commit timestamp, and nothing happens twice.",
 }
+_LIVE: Final = frozenset({"prefix", "where", "columns", "order_by", "limit", "by", "step", "tz"})
 _TABLE: Final = {"name": "table", "in": "path", "required": True, "schema": _TEXT}
 
 
@@ -136,6 +137,20 @@ def described(version: str) -> Json:
                             },
                         }
                     },
+                )
+            },
+            "/v1/live": {
+                "get": _operation(
+                    "Follows a table's rows, or events, as server-sent events",
+                    {"text/event-stream": _TEXT},
+                    parameters=[
+                        _query("table", "The table.", required=True),
+                        *(each for each in _rows([]) if each["name"] in _LIVE),
+                        _query("offset", "The first row that is followed.", _WHOLE),
+                        _query("last", "A range that moves with the newest slot, such as 15m."),
+                        _query("since", "Of events: those after this commit timestamp, or now."),
+                        _query("interval_ms", "At most one event in each.", _WHOLE),
+                    ],
                 )
             },
             "/v1/query": {"post": _operation("A question", _RENDERED, body={JSON: _members(QUERY, "table")})},

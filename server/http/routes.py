@@ -12,6 +12,7 @@
 ``POST /v1/tables/{table}/append``   events (``kivi_server.http.writes``)
 ``POST /v1/transactions``            a transaction
 ``POST /v1/query``, ``/v1/sql``      questions (``kivi_server.http.questions``)
+``GET /v1/live``                     subscriptions, as server-sent events (``kivi_server.http.live``)
 ==================================== =================================================================
 """
 
@@ -29,11 +30,13 @@ from kivi_server.http.bodies import Bodies
 from kivi_server.http.description import described
 from kivi_server.http.errors import UnsupportedMediaType
 from kivi_server.http.front import CALL
+from kivi_server.http.live import Channels, Wanted
 from kivi_server.http.questions import Query, Sql
 from kivi_server.http.rendering import CSV, JSON, MEDIA, accepted, compact, csv_of, plain, rendered, rows_of
 from kivi_server.http.rows import Asked, read
 from kivi_server.http.shared import Answer, Shared
 from kivi_server.http.writes import Appended, Operations, committed, token_of
+from kivi_server.logs import request_id
 from prometheus_client.registry import CollectorRegistry
 from starlette.requests import Request
 from starlette.responses import Response
@@ -54,6 +57,7 @@ class Routes:
         self._registry = registry
         self._bodies = Bodies()
         self._shared = Shared(door.sessions)
+        self._channels = Channels(door)
         self._described = compact(described(door.sessions.version))
 
     def router(self) -> Router:
@@ -70,6 +74,7 @@ class Routes:
             ("POST", "/v1/transactions", self.transaction),
             ("POST", "/v1/query", self.query),
             ("POST", "/v1/sql", self.sql),
+            ("GET", "/v1/live", self.live),
         )
         return Router(
             [Route(path, _named(handler), methods=[method]) for method, path, handler in routes],
@@ -193,6 +198,11 @@ class Routes:
             return Answer(rendered(media, table, {"snapshot": ts, "more": more}), media, ts, more)
 
         return _answered(await self._in(self._sessions.sql, work))
+
+    async def live(self, request: Request) -> Response:
+        grant = self._door.enter(request, Access.READ, "subscribing")
+        wanted = Wanted(self._door, grant, request)
+        return self._channels.answer(wanted, grant, request_id([("x-request-id", request.headers.get("x-request-id"))]))
 
     # -- writes --------------------------------------------------------------------------------------------
 

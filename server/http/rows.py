@@ -55,7 +55,20 @@ from kivi.model.schema import TableSchema
 from kivi.model.slots import Slot
 from kivi.store.facade import Lease, Scan, Store
 
-__all__ = ["ANSWER_BYTES_MAX", "LIMIT", "LIMIT_MAX", "TIMEOUT_S", "Asked", "Found", "begun", "gathered", "read"]
+__all__ = [
+    "ANSWER_BYTES_MAX",
+    "LIMIT",
+    "LIMIT_MAX",
+    "TIMEOUT_S",
+    "Asked",
+    "Found",
+    "begun",
+    "gathered",
+    "parameters",
+    "prefix_of",
+    "read",
+    "whole",
+]
 
 TIMEOUT_S: Final = 10.0
 """For a snapshot that is to come."""
@@ -69,27 +82,38 @@ _PARAMETERS: Final = frozenset(
 _SEVERAL: Final = ("key", "prefix")
 
 
+def parameters(
+    query: str, known: frozenset[str], several: Sequence[str]
+) -> tuple[dict[str, str], dict[str, list[str]]]:
+    """Those that are given, by name, without empty ones; and those that may be given several times, in order.
+
+    Raises InvalidArgument for one that is not known, or given twice.
+    """
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query), max_num_fields=64)
+    except ValueError:
+        raise InvalidArgument("the query is not name=value&name=value") from None
+    given: dict[str, str] = {}
+    lists: dict[str, list[str]] = {name: [] for name in several}
+    for name, text in pairs:
+        if name not in known:
+            raise InvalidArgument(f"there is no parameter {name!r}; there are {', '.join(sorted(known))}")
+        if name in lists:
+            lists[name].append(text)
+        elif name in given:
+            raise InvalidArgument(f"parameter {name!r} is given twice")
+        elif text:
+            given[name] = text
+    return given, lists
+
+
 class Asked:
     """The parameters, of a table or, where they name it, of ``table``. Raises InvalidArgument for one that is not
     known."""
 
     def __init__(self, query: str, table: str | None = None) -> None:
         known = _PARAMETERS if table is not None else _PARAMETERS | {"table"}
-        try:
-            pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query), max_num_fields=64)
-        except ValueError:
-            raise InvalidArgument("the query is not name=value&name=value") from None
-        self.given: dict[str, str] = {}
-        self.several: dict[str, list[str]] = {name: [] for name in _SEVERAL}
-        for name, text in pairs:
-            if name not in known:
-                raise InvalidArgument(f"there is no parameter {name!r}; there are {', '.join(sorted(known))}")
-            if name in self.several:
-                self.several[name].append(text)
-            elif name in self.given:
-                raise InvalidArgument(f"parameter {name!r} is given twice")
-            elif text:
-                self.given[name] = text
+        self.given, self.several = parameters(query, known, _SEVERAL)
         if table is None and "table" not in self.given:
             raise InvalidArgument("parameter table is required")
         self.table = self.given["table"] if table is None else table
@@ -229,13 +253,18 @@ def _wanted(schema: TableSchema, asked: Asked) -> Scan:
 def _prefix(schema: TableSchema, asked: Asked) -> Sequence[Any]:
     if asked.several["key"] and len(asked.prefix) != len(schema.key):
         raise InvalidArgument(f"the key of {schema.name!r} is {', '.join(schema.key_names)}: give a key for each")
-    if len(asked.prefix) > len(schema.key):
+    return prefix_of(schema, asked.prefix)
+
+
+def prefix_of(schema: TableSchema, texts: Sequence[str]) -> Sequence[Any]:
+    """The first key columns. Raises InvalidArgument."""
+    if len(texts) > len(schema.key):
         raise InvalidArgument(
             f"the key of {schema.name!r} has {len(schema.key)} columns: give at most as many prefixes"
         )
     return [
         parse_value(str(column.type), text, f"prefix {column.name}")
-        for column, text in zip(schema.key, asked.prefix, strict=False)
+        for column, text in zip(schema.key, texts, strict=False)
     ]
 
 
