@@ -73,6 +73,7 @@ _IDEMPOTENCY: Final = {
     "schema": {"type": "string", "minLength": 1, "maxLength": 200},
     "description": "The request token: a repetition gets the first commit timestamp, and nothing happens twice.",
 }
+_PROTOBUF: Final = "application/x-protobuf"
 _LIVE: Final = frozenset({"prefix", "where", "columns", "order_by", "limit", "by", "step", "tz"})
 _TABLE: Final = {"name": "table", "in": "path", "required": True, "schema": _TEXT}
 
@@ -139,6 +140,14 @@ def described(version: str) -> Json:
                     },
                 )
             },
+            "/v1/traces": {
+                "post": _operation(
+                    "OTLP/HTTP: spans",
+                    {JSON: {"type": "object"}, _PROTOBUF: _TEXT},
+                    body={JSON: {"type": "object"}, _PROTOBUF: _TEXT},
+                    failed=(JSON, _PROTOBUF),
+                )
+            },
             "/v1/live": {
                 "get": _operation(
                     "Follows a table's rows, or events, as server-sent events",
@@ -175,8 +184,11 @@ def _operation(
     body: Mapping[str, Json] | None = None,
     revalidates: bool = False,
     open_: bool = False,
+    failed: Any = (),
 ) -> Json:
-    error = {"description": "", "content": {JSON: {"schema": {"$ref": "#/components/schemas/Error"}}}}
+    error: Json = {"description": "", "content": {JSON: {"schema": {"$ref": "#/components/schemas/Error"}}}}
+    if failed:  # in a form of its own
+        error["content"] = {media: {"schema": {}} for media in failed}
     found: Json = {
         "summary": summary,
         "parameters": list(parameters),

@@ -21,10 +21,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kivi.errors import InvalidArgument, KiviError, NotFound, PermissionDenied
 
-__all__ = ["CALL", "Front"]
+__all__ = ["CALL", "ERROR", "Front"]
 
 CALL: Final = "kivi.call"
 """What a route calls itself in a request's scope, for metrics; a name that starts with "live" may last for days."""
+ERROR: Final = "kivi.error"
+"""Likewise, an error that a route has answered in its own form."""
 _ASKS: Final = (
     "Authorization, Content-Type, Content-Encoding, Idempotency-Key, If-None-Match, Last-Event-ID, X-Request-Id"
 )
@@ -79,7 +81,7 @@ class Front:
                 raise
             await _send_error(reply, error, failure)
         finally:
-            self._count(scope, time.monotonic() - began, error, request)
+            self._count(scope, time.monotonic() - began, error or scope.get(ERROR), request)
 
     def _knows(self, origin: str) -> bool:
         return "*" in self._origins or origin in self._origins

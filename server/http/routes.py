@@ -12,6 +12,7 @@
 ``POST /v1/tables/{table}/append``   events (``kivi_server.http.writes``)
 ``POST /v1/transactions``            a transaction
 ``POST /v1/query``, ``/v1/sql``      questions (``kivi_server.http.questions``)
+``POST /v1/traces``                  OTLP/HTTP: exports of spans (``kivi_server.otlp``)
 ``GET /v1/live``                     subscriptions, as server-sent events (``kivi_server.http.live``)
 ==================================== =================================================================
 """
@@ -19,17 +20,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Executor
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from kivi_server import metrics
 from kivi_server.auth import Access
 from kivi_server.http.access import Door
 from kivi_server.http.bodies import Bodies
 from kivi_server.http.description import described
-from kivi_server.http.errors import UnsupportedMediaType
-from kivi_server.http.front import CALL
+from kivi_server.http.errors import UnsupportedMediaType, status_of
+from kivi_server.http.front import CALL, ERROR
 from kivi_server.http.live import Channels, Wanted
 from kivi_server.http.questions import Query, Sql
 from kivi_server.http.rendering import CSV, JSON, MEDIA, accepted, compact, csv_of, plain, rendered, rows_of
@@ -42,20 +43,38 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
 
-from kivi.errors import InvalidArgument, Unavailable
+from kivi.errors import InvalidArgument, KiviError, NotFound, Unavailable
 
-__all__ = ["Routes"]
+__all__ = ["Routes", "Traces"]
 
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
 
 
+class Traces(Protocol):
+    """What takes OTLP/HTTP: ``kivi_server.otlp.over_http``."""
+
+    @property
+    def bytes_max(self) -> int: ...
+
+    @property
+    def media(self) -> Sequence[str]: ...
+
+    @property
+    def tables(self) -> list[str]: ...
+
+    async def export(self, body: bytes, media: str) -> bytes: ...
+
+    def failure(self, error: KiviError, media: str) -> tuple[bytes, float | None]: ...
+
+
 class Routes:
-    def __init__(self, door: Door, registry: CollectorRegistry) -> None:
+    def __init__(self, door: Door, registry: CollectorRegistry, traces: Traces | None) -> None:
         self._door = door
         self._sessions, self._store = door.sessions, door.store
         self._registry = registry
         self._bodies = Bodies()
+        self._traces = traces
         self._shared = Shared(door.sessions)
         self._channels = Channels(door)
         self._described = compact(described(door.sessions.version))
@@ -75,6 +94,7 @@ class Routes:
             ("POST", "/v1/query", self.query),
             ("POST", "/v1/sql", self.sql),
             ("GET", "/v1/live", self.live),
+            ("POST", "/v1/traces", self.traces),
         )
         return Router(
             [Route(path, _named(handler), methods=[method]) for method, path, handler in routes],
@@ -226,6 +246,24 @@ class Routes:
             wanted = await self._in(self._sessions.writes, Operations, body)
             grant.require(Access.WRITE, "writing", *wanted.tables)
             return _json({"commit_ts": await committed(self._sessions, wanted.prepare, token)})
+
+    async def traces(self, request: Request) -> Response:
+        traces = self._traces
+        if traces is None:
+            raise NotFound("this server takes no spans: it is a node of a cluster, or needs pip install 'kivi[otlp]'")
+        media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if media not in traces.media:
+            raise UnsupportedMediaType(f"spans are {' or '.join(traces.media)}, not {media!r}: set Content-Type")
+        try:
+            self._door.enter(request, Access.WRITE, "exporting spans", *traces.tables)
+            async with self._bodies.read(request, traces.bytes_max) as body:
+                return Response(await traces.export(body, media), media_type=media)
+        except KiviError as error:
+            request.scope[ERROR] = error
+            body, retry_s = traces.failure(error, media)
+            status = status_of(error)
+            headers = {} if retry_s is None else {"Retry-After": str(max(1, round(retry_s)))}
+            return Response(body, int(status), headers, media_type=media)
 
 
 _QUESTION_BYTES_MAX: Final = 1 << 20

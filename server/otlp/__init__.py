@@ -1,12 +1,12 @@
-"""OpenTelemetry in: traces by OTLP/gRPC, from any SDK or collector, as events of one table.
+"""OpenTelemetry in: traces by OTLP/gRPC and OTLP/HTTP, from any SDK or collector, as events of one table.
 
 ::
 
-    Export (gRPC)  ->  spans: decode, columns  ->  intake: one writer  ->  event table, and its aggregates
+    Export (gRPC), /v1/traces  ->  spans: decode, columns  ->  intake: one writer  ->  event table, and its aggregates
                                                      `-- window: the span ids of the last minutes
 
 ============ ==========================================================================
-``listener`` the call Export: access, how much waits, which status an error becomes
+``listener`` the call Export of gRPC; ``over_http``: the same of HTTP; ``answers``: what both say
 ``spans``    which spans count, and their columns: plain data in, plain data out
 ``window``   which span ids were taken within the window
 ``recall``   the window as it was, from the table

@@ -30,6 +30,7 @@ from kivi_server.otlp.recall import recall
 from kivi_server.otlp.spans import Spans, gathered
 from kivi_server.otlp.tables import ensure
 from kivi_server.otlp.window import Ids, Window, first_ones
+from kivi_server.requests import stopping
 from kivi_server.sessions import Sessions
 
 from kivi.arrow.records import event_batch
@@ -104,6 +105,7 @@ class Intake:
         self._awake = asyncio.Event()
         self._bytes = 0
         self._failure: KiviError | None = None
+        self._writing: asyncio.Task[None] | None = None
         self._counts = dict(NO_SPANS)
 
     def stats(self) -> dict[str, int | float]:
@@ -140,6 +142,27 @@ class Intake:
                 f"({settings.max_append_rows:,}, {settings.max_transaction_bytes:,}): send smaller batches"
             )
 
+    @property
+    def tables(self) -> list[str]:
+        """Those that spans go to."""
+        return [self.table]
+
+    async def take(self, data: bytes, decode: Callable[[bytes], Spans]) -> Taken:
+        """An export as it was sent: ``decode`` reads it, off the event loop. Raises what it deserves."""
+        if self.sessions.stopping:
+            raise stopping()
+        nbytes = len(data)
+        self.reserve(nbytes)
+        try:
+            spans = await asyncio.get_running_loop().run_in_executor(self.sessions.writes, decode, data)
+            self.check(spans)
+            if self.sessions.stopping:
+                raise stopping()
+        except BaseException:
+            self.release(nbytes)
+            raise
+        return await self.put(spans, nbytes)
+
     async def put(self, spans: Spans, nbytes: int) -> Taken:
         """Answers once these spans are durable and visible. What ``reserve`` kept for it is released with the answer.
 
@@ -172,6 +195,13 @@ class Intake:
     async def open(self) -> None:
         """The table, created if it is missing, and the window as it was. Before anything is listened to."""
         await self._in_thread(self._schema)
+
+    def start(self) -> None:
+        self._writing = asyncio.create_task(self.run())
+
+    def stop(self) -> None:
+        if self._writing is not None:
+            self._writing.cancel()
 
     async def run(self) -> None:
         """Until it is cancelled."""

@@ -26,7 +26,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from kivi.arrow.columns import TIMESTAMP
 from kivi.errors import InvalidArgument
 
-__all__ = ["NAME_BYTES_MAX", "Spans", "decode", "gathered"]
+__all__ = ["NAME_BYTES_MAX", "Spans", "decode", "gathered", "spans_of"]
 
 NAME_BYTES_MAX: Final = 4_096
 """Four of them make a key of an aggregate, and a key has at most 64 KiB."""
@@ -64,6 +64,10 @@ def decode(data: bytes) -> Spans:
         request = ExportTraceServiceRequest.FromString(data)
     except DecodeError:
         raise InvalidArgument("this is no ExportTraceServiceRequest of OTLP") from None
+    return spans_of(request)
+
+
+def spans_of(request: ExportTraceServiceRequest) -> Spans:
     spans = Spans()
     add = [column.append for column in spans.columns.values()]
     for resource_spans in request.resource_spans:

@@ -41,6 +41,7 @@ from kivi.wire import methods
 
 if TYPE_CHECKING:
     from kivi_server.http.listener import HttpListener
+    from kivi_server.otlp.intake import Intake
     from kivi_server.otlp.listener import Listener
     from prometheus_client.registry import CollectorRegistry
 
@@ -150,28 +151,49 @@ def listener(
     return server, healthy, _bind(server, options.listen, "--listen", secure)
 
 
-def _otlp(options: Options, sessions: Sessions, tokens: Tokens) -> Listener | None:
-    """The intake of spans; its packages, an extra, are loaded only if it is asked for."""
-    if options.otlp is None:
+def _intake(options: Options, sessions: Sessions) -> Intake | None:
+    """The intake of spans; its packages, an extra, are loaded only if it is asked for, or, for HTTP, if they are here.
+    Nodes of clusters take none."""
+    if options.otlp is None and (options.http is None or options.cluster is not None or not _has(_OTLP)):
         return None
     from kivi_server.otlp.intake import Intake
-    from kivi_server.otlp.listener import Listener
 
-    return Listener(
-        Intake(
-            sessions,
-            options.otlp_table,
-            options.otlp_retention_s,
-            options.otlp_window_s,
-            options.otlp_window_spans,
-            drop_late=options.otlp_late == "drop",
-        ),
-        tokens,
+    return Intake(
+        sessions,
+        options.otlp_table,
+        options.otlp_retention_s,
+        options.otlp_window_s,
+        options.otlp_window_spans,
+        drop_late=options.otlp_late == "drop",
     )
 
 
+def _otlp(options: Options, intake: Intake | None, tokens: Tokens) -> Listener | None:
+    if options.otlp is None or intake is None:
+        return None
+    from kivi_server.otlp.listener import Listener
+
+    return Listener(intake, tokens)
+
+
+_OTLP: Final = "opentelemetry.proto.collector.trace.v1.trace_service_pb2"
+
+
+def _has(package: str) -> bool:
+    try:
+        importlib.import_module(package)
+    except ImportError:
+        return False
+    return True
+
+
 def _http(
-    options: Options, sessions: Sessions, tokens: Tokens, page: CollectorRegistry, secure: ssl.SSLContext | None
+    options: Options,
+    sessions: Sessions,
+    tokens: Tokens,
+    page: CollectorRegistry,
+    secure: ssl.SSLContext | None,
+    intake: Intake | None,
 ) -> HttpListener | None:
     """Bound, not started; its packages, an extra, are loaded only if it is asked for."""
     if options.http is None:
@@ -179,8 +201,13 @@ def _http(
     from kivi_server.http.application import application
     from kivi_server.http.listener import HttpListener
 
+    traces = None
+    if intake is not None:
+        from kivi_server.otlp.over_http import OverHttp
+
+        traces = OverHttp(intake)
     host, _ = host_and_port(options.http, "--http")
-    app = application(sessions, tokens, page, _origins(options), is_local=is_loopback(host))
+    app = application(sessions, tokens, page, _origins(options), traces, is_local=is_loopback(host))
     return HttpListener(options.http, "--http", app, secure)
 
 
@@ -207,12 +234,10 @@ def _check_otlp(options: Options) -> None:
     if options.otlp is None:
         return
     host_and_port(options.otlp, "--otlp")
-    try:
-        importlib.import_module("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
-    except ImportError:
+    if not _has(_OTLP):
         raise InvalidArgument(
             "--otlp needs the package opentelemetry-proto, which is not installed here: pip install 'kivi[otlp]'"
-        ) from None
+        )
 
 
 async def _serve(
@@ -227,23 +252,27 @@ async def _serve(
     sessions = Sessions(store, metrics.version_of("kivi"), allowance, slow_call_s=options.slow_call_s)
 
     def stats() -> dict[str, int | float]:
-        spans = otlp.intake.stats() if otlp is not None else metrics.NO_SPANS
+        spans = intake.stats() if intake is not None else metrics.NO_SPANS
         return {**store.stats(), **sessions.stats(), **spans, **_disk(options.data)}
 
-    otlp = _otlp(options, sessions, tokens)
+    intake = _intake(options, sessions)
+    otlp = _otlp(options, intake, tokens)
     server, healthy, endpoint = listener(sessions, options, secure, tokens, stats)
     registry = metrics.registry(stats, store.histograms, sessions.calls)
     page = contextlib.ExitStack()
     if options.metrics:
         address = page.enter_context(serving(options.metrics, "--metrics", metrics.application(registry)))
         print(f"metrics on {address}/metrics", flush=True)
-    http = _http(options, sessions, tokens, registry, https)
+    http = _http(options, sessions, tokens, registry, https, intake)
+    if intake is not None:
+        if otlp is not None:
+            await intake.open()
+        intake.start()
     if http is not None:
         await http.start()
         print(f"http on {http.address}", flush=True)
         print(f"rows on {http.address}/rows", flush=True)
     if otlp is not None:
-        await otlp.intake.open()
         address = _bind(otlp.server, options.otlp or "", "--otlp", secure)
         await otlp.start()
         print(f"otlp on {address}", flush=True)
@@ -283,6 +312,8 @@ async def _serve(
     if http is not None:
         await http.stop()
     await server.stop(grace=0.2)
+    if intake is not None:
+        intake.stop()
     watching.cancel()
     page.close()
     await loop.run_in_executor(None, sessions.close)

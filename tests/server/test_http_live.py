@@ -199,34 +199,36 @@ def test_a_rollup_and_who_reads_nothing(server: ServerProcess) -> None:
 def test_what_ends_a_stream(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("root admin\ndash reader tables=a\n")
-    with ServerProcess(tmp_path / "data", "--http", "localhost:0", "--token-file", str(tokens)) as server:
-        with server.connect(access_token="root") as db:
-            for name in ("a", "b"):
-                db.create_table(name, key={"id": "int64"}, columns={"n": "int64"})
-            with httpx.Client(base_url=base(server), headers={"Authorization": "Bearer dash"}, timeout=60) as http:
-                for parameters, status in (
-                    ({"table": "b"}, 403),
-                    ({"table": "a", "where": "m > 1"}, 400),
-                    ({"table": "a", "step": "1h"}, 400),
-                    ({"table": "a", "since": "x"}, 400),
-                    ({}, 400),
-                ):
-                    assert http.get("/v1/live", params=parameters).status_code == status
-                with http.stream("GET", "/v1/live", params={"table": "a", "interval_ms": "0"}) as reply:
-                    lines = reply.iter_lines()
-                    assert next(line for line in lines if line.startswith("data: "))
-                    tokens.write_text("root admin\n")
-                    until = time.monotonic() + 30
-                    said = ""
-                    while "error" not in said and time.monotonic() < until:
-                        with db.transaction() as tx:
-                            tx.put("a", (1,), n=int(time.monotonic() * 1000))
-                        said = next(line for line in lines if line.startswith(("event", "data")))
-                    assert "withdrawn" in next(line for line in lines if line.startswith("data: "))
-            with httpx.Client(base_url=base(server), headers={"Authorization": "Bearer root"}, timeout=60) as http:
-                with http.stream("GET", "/v1/live", params={"table": "b"}) as reply:
-                    lines = reply.iter_lines()
-                    assert next(line for line in lines if line.startswith("data: "))
-                    server.signal(15)
-                    assert next(line for line in lines if line.startswith("event: ")) == "event: error"
-                assert server.wait() == 0
+    with (
+        ServerProcess(tmp_path / "data", "--http", "localhost:0", "--token-file", str(tokens)) as server,
+        server.connect(access_token="root") as db,
+    ):
+        for name in ("a", "b"):
+            db.create_table(name, key={"id": "int64"}, columns={"n": "int64"})
+        http = httpx.Client(base_url=base(server), headers={"Authorization": "Bearer dash"}, timeout=60)
+        for parameters, status in (
+            ({"table": "b"}, 403),
+            ({"table": "a", "where": "m > 1"}, 400),
+            ({"table": "a", "step": "1h"}, 400),
+            ({"table": "a", "since": "x"}, 400),
+            ({}, 400),
+        ):
+            assert http.get("/v1/live", params=parameters).status_code == status
+        with http.stream("GET", "/v1/live", params={"table": "a", "interval_ms": "0"}) as reply:
+            lines = reply.iter_lines()
+            assert next(line for line in lines if line.startswith("data: "))
+            tokens.write_text("root admin\n")
+            until, said = time.monotonic() + 30, ""
+            while "error" not in said and time.monotonic() < until:
+                with db.transaction() as tx:
+                    tx.put("a", (1,), n=time.monotonic_ns())
+                said = next(line for line in lines if line.startswith(("event", "data")))
+            assert "withdrawn" in next(line for line in lines if line.startswith("data: "))
+        http.headers["Authorization"] = "Bearer root"
+        with http.stream("GET", "/v1/live", params={"table": "b"}) as reply:
+            lines = reply.iter_lines()
+            assert next(line for line in lines if line.startswith("data: "))
+            server.signal(15)
+            assert next(line for line in lines if line.startswith("event: ")) == "event: error"
+        http.close()
+        assert server.wait() == 0
