@@ -192,6 +192,12 @@ def _record(record: Any, schema_of: SchemaOf) -> dict[str, Any]:
             "derived": [row(*item) for item in events.derived],
             "events": f"{name(events.table)} {len(events.events[0])} bytes, each event a transaction",
             "runs": [f"{name(table)} {len(data[0])} bytes" for table, data in events.runs],
+            **({} if events.rule_ts is None else {"rule_ts": events.rule_ts}),
+            **(
+                {"raised": [f"{name(table)} {len(to)} events" for table, _, to in events.raised]}
+                if events.raised
+                else {}
+            ),
         }
     if record.kind == Kind.COMMIT:
         commit = decode_commit(record.body)
@@ -204,6 +210,7 @@ def _record(record: Any, schema_of: SchemaOf) -> dict[str, Any]:
             "guards": [guard(*item) for item in commit.guards],
             "appends": [f"{name(bulk.table)} {bulk.nbytes} bytes" for bulk in commit.appends],
             "runs": [f"{name(bulk.table)} {bulk.nbytes} bytes" for bulk in commit.runs],
+            **({} if commit.rule_ts is None else {"rule_ts": commit.rule_ts}),
             **({"retracted": [retracted(bulk) for bulk in commit.retractions]} if commit.retractions else {}),
         }
     if record.kind == Kind.STAGE:
