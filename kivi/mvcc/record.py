@@ -32,6 +32,7 @@
     STAGE body   u8 version, u8 kind (0 events, 1 delta run), u32 table, u64 rows, owner text, u64 length, bytes
     ABORT body   u8 version, u32 commits, u64..., u32 stages, u64..., u32 request tokens, text...
     FLOOR body   u8 version (1), u32 table, i64 event time in microseconds: see kivi.store.retention
+    GATHER body  u8 version, u32 aggregates, u32 table...: see kivi.mvcc.gathering
 
 Rows are sorted by table and key. Deltas are stored as they were derived, so that replay never derives again.
 Decoding is lazy where it matters: Arrow bytes stay memoryviews until somebody needs the rows.
@@ -59,6 +60,7 @@ __all__ = [
     "Bulk",
     "Commit",
     "EventsRecord",
+    "Gather",
     "NewFloor",
     "Other",
     "Stage",
@@ -67,6 +69,7 @@ __all__ = [
     "decode_commit",
     "decode_events",
     "decode_floor",
+    "decode_gather",
     "decode_stage",
     "deltas_body",
     "deltas_head",
@@ -81,6 +84,7 @@ Buffer = bytes | bytearray | memoryview
 _VERSION: Final = 2
 _EVENTS_VERSION: Final = 3
 _RETRACTING_VERSION: Final = 4
+_GATHERED_VERSION: Final = 5
 _HEAD: Final = struct.Struct("<BBQIIIII")
 _EVENTS_HEAD: Final = struct.Struct("<B3xIII")
 _U16: Final = struct.Struct("<H")
@@ -123,6 +127,8 @@ class Commit:
     retractions: list[Bulk] = field(default_factory=list)
     request: tuple[str, bytes] | None = None
     batch: tuple[str, int] | None = None
+    gathered_since: int = 0
+    """Of a retraction in a cluster: the number of the GATHER record as of which rows begin anew; 0: none do."""
 
     def encode(self) -> list[Any]:
         """Buffers whose concatenation is the body."""
@@ -142,6 +148,9 @@ class Commit:
         if self.retractions:
             out[0] = _RETRACTING_VERSION
             out += _U32.pack(len(self.retractions))
+            if self.gathered_since:
+                out[0] = _GATHERED_VERSION
+                out += _U64.pack(self.gathered_since)
         for guard in self.guards:
             out += _U32.pack(guard.table)
             _put_bytes(out, guard.key)
@@ -209,14 +218,16 @@ def decode_commit(body: Buffer) -> Commit:
     """The inverse of ``Commit.encode``. Raises DataLoss."""
     reader = _Reader(body)
     version, kind, start_ts, guards, rows, derived, appends, runs = reader.unpack(_HEAD)
-    if version not in (_VERSION, _RETRACTING_VERSION):
+    if version not in (_VERSION, _RETRACTING_VERSION, _GATHERED_VERSION):
         raise DataLoss(f"a commit record has version {version}; this program knows {_VERSION}")
     commit = Commit(start_ts)
     if kind == 1:
         commit.request = (reader.sized().decode(), bytes(reader.take(16)))
     elif kind == 2:
         commit.batch = (reader.sized().decode(), reader.unpack(_U64)[0])
-    retractions = reader.unpack(_U32)[0] if version == _RETRACTING_VERSION else 0
+    retractions = reader.unpack(_U32)[0] if version != _VERSION else 0
+    if version == _GATHERED_VERSION:
+        commit.gathered_since = reader.unpack(_U64)[0]
     for _ in range(guards):
         table = reader.unpack(_U32)[0]
         commit.guards.append(Guard(table, reader.sized(), struct.unpack("<h", reader.take(2))[0]))
@@ -450,10 +461,27 @@ def decode_floor(body: Buffer) -> NewFloor:
     return NewFloor(table, time_us)
 
 
-Other: TypeAlias = Stage | Abort | NewFloor
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """From its record on, what commits add to these aggregates is kept: see ``kivi.mvcc.gathering``."""
+
+    tables: tuple[int, ...]
+
+    def encode(self) -> list[Any]:
+        return [struct.pack(f"<BI{len(self.tables)}I", _VERSION, len(self.tables), *self.tables)]
+
+
+def decode_gather(body: Buffer) -> Gather:
+    reader = _Reader(body)
+    reader.version()
+    return Gather(tuple(reader.unpack(_U32)[0] for _ in range(reader.unpack(_U32)[0])))
+
+
+Other: TypeAlias = Stage | Abort | NewFloor | Gather
 """What a record that is no commit holds."""
+_KINDS: Final = {Stage: Kind.STAGE, Abort: Kind.ABORT, NewFloor: Kind.FLOOR, Gather: Kind.GATHER}
 
 
 def kind_of(other: Other) -> Kind:
     """The kind of its record."""
-    return Kind.STAGE if isinstance(other, Stage) else Kind.ABORT if isinstance(other, Abort) else Kind.FLOOR
+    return _KINDS[type(other)]

@@ -252,7 +252,7 @@ class Simulation:
 
     STEPS: tuple[tuple[str, float], ...] = (
         ("pump", 30), ("begin", 8), ("work", 14), ("commit", 10), ("write", 4), ("append_each", 4), ("again", 3),
-        ("fence", 5),
+        ("fence", 5), ("retract", 2.5),
         ("retry", 4), ("snapshot", 4), ("look", 5), ("fold", 5), ("stop", 0.5), ("kill", 0.8), ("cut", 0.4),
         ("leader", 0.5), ("renew", 0.6), ("define", 0.5), ("live", 4), ("truncate", 4), ("evict", 2),
         ("fresh", 3), ("fill", 0.5), ("stage", 3), ("discard", 1),
@@ -369,6 +369,7 @@ class Simulation:
         if outcome.commit_ts is not None:
             self.acknowledged = max(self.acknowledged, outcome.commit_ts)
             attempt.outcome, attempt.commit_ts, attempt.repeat = "committed", outcome.commit_ts, outcome.repeated
+            self.counted["retracted"] += any(op.kind == "retract" for op in attempt.ops)
         elif isinstance(outcome.error, kivi.CommitUnknown):
             pass
         else:
@@ -410,6 +411,20 @@ class Simulation:
         if (node := self._serving()) is not None and node.store is not None:
             fence = Abort(tokens=(f"fenced {next(self.attempts)}",))
             node.store.committer.log_other(fence, lambda error, number: None)
+
+    def do_retract(self) -> None:
+        """A client removes events; their rows are computed again, and completed where the commit comes back."""
+        if (node := self._serving()) is None:
+            return
+        column = self.rng.choice("axs")
+        value = self._event()[column]
+        tx = node.db.transaction()
+        if not tx.retract("e", where=kivi.col(column) == value):
+            tx.rollback()
+            return
+        assert tx._txn is not None
+        token, ops = f"token {next(self.attempts)}", [Op("retract", "e", values={column: value})]
+        self._send(node, token, ops, tx.start_ts, tx._txn)
 
     def do_write(self) -> None:
         """A group of blind deltas and puts, entering in columns."""
