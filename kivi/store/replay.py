@@ -77,6 +77,7 @@ def load_base(store: Contents) -> int:
         store.prefix.restore(store.committer.facts)
         if isinstance(store.committer, ReplicatedCommitter):
             store.prefix.restore_gathering(store.committer.gathering, store.catalog.schema_of)
+            store.prefix.restore_taken(store.committer.deduplication)
     elif store.prefix is not None:
         store.prefix.begin(definitions, store.catalog.changes, last_id, store.committer.facts.generations)
     store.stages.load(engine.get(STAGE_INDEX))

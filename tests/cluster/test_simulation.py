@@ -43,6 +43,7 @@ class Retracting(Simulation):
     STEPS = (
         ("pump", 60), ("append_each", 20), ("retract", 6), ("work", 3), ("commit", 2), ("begin", 2), ("retry", 6),
         ("look", 3), ("fold", 12), ("kill", 1.5), ("stop", 0.5), ("renew", 0.6), ("live", 4), ("define", 0.3),
+        ("export", 4),
     )  # fmt: skip
 
 
