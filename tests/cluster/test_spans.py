@@ -65,4 +65,3 @@ def test_a_span_counts_once_whatever_nodes_it_is_sent_to(tmp_path: Path) -> None
                 answers.append((spans, calls))
         assert answers[0] == answers[1] == answers[2]
         assert len(answers[0][0]) == len({*answers[0][0]}) == answers[0][1] == 12 * 40
-
