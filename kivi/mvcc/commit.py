@@ -377,6 +377,9 @@ class Committer:
         for cts, footprint in part.written(first):
             self._note(footprint, cts, ticket.time_us)
 
+    def _note(self, footprint: Footprint, cts: int, time_us: int) -> None:
+        self.facts.note(footprint, cts, time_us)
+
     def _check_once(self, part: Part) -> None:
         """Raises Aborted if events that count once are there; where one process orders, whoever sends them knows."""
 
@@ -384,9 +387,6 @@ class Committer:
         """What has entered and is not in pending yet. None of it aborts, but for what tests abort (``abort_held``):
         it is durable in the end, or the store stops."""
         return {one.last: one.applied() for one in self._in_flight.values() if not isinstance(one, Writes)}
-
-    def _note(self, footprint: Footprint, cts: int, time_us: int) -> None:
-        self.facts.note(footprint, cts, time_us)
 
     def _check_start(self, part: Single) -> None:
         """Step 5. Raises SnapshotTooOld."""
