@@ -178,6 +178,7 @@ METRICS: Final[dict[str, Metric]] = {
     "otlp_spans_passed_over": _counter("otlp_spans", _SPANS, ("outcome", "passed_over")),
     "otlp_commits": _counter("otlp_commits", "Transactions that spans were stored in."),
     "otlp_window_spans": _gauge("otlp_window_spans", "Span ids that are remembered, to find those sent again."),
+    "otlp_tables_unfit": _gauge("otlp_tables_unfit", "Tables that spans are refused for: they have other columns."),
     "otlp_waiting_bytes": _gauge("otlp_waiting_bytes", "Exports that wait for their commit."),
 }
 

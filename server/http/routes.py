@@ -63,7 +63,7 @@ class Traces(Protocol):
     @property
     def tables(self) -> list[str]: ...
 
-    async def export(self, body: bytes, media: str) -> bytes: ...
+    async def export(self, body: bytes, media: str, allows: Callable[[str], bool]) -> bytes: ...
 
     def failure(self, error: KiviError, media: str) -> tuple[bytes, float | None]: ...
 
@@ -250,14 +250,14 @@ class Routes:
     async def traces(self, request: Request) -> Response:
         traces = self._traces
         if traces is None:
-            raise NotFound("this server takes no spans: it is a node of a cluster, or needs pip install 'kivi[otlp]'")
+            raise NotFound("this server takes no spans: it needs pip install 'kivi[otlp]'")
         media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if media not in traces.media:
             raise UnsupportedMediaType(f"spans are {' or '.join(traces.media)}, not {media!r}: set Content-Type")
         try:
-            self._door.enter(request, Access.WRITE, "exporting spans", *traces.tables)
+            grant = self._door.enter(request, Access.WRITE, "exporting spans", *traces.tables)
             async with self._bodies.read(request, traces.bytes_max) as body:
-                return Response(await traces.export(body, media), media_type=media)
+                return Response(await traces.export(body, media, grant.allows), media_type=media)
         except KiviError as error:
             request.scope[ERROR] = error
             body, retry_s = traces.failure(error, media)

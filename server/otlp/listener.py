@@ -11,7 +11,7 @@ from typing import Any, Final
 import grpc
 from kivi_server.auth import Access, Tokens
 from kivi_server.otlp.answers import MESSAGE_BYTES_MAX, response, retry_s
-from kivi_server.otlp.intake import Intake
+from kivi_server.otlp.exports import Exports
 from kivi_server.otlp.spans import decode
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
@@ -28,9 +28,9 @@ class Listener:
 
     NEEDS: Final = {"Export": Access.WRITE}
 
-    def __init__(self, intake: Intake, tokens: Tokens) -> None:
-        self.intake = intake
-        self.sessions = intake.sessions
+    def __init__(self, exports: Exports, tokens: Tokens) -> None:
+        self.exports = exports
+        self.sessions = exports.sessions
         self._tokens = tokens
         self.server = grpc.aio.server(
             options=[
@@ -52,7 +52,7 @@ class Listener:
         self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
     async def start(self) -> None:
-        """Once the intake is open."""
+        """Once the exports are open."""
         await self.server.start()
 
     async def stop(self) -> None:
@@ -60,6 +60,6 @@ class Listener:
 
     async def Export(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> ExportTraceServiceResponse:
         grant = self._tokens.grant(context.invocation_metadata() or ())
-        grant.require(self.NEEDS["Export"], "exporting spans", *self.intake.tables)
+        grant.require(self.NEEDS["Export"], "exporting spans", *self.exports.tables)
         self.sessions.clients.of(grant, context.peer()).take(1)
-        return response(await self.intake.take(data, decode))
+        return response(await self.exports.take(data, decode, grant.allows))

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from google.protobuf import json_format
 from google.rpc import status_pb2
 from kivi_server.otlp.answers import MESSAGE_BYTES_MAX, response, retry_s
-from kivi_server.otlp.intake import Intake
-from kivi_server.otlp.spans import Spans, decode, spans_of
+from kivi_server.otlp.exports import Exports
+from kivi_server.otlp.spans import Export, decode, spans_of
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from kivi.errors import InvalidArgument, KiviError
@@ -34,16 +34,16 @@ class OverHttp:
     bytes_max: Final = MESSAGE_BYTES_MAX
     media: Final = (PROTOBUF, JSON)
 
-    def __init__(self, intake: Intake) -> None:
-        self._intake = intake
+    def __init__(self, exports: Exports) -> None:
+        self._exports = exports
 
     @property
     def tables(self) -> list[str]:
-        return self._intake.tables
+        return self._exports.tables
 
-    async def export(self, body: bytes, media: str) -> bytes:
+    async def export(self, body: bytes, media: str, allows: Callable[[str], bool]) -> bytes:
         """Answers once the spans are durable and visible. Raises what the request deserves."""
-        said = response(await self._intake.take(body, decode if media == PROTOBUF else decode_json))
+        said = response(await self._exports.take(body, decode if media == PROTOBUF else decode_json, allows))
         return said.SerializeToString() if media == PROTOBUF else json_format.MessageToJson(said, indent=None).encode()
 
     def failure(self, error: KiviError, media: str) -> tuple[bytes, float | None]:
@@ -53,7 +53,7 @@ class OverHttp:
         return body, retry_s(error)
 
 
-def decode_json(data: bytes) -> Spans:
+def decode_json(data: bytes) -> Export:
     """Raises InvalidArgument."""
     try:
         found = json.loads(data)

@@ -41,7 +41,7 @@ from kivi.wire import methods
 
 if TYPE_CHECKING:
     from kivi_server.http.listener import HttpListener
-    from kivi_server.otlp.intake import Intake
+    from kivi_server.otlp.exports import Exports
     from kivi_server.otlp.listener import Listener
     from prometheus_client.registry import CollectorRegistry
 
@@ -151,14 +151,13 @@ def listener(
     return server, healthy, _bind(server, options.listen, "--listen", secure)
 
 
-def _intake(options: Options, sessions: Sessions) -> Intake | None:
-    """The intake of spans; its packages, an extra, are loaded only if it is asked for, or, for HTTP, if they are here.
-    Nodes of clusters take none."""
-    if options.otlp is None and (options.http is None or options.cluster is not None or not _has(_OTLP)):
+def _intake(options: Options, sessions: Sessions) -> Exports | None:
+    """What takes spans; its packages, an extra, are loaded if it is asked for, and for HTTP if they are here."""
+    if options.otlp is None and (options.http is None or not _has(_OTLP)):
         return None
-    from kivi_server.otlp.intake import Intake
+    from kivi_server.otlp.exports import Exports
 
-    return Intake(
+    return Exports(
         sessions,
         options.otlp_table,
         options.otlp_retention_s,
@@ -168,7 +167,7 @@ def _intake(options: Options, sessions: Sessions) -> Intake | None:
     )
 
 
-def _otlp(options: Options, intake: Intake | None, tokens: Tokens) -> Listener | None:
+def _otlp(options: Options, intake: Exports | None, tokens: Tokens) -> Listener | None:
     if options.otlp is None or intake is None:
         return None
     from kivi_server.otlp.listener import Listener
@@ -193,7 +192,7 @@ def _http(
     tokens: Tokens,
     page: CollectorRegistry,
     secure: ssl.SSLContext | None,
-    intake: Intake | None,
+    intake: Exports | None,
 ) -> HttpListener | None:
     """Bound, not started; its packages, an extra, are loaded only if it is asked for."""
     if options.http is None:

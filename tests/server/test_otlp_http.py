@@ -22,7 +22,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as pb
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
-from opentelemetry.trace import SpanKind
+from opentelemetry.trace import SpanKind, Status, StatusCode
 
 from tests.otlp import PLACE, Recorder, Server, export
 from tests.serverproc import ServerProcess
@@ -141,3 +141,75 @@ def test_exporters_need_a_token_that_may_write(tmp_path: Path) -> None:
             exporter = OTLPSpanExporter(url, headers={"Authorization": f"Bearer {token}"})
             assert exporter.export(Recorder().spans(1)) is result
         assert httpx.post(url, content=b"", headers=PROTOBUF).status_code == 401
+
+
+def test_calls_that_a_service_makes_and_models_that_it_asks(tmp_path: Path) -> None:
+    """Each span is in one table; tokens are those of the calls to models, and of nothing that wraps them."""
+    with ServerProcess(tmp_path / "data", "--http", "localhost:0") as server:
+        with server.connect() as db:
+            db.create_table(
+                "outgoing_calls_5m", key={"id": "int64"}, columns={}
+            )  # the aggregate of that name is not made
+        provider = TracerProvider(resource=Resource.create(PLACE), shutdown_on_exit=False)
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(f"{base(server)}/v1/traces")))
+        tracer = provider.get_tracer("tests")
+        usage = {"gen_ai.usage.input_tokens": 120, "gen_ai.usage.output_tokens": 30}
+        chat: dict[str, Any] = {"gen_ai.operation.name": "chat", "gen_ai.request.model": "m1", **usage}
+        said: list[tuple[str, SpanKind, dict[str, Any]]] = [
+            ("serve", SpanKind.SERVER, {"http.route": "/ask", **chat}),
+            ("GET", SpanKind.CLIENT, {"server.address": "stock", "http.request.method": "GET", "http.route": "/s"}),
+            ("select", SpanKind.CLIENT, {"db.system.name": "postgresql", "db.namespace": "shop"}),
+            ("send", SpanKind.PRODUCER, {"messaging.system": "kafka", "messaging.destination.name": "orders"}),
+            ("chat m1", SpanKind.CLIENT, {**chat, "gen_ai.provider.name": "p", "tenant.id": "acme"}),
+            (
+                "chat m1",
+                SpanKind.CLIENT,
+                {**chat, "gen_ai.response.model": "m2", "gen_ai.system": "p", "user.id": "u"},
+            ),
+            ("local", SpanKind.INTERNAL, chat),
+            ("invoke_agent x", SpanKind.CLIENT, {**chat, "gen_ai.operation.name": "invoke_agent"}),
+            ("execute_tool y", SpanKind.INTERNAL, {"gen_ai.operation.name": "execute_tool"}),
+            ("inside", SpanKind.INTERNAL, {}),
+        ]
+        for turn in range(3):
+            for name, kind, attributes in said:
+                with tracer.start_as_current_span(name, kind=kind, attributes=attributes) as span:
+                    if turn == 2 and name == "select":
+                        span.record_exception(TimeoutError("slow"))
+                        span.set_status(Status(StatusCode.ERROR))
+        provider.shutdown()
+        with server.connect() as db, db.snapshot() as snap:
+            assert sorted(row["route"] for row in snap.scan("invocations")) == ["/ask"] * 3
+            outgoing = list(snap.scan("outgoing_calls"))
+            assert Counter((r["peer"], r["system"], r["operation"], r["method"], r["kind"]) for r in outgoing) == {
+                ("stock", "http", "/s", "GET", "client"): 3,
+                ("shop", "postgresql", "select", "", "client"): 3,
+                ("orders", "kafka", "send", "", "producer"): 3,
+            }
+            assert [r["error_type"] for r in outgoing if r["error"]] == ["TimeoutError"]
+            models = Counter((r["tenant"], r["provider"], r["model"]) for r in snap.scan("llm_calls"))
+            assert models == {("acme", "p", "m1"): 3, ("u", "p", "m2"): 3, ("", "", "m1"): 3}
+            sums = snap.rollup("llm_calls_5m", by=["service"], measures=["calls", "input_tokens", "output_tokens"])
+            assert [tuple(row.values()) for row in sums] == [("shop", 9, 1080, 270)]
+
+
+def test_a_table_that_does_not_fit_stops_nobody(tmp_path: Path) -> None:
+    with Server(tmp_path / "data", "--http", "localhost:0") as server:
+        with server.connect() as db:
+            db.create_event_table("llm_calls", event_time="at", columns={"at": "timestamp"})
+        recorder = Recorder()
+        recorder.span("/r")
+        for name in ("a", "b"):
+            span = recorder.tracer.start_span(name, kind=SpanKind.CLIENT, attributes={"gen_ai.request.model": "m"})
+            span.end()
+        request = encode_spans(recorder.memory.get_finished_spans()).SerializeToString()
+        for _ in range(2):
+            reply = httpx.post(f"{base(server)}/v1/traces", content=request, headers=PROTOBUF)
+            said = pb.ExportTraceServiceResponse.FromString(reply.content).partial_success
+            assert reply.status_code == 200 and said.rejected_spans == 2 and "'llm_calls'" in said.error_message
+        assert len(server.read("invocations")) == 1
+        assert "kivi_otlp_tables_unfit 1.0" in httpx.get(f"{base(server)}/metrics").text
+        with server.connect() as db:
+            db.drop("llm_calls")
+        export(server.otlp, recorder.memory.get_finished_spans())
+        assert len(server.read("llm_calls")) == 2 and len(server.read("invocations")) == 1
