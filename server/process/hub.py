@@ -26,20 +26,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import Any, Final
+from typing import Final
 
-from kivi_server.metrics import Stats
 from kivi_server.options import Options, host_and_port
 
 from kivi.errors import KiviError, Unavailable
-from kivi.runtime.settings import Settings
 from kivi.store.checkpoint import followers_copy
 from kivi.store.facade import Store
-from kivi.store.following import open_follower
 
-__all__ = ["HubProcess", "forget_copies", "main"]
+__all__ = ["SAID", "HubProcess", "forget_copies"]
 
 _log = logging.getLogger("kivi.server")
 _PAUSE_S: Final = 0.2
@@ -48,13 +44,14 @@ _STEADY_S: Final = 60.0
 """A hub that has run for so long is started again at once."""
 _STOP_S: Final = 5.0
 _LISTENING: Final = "listening on "
-_SAID: Final = (
+SAID: Final = (
     "subscriptions",
     "subscription_updates",
     "subscription_ticks",
     "subscription_tick_s",
     "subscription_lag",
 )
+"""What the hub says of itself each second."""
 
 
 def _directory(data: str) -> str:
@@ -125,7 +122,7 @@ class HubProcess:
         copy = os.path.join(self._directory, "store")
         followers_copy(self._store, copy)
         with subprocess.Popen(
-            [sys.executable, "-m", "kivi_server.process.hub"],
+            [sys.executable, "-m", "kivi_server.process.follower"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -158,37 +155,3 @@ def _told(options: Options, copy: str) -> str:
     own = replace(options, data=copy, listen=options.hub or "", hub=None, metrics=None, http=None, otlp=None, source={})
     settings = {**asdict(options.settings)}
     return json.dumps({"log": os.path.join(options.data, "log"), "options": {**asdict(own), "settings": settings}})
-
-
-def main() -> int:
-    """The hub itself."""
-    from kivi_server.process import serve
-
-    told: dict[str, Any] = json.loads(sys.stdin.readline())
-    options = Options(**{**told["options"], "settings": Settings.of(told["options"]["settings"])})
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-    def opened(options: Options, stack: contextlib.ExitStack) -> tuple[Store, Callable[[str], None]]:
-        follower = open_follower(options.data, told["log"], options.settings)
-        stack.callback(follower.close)
-        return follower.store, lambda endpoint: None
-
-    def said(stats: Stats) -> None:
-        found = stats()
-        print(json.dumps({name: found[name] for name in _SAID} | {"hub_watermark": found["watermark"]}), flush=True)
-
-    try:
-        return serve.run(options, opened, said)
-    except KiviError as error:
-        print(f"kivi hub: {error.message}", file=sys.stderr)
-        return 1
-
-
-def _end_with_parent() -> None:
-    """Nothing more is said here: the server has ended, perhaps without a word."""
-    sys.stdin.read()
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

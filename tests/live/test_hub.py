@@ -23,7 +23,7 @@ def hub_of(server: ServerProcess) -> int:
     """The process id of its hub; 0 while there is none."""
     for children in Path(f"/proc/{server.pid}/task").glob("*/children"):
         for pid in children.read_text().split():
-            if "kivi_server.process.hub" in Path(f"/proc/{pid}/cmdline").read_text():
+            if "kivi_server.process.follower" in Path(f"/proc/{pid}/cmdline").read_text():
                 return int(pid)
     return 0
 
