@@ -141,6 +141,8 @@ def test_it_answers_as_its_owner_does_at_every_snapshot(pair: Pair, seed: int) -
     db.create_event_table("events", event_time="ts", columns=COLUMNS, retention=800)
     db.create_aggregate("by_g", source="events", group_by=["g", kivi.time_slot("ts", 200)], measures=MEASURES)
     db.create_table("rows", key={"id": "int64"}, columns={"n": kivi.sum("int64"), "text": "string"}, history="1h")
+    db.create_event_table("slow", event_time="ts", columns={"ts": "timestamp", "g": "int64", "x": "int64"})
+    db.create_rule("slow", source="events", where=kivi.col("x") > 900, into="slow")
     doing = steps(db, chance)
     next(doing)
     pair.follow()
