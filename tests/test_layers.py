@@ -194,7 +194,7 @@ ROOMS: dict[str, Room] = {
     "server.http": Room(
         "HTTP translates to the calls that gRPC takes, under the same tokens and limits",
         below="errors runtime model arrow sql api wire store live server",
-        packages="grpc h11 numpy prometheus_client pyarrow starlette uvicorn",
+        packages="grpc h11 numpy prometheus_client promql_parser pyarrow starlette uvicorn",
     ),
     "server.otlp": Room(
         "OpenTelemetry's calls, translated to appends",

@@ -12,6 +12,7 @@
 ``POST /v1/tables/{table}/append``   events (``kivi_server.http.writes``)
 ``POST /v1/transactions``            a transaction
 ``POST /v1/query``, ``/v1/sql``      questions (``kivi_server.http.questions``)
+``/api/v1/...``                      Prometheus' query API (``kivi_server.http.prometheus``)
 ``POST /v1/traces``                  OTLP/HTTP: exports of spans (``kivi_server.otlp``)
 ``GET /v1/live``                     subscriptions, as server-sent events (``kivi_server.http.live``)
 ==================================== =================================================================
@@ -23,9 +24,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from typing import Any, Final, Protocol, TypeVar
+from urllib.parse import parse_qs
 
 from kivi_server import metrics
 from kivi_server.auth import Access
+from kivi_server.http import prometheus as prometheus_api
 from kivi_server.http.access import Door
 from kivi_server.http.bodies import Bodies
 from kivi_server.http.description import described
@@ -75,6 +78,7 @@ class Routes:
         self._registry = registry
         self._bodies = Bodies()
         self._traces = traces
+        self._questions = prometheus_api.Prometheus(door.sessions)
         self._shared = Shared(door.sessions)
         self._channels = Channels(door)
         self._described = compact(described(door.sessions.version))
@@ -96,8 +100,11 @@ class Routes:
             ("GET", "/v1/live", self.live),
             ("POST", "/v1/traces", self.traces),
         )
+        prometheus = [
+            Route(f"/api/v1/{path}", self._prometheus(path), methods=["GET", "POST"]) for path in prometheus_api.PATHS
+        ]
         return Router(
-            [Route(path, _named(handler), methods=[method]) for method, path, handler in routes],
+            [*(Route(path, _named(handler), methods=[method]) for method, path, handler in routes), *prometheus],
             redirect_slashes=False,
         )
 
@@ -247,6 +254,27 @@ class Routes:
             grant.require(Access.WRITE, "writing", *wanted.tables)
             return _json({"commit_ts": await committed(self._sessions, wanted.prepare, token)})
 
+    def _prometheus(self, path: str) -> Handler:
+        async def prometheus(request: Request) -> Response:
+            request.scope[CALL] = f"prometheus/{path.partition('/')[0]}"
+            try:
+                grant = self._door.enter(request, Access.READ, "reading")
+                given = _form(request.url.query)
+                if request.method == "POST":
+                    async with self._bodies.read(request, _QUESTION_BYTES_MAX) as body:
+                        for name, texts in _form(body.decode("utf-8", "replace")).items():
+                            given.setdefault(name, []).extend(texts)
+                answer = self._questions.answer
+                label = request.path_params.get("name", "")
+                data = await self._in(self._sessions.questions, answer, path, label, given, grant)
+            except KiviError as error:
+                request.scope[ERROR] = error
+                status, said = prometheus_api.failure(error)
+                return Response(compact(said), status, media_type=JSON)
+            return _json({"status": "success", "data": data})
+
+        return prometheus
+
     async def traces(self, request: Request) -> Response:
         traces = self._traces
         if traces is None:
@@ -269,6 +297,13 @@ class Routes:
 _QUESTION_BYTES_MAX: Final = 1 << 20
 _REVALIDATE: Final = {"Cache-Control": "no-cache"}
 _FORMS: Final = {media: media.rpartition("/")[2] for media in MEDIA}
+
+
+def _form(text: str) -> dict[str, list[str]]:
+    try:
+        return parse_qs(text, keep_blank_values=True, max_num_fields=1_000)
+    except ValueError:
+        raise InvalidArgument("a request has at most 1,000 parameters") from None
 
 
 def _named(handler: Handler) -> Handler:
