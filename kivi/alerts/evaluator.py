@@ -35,9 +35,9 @@ class Evaluator:
     def __init__(self, store: Store, rows: Rows) -> None:
         self._store = store
         self._rows = rows
-        self._idle: dict[str, tuple[int, int]] = {}
-        """Of alerts of which the newest evaluation found nothing to write: up to when it judged, and as of which
-        commit."""
+        self._idle: dict[str, tuple[int, int, int]] = {}
+        """Of alerts of which the newest evaluation found nothing to write: behind which one it came, up to when it
+        judged, and as of which commit."""
 
     def create(self, alert: Alert, schema: TableSchema) -> None:
         """The alert begins with the newest slot that is over now. Raises AlreadyExists."""
@@ -82,13 +82,14 @@ class Evaluator:
             or (one.state == FIRING and not one.told and not silenced)
             for one, _ in instances.values()
         )
-        at = (over_us, self._store.changes.tail_points(schema, kept.seen, 1, txn.start_ts, 0).last)
+        last = self._store.changes.tail_points(schema, kept.seen, 1, txn.start_ts, 0).last
+        at = (kept.seen, over_us, last)
         if not (is_ahead or kept.error or (due and self._idle.get(alert.name) != at)):
             return
         span = Span(slot, slot.start(kept.over_us - 1), over_us, time_us)
-        held = self._held(txn.lease, schema, alert, span) if due or kept.error else {}
+        held = self._held(txn.lease, schema, alert, span)
         told, changes = kept.told, 0
-        for instance in (instances.keys() | held.keys()) if due or kept.error else ():
+        for instance in sorted(instances.keys() | held.keys()):
             before, key = instances.get(instance, (None, ""))
             key, slots = held.get(instance, (key, []))
             after, said = judged(before, slots, span, for_us=alert.for_us, now_us=clock.now_us, silenced=silenced)
@@ -101,7 +102,7 @@ class Evaluator:
                 txn.insert(ALERT_NOTIFICATIONS, (alert.name, told), _notification(one, instance, key, clock.now_us))
                 told += 1
             changes += after != before or bool(said)
-        if is_ahead or kept.error or changes or at[1] > kept.seen:
+        if is_ahead or kept.error or changes or last > kept.seen:
             txn.put(ALERTS, (alert.name,), Kept.position(txn.start_ts, clock, over_us, told))
         else:
             self._idle[alert.name] = at

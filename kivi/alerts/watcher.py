@@ -41,7 +41,8 @@ class Alerts:
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
-        self._paused: dict[str, float] = {}
+        self._paused: dict[tuple[str, int], float] = {}
+        """By name and newest evaluation, so that one that is created anew is another."""
         self._states: Counter[str] = Counter()
         if store.settings.background and (store.prefix is not None or self._rows.any()):
             self._start()
@@ -127,7 +128,7 @@ class Alerts:
         for kept in alerts:
             if self._stop.is_set():
                 return
-            if time.monotonic() >= self._paused.get(kept.alert.name, 0.0):
+            if time.monotonic() >= self._paused.get((kept.alert.name, kept.seen), 0.0):
                 self._evaluate(kept)
         self._count()
         if any(kept.alert.notify is not None for kept in alerts):
@@ -144,7 +145,9 @@ class Alerts:
         except DataLoss:
             raise
         except KiviError as error:
-            self._paused[name] = time.monotonic() + _PAUSE_S
+            now = time.monotonic()
+            self._paused = {one: until for one, until in self._paused.items() if until > now}
+            self._paused[name, kept.seen] = now + _PAUSE_S
             _log.warning("the alert %r cannot be evaluated: %s", name, error.message)
             self._rows.fail(name, error.message)
 

@@ -93,8 +93,8 @@ class Alerting(ABC):
         when it holds no more or there is no row. A slot is over ``lateness`` after its end; 0 unless said otherwise.
         ``kivi.alerts`` has the definition.
 
-        ``notify`` is a URL, or a dict of ``url``, ``secret`` and ``labels``; None tells nobody. A URL whose path ends in
-        ``/api/v2/alerts`` is an Alertmanager's; any other gets the JSON of Alertmanager's webhooks, signed with the
+        ``notify`` is a URL, or a dict of ``url``, ``secret`` and ``labels``; None tells nobody. A URL whose path ends
+        in ``/api/v2/alerts`` is an Alertmanager's; any other gets the JSON of Alertmanager's webhooks, signed with the
         secret as Standard Webhooks says. Each notification is delivered at least once.
 
         Raises AlreadyExists, NotFound, SchemaError, InvalidArgument.
