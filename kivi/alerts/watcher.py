@@ -43,7 +43,6 @@ class Alerts:
         self._stop = threading.Event()
         self._paused: dict[tuple[str, int], float] = {}
         """By name and newest evaluation, so that one that is created anew is another."""
-        self._states: Counter[str] = Counter()
         if store.settings.background and (store.prefix is not None or self._rows.any()):
             self._start()
 
@@ -78,13 +77,14 @@ class Alerts:
             return next((kept.alert.on for kept in self._rows.kept(lease) if kept.alert.name == name), None)
 
     def stats(self) -> dict[str, int | float]:
-        """As of the newest evaluation of this process."""
-        delivery, states = self._delivery, self._states
+        """Instances as they are now; notifications as this process has delivered them."""
+        found = self._rows.listed()
+        states, delivery = Counter(one.state for one in found if one.key is not None), self._delivery
         return {
             "alerts_pending": states[PENDING],
             "alerts_firing": states[FIRING],
             "alerts_resolved": states[RESOLVED],
-            "alerts_failing": states["failing"],
+            "alerts_failing": len({one.name for one in found if one.error}),
             "alert_notifications_waiting": 0 if delivery is None else delivery.waiting,
             "alert_notifications_sent": 0 if delivery is None else delivery.sent,
             "alert_notifications_failed": 0 if delivery is None else delivery.failed,
@@ -130,7 +130,6 @@ class Alerts:
                 return
             if time.monotonic() >= self._paused.get((kept.alert.name, kept.seen), 0.0):
                 self._evaluate(kept)
-        self._count()
         if any(kept.alert.notify is not None for kept in alerts):
             if self._delivery is None:
                 self._delivery = Delivery(self._store, self._rows)
@@ -150,11 +149,6 @@ class Alerts:
             self._paused[name, kept.seen] = now + _PAUSE_S
             _log.warning("the alert %r cannot be evaluated: %s", name, error.message)
             self._rows.fail(name, error.message)
-
-    def _count(self) -> None:
-        found = self._rows.listed()
-        states = Counter(each.state for each in found if each.key is not None)
-        self._states = states + Counter(failing=len({each.name for each in found if each.error}))
 
     def _has_turn(self) -> bool:
         """Whether this process evaluates: in a cluster one node does, as long as it says so every few seconds.
