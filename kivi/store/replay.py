@@ -32,7 +32,7 @@ from kivi.log.replicated import ReplicatedLog
 from kivi.model.schema import TableSchema
 from kivi.mvcc.applied import Applied, PendingEvents, Retracted
 from kivi.mvcc.consolidate import POSITION
-from kivi.mvcc.groups import events_applied
+from kivi.mvcc.groups import Raised, events_applied
 from kivi.mvcc.prefix import Definition
 from kivi.mvcc.record import (
     Abort,
@@ -186,8 +186,8 @@ def _replay_commit(store: Contents, record: Record) -> None:
 
 def decoded_columns(
     record: EventsRecord, known: Callable[[int], TableSchema | None]
-) -> tuple[pa.RecordBatch, list[tuple[int, DeltaRun]]]:
-    """The events of a record and its runs, of the tables that are there."""
+) -> tuple[pa.RecordBatch, list[tuple[int, DeltaRun]], list[Raised]]:
+    """The events of a record, its runs, and what rules raised, of the tables that are there."""
     source = known(record.table)
     batches = [] if source is None else [padded(batch, source) for batch in own_batches(record.events[0])]
     runs = [
@@ -195,14 +195,19 @@ def decoded_columns(
         for table, data in record.runs
         if (schema := known(table)) is not None
     ]
-    return together(batches) if batches else pa.RecordBatch.from_pylist([]), runs
+    raised = [
+        (table, together([padded(batch, into) for batch in own_batches(data[0])]), places)
+        for table, data, places in record.raised
+        if (into := known(table)) is not None
+    ]
+    return together(batches) if batches else pa.RecordBatch.from_pylist([]), runs, raised
 
 
 def _replay_events(store: Contents, record: Record) -> None:
     found = decode_events(record.body)
     known = store.catalog.schema_of
-    batch, runs = decoded_columns(found, known)
+    batch, runs, raised = decoded_columns(found, known)
     found.derived = [row for row in found.derived if known(row[0]) is not None]
-    store.pending.apply(record.last, events_applied(found, record.sequence, record.count, batch, runs))
+    store.pending.apply(record.last, events_applied(found, record.sequence, record.count, batch, runs, raised))
     store.timeline.note(record.sequence, record.time_us, record.count)
     store.tokens.remember(found.request[0], record.sequence, found.request[1], record.count)
