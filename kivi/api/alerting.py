@@ -18,7 +18,6 @@ from kivi.model.types import ColumnType
 __all__ = ["AlertArguments", "Alerting", "SilenceArguments", "drop_alert_name"]
 
 _MOMENT: Final = ColumnType("timestamp")
-Duration = str | int | dt.timedelta
 
 
 @dataclass(slots=True)
@@ -29,9 +28,9 @@ class AlertArguments:
     on: str
     _: KW_ONLY
     where: Expr
-    for_: Duration = 0
+    for_: str | int | dt.timedelta = 0
     notify: Any = None
-    lateness: Duration = 0
+    lateness: str | int | dt.timedelta = 0
     told: Notify | None = field(init=False)
 
     def __post_init__(self) -> None:
