@@ -29,8 +29,8 @@ _PASSING: Final = (Conflict, SnapshotTooOld, Unavailable)
 
 
 class Alerts:
-    """Thread safe. Its thread runs while there is an alert, unless the store has no background; in a cluster always,
-    as an alert may come from another node."""
+    """Thread safe. Its thread runs while there is an alert, unless the store has no background or follows another
+    one; in a cluster always, as an alert may come from another node."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -43,8 +43,12 @@ class Alerts:
         self._stop = threading.Event()
         self._paused: dict[tuple[str, int], float] = {}
         """By name and newest evaluation, so that one that is created anew is another."""
-        if store.settings.background and (store.prefix is not None or self._rows.any()):
+        if self._evaluates and (store.prefix is not None or self._rows.any()):
             self._start()
+
+    @property
+    def _evaluates(self) -> bool:
+        return self._store.settings.background and not self._store.is_follower
 
     # -- for callers --------------------------------------------------------------------------------
 
@@ -56,7 +60,7 @@ class Alerts:
                 f"{alert.on!r} is still being built: declare the alert {alert.name!r} when it is ready"
             )
         self._evaluator.create(alert.bound(schema), schema)
-        if self._store.settings.background:
+        if self._evaluates:
             self._start()
 
     def listed(self) -> list[AlertStatus]:

@@ -16,6 +16,10 @@ from typing import Any
 import pytest
 
 import kivi
+from kivi.alerts import Alerts
+from kivi.runtime.settings import Settings
+from kivi.store.checkpoint import followers_copy
+from kivi.store.following import open_follower
 from tests.alerts.receiver import Received, Receiver
 from tests.conftest import require
 from tests.serverproc import ServerProcess
@@ -177,6 +181,19 @@ def test_a_silenced_alert_tells_nobody_until_it_is_over(db: Any, receiver: Recei
     resolve(db)
     wait_until(lambda: len(receiver.taken) == 2)
     assert receiver.taken[1].message["status"] == "resolved"  # as it was told that it fires
+
+
+def test_a_follower_evaluates_nothing(db: Any, tmp_path: Path) -> None:
+    """It has the alerts, and commits nothing: who it follows evaluates them."""
+    create(db, None)
+    followers_copy(db.store, str(tmp_path / "copy"))
+    follower = open_follower(str(tmp_path / "copy"), str(tmp_path / "data" / "log"), Settings())
+    try:
+        alerts = Alerts(follower.store)
+        assert [one.name for one in alerts.listed()] == ["slow"]
+        assert alerts._thread is None
+    finally:
+        follower.close()
 
 
 # -- a real Alertmanager ----------------------------------------------------------------------------------
