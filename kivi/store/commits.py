@@ -295,7 +295,7 @@ class Commits:
         while True:
             with self.computing, contextlib.ExitStack() as opened:
                 derived_at, view = self.catalog.changed_at, self.catalog.entered
-                rules = Judgement(self.judging, view, functools.partial(self._opened, opened))
+                rules = Judgement(self.judging, view, functools.partial(self._opened, opened), each=True)
                 part = prepare_events(
                     schema, batch, token, drop_late, view, derived_at, self.floor, self.retention, answer, rules
                 )

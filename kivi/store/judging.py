@@ -116,11 +116,13 @@ class Judging:
 @dataclass(slots=True)
 class Judgement:
     """Of one commit, or of events that are each one. ``snapshot`` opens the one to judge at; ``view``: the catalog that
-    the commit is derived with. Tables go by name: what they are called does not change while a rule names them."""
+    the commit is derived with. ``each``: every event is one, whose own events lie in no slot before it. Tables go by
+    name: what they are called does not change while a rule names them."""
 
     judging: Judging
     view: View
     snapshot: Callable[[], Lease]
+    each: bool = False
     lease: Lease | None = None
     counts: dict[int, list[int]] = field(default_factory=dict)
     _raised: dict[str, list[tuple[Rule, pa.RecordBatch, Array]]] = field(default_factory=dict)
@@ -180,14 +182,14 @@ class Judgement:
         wanted: dict[_Asked, dict[str, str]] = {}
         for plan in plans:
             for against, refs in plan.refs:
-                wanted.setdefault(_Asked(against, plan.rule.own_events and places is None), {}).update(refs)
+                wanted.setdefault(_Asked(against, plan.rule.own_events and not self.each), {}).update(refs)
         with self.judging.known.lock:
             self.lease = self.lease or self.snapshot()
             looked_up = {
                 asked: self._found(source, events, batch, asked, refs, self.lease) for asked, refs in wanted.items()
             }
         for plan in plans:
-            own = plan.rule.own_events and places is None
+            own = plan.rule.own_events and not self.each
             self._apply(plan, batch, {each: looked_up[_Asked(each, own)] for each, _ in plan.refs}, places)
 
     # -- one rule -------------------------------------------------------------------------------------------
