@@ -359,8 +359,8 @@ class Judgement:
                 return next(Projection.of(table, columns).batches([(last, kept)], None)), there_at, []
             except OutOfRange:
                 pass
-        versions = map(layout.decode, layout.bytes_of(kept))
-        rows, failed = _projected(table, columns, list(zip(last.to_pylist(), versions, strict=True)))
+        decoded = map(layout.decode, layout.bytes_of(kept))
+        rows, failed = _projected(table, columns, list(zip(last.to_pylist(), decoded, strict=True)))
         return rows, there_at, failed
 
     def _own(self, table: TableSchema, batch: pa.RecordBatch) -> list[DeltaRun]:
