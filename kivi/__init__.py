@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from kivi.model.declarations import time_slot
     from kivi.model.expressions import case, coalesce, col
     from kivi.model.outcomes import ABORTED, UNKNOWN
+    from kivi.model.patterns import next, pattern, prev
     from kivi.model.surface import combine, count, max, min, sum, transactional
 
 __version__ = "0.2.0"
@@ -99,8 +100,11 @@ __all__ = [
     "max",
     "measure",
     "min",
+    "next",
     "open",
+    "pattern",
     "polars",
+    "prev",
     "quantiles",
     "register_measure",
     "smallest",
@@ -135,7 +139,10 @@ _LAZY = {
     "max": "kivi.model.surface",
     "measure": "kivi.model.surface",
     "min": "kivi.model.surface",
+    "next": "kivi.model.patterns",
     "open": "kivi.embedded.database",
+    "pattern": "kivi.model.patterns",
+    "prev": "kivi.model.patterns",
     "quantiles": "kivi.model.surface",
     "register_measure": "kivi.states.own",
     "smallest": "kivi.model.surface",

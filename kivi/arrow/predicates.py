@@ -30,7 +30,7 @@ from kivi.model.expressions import COMPARISONS, Expr
 from kivi.model.expressions.rows import out_of_range
 from kivi.model.types import ColumnType
 
-__all__ = ["evaluate", "filter_batch", "mask"]
+__all__ = ["evaluate", "filter_batch", "mask", "true_rows"]
 
 Types = Mapping[str, ColumnType]
 _BOOL: Final = ColumnType("bool")
@@ -57,6 +57,11 @@ def filter_batch(batch: Any, predicate: Expr, types: Types, columns: Sequence[st
 def mask(batch: Any, predicate: Expr, types: Types) -> Any:
     """A bound predicate's value for each row, as a boolean array; null is unknown. Raises OutOfRange."""
     return _as_array(_checked(_evaluated(batch, predicate, types)), batch.num_rows)
+
+
+def true_rows(batch: Any, predicate: Expr, types: Types) -> npt.NDArray[np.bool_]:
+    """Where a bound predicate is true. Where it is unknown or out of range it is not: nothing is raised."""
+    return np.array(_rows_of(_evaluated(batch, predicate, types).of, batch.num_rows))
 
 
 def evaluate(batch: Any, expr: Expr, types: Types, among: npt.NDArray[np.bool_] | None = None) -> Any:
