@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
@@ -42,7 +42,19 @@ from kivi.mvcc.record import BLIND, Commit, EventsRecord, deltas_body, deltas_he
 from kivi.mvcc.verdict import Collision, Footprint, Guard
 from kivi.mvcc.watermark import call_all
 
-__all__ = ["Answer", "Events", "Outcome", "Part", "Single", "Tell", "WriteSet", "Writes", "events_applied", "told"]
+__all__ = [
+    "Answer",
+    "Beginning",
+    "Events",
+    "Outcome",
+    "Part",
+    "Single",
+    "Tell",
+    "WriteSet",
+    "Writes",
+    "events_applied",
+    "told",
+]
 
 Row = tuple[int, bytes, RowOp]
 
@@ -177,12 +189,22 @@ def told(done: Tell) -> Answer:
 # -- any transaction ----------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """Rows of aggregates that begin anew in a commit for a log that orders: ``at`` is called with the number as of
+    which they do, by which all commits are applied, and completes the part; or ``close``. Both may be slow."""
+
+    tables: tuple[int, ...]
+    at: Callable[[int], None]
+    close: Callable[[], None]
+
+
 class Single(Part):
     """One transaction of any kind. ``schema_guards`` are implied by the tables that it names.
 
     The hooks are the catalog's and the stages': ``on_apply`` before W passes it, ``on_abort`` if it aborts after its
     CTS was taken. ``on_entry`` completes it, under the entry lock, before it gets its CTS: it is called with what has
-    entered and is not in pending yet.
+    entered and is not in pending yet, by the last CTS of each; in a cluster with all that was gathered.
     """
 
     def __init__(
@@ -212,7 +234,8 @@ class Single(Part):
         derived from a newer snapshot, which has what was committed at ``behind``."""
         self.behind = 0
         self.retracted: list[tuple[int, EventNames]] = []
-        self.on_entry: Callable[[Iterable[Part]], None] | None = None
+        self.on_entry: Callable[[dict[int, Applied]], None] | None = None
+        self.begins: Beginning | None = None
         self.on_apply: Callable[[int], None] | None = None
         self.on_abort: Callable[[int], None] | None = None
 

@@ -3,12 +3,13 @@
 ::
 
     COMMIT body
-      u8   version (2; 4 with retractions)
+      u8   version (2; 4 with retractions; 5 with either of what only a cluster has)
       u8   token kind: 0 none, 1 request token, 2 batch token
       u64  start_ts (2**64 - 1: it has read nothing, and began just before its own CTS)
       u32  guards   u32 rows   u32 derived rows   u32 appends   u32 runs
       token        request: text, 16-byte payload digest | batch: scope text, u64 sequence
-      u32  retractions   (version 4 only)
+      u32  retractions   (versions 4 and 5 only)
+      u64  gathered since, once: text, JSON   (version 5 only)
       guard...     u32 table, key, i16 column (-1: the row's existence)
       row...       u32 table, key, u8 barrier, u16 puts, (u16 column, cell)..., u16 deltas, (u16 column, cell)...
       derived...   the same, for rows of aggregates: small deltas derived from this commit's own appends
@@ -32,6 +33,7 @@
     STAGE body   u8 version, u8 kind (0 events, 1 delta run), u32 table, u64 rows, owner text, u64 length, bytes
     ABORT body   u8 version, u32 commits, u64..., u32 stages, u64..., u32 request tokens, text...
     FLOOR body   u8 version (1), u32 table, i64 event time in microseconds: see kivi.store.retention
+    GATHER body  u8 version, u32 aggregates, u32 table...: see kivi.mvcc.gathering
 
 Rows are sorted by table and key. Deltas are stored as they were derived, so that replay never derives again.
 Decoding is lazy where it matters: Arrow bytes stay memoryviews until somebody needs the rows.
@@ -39,12 +41,13 @@ Decoding is lazy where it matters: Arrow bytes stay memoryviews until somebody n
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import lru_cache
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -59,7 +62,9 @@ __all__ = [
     "Bulk",
     "Commit",
     "EventsRecord",
+    "Gather",
     "NewFloor",
+    "Once",
     "Other",
     "Stage",
     "StageKind",
@@ -67,6 +72,7 @@ __all__ = [
     "decode_commit",
     "decode_events",
     "decode_floor",
+    "decode_gather",
     "decode_stage",
     "deltas_body",
     "deltas_head",
@@ -81,6 +87,7 @@ Buffer = bytes | bytearray | memoryview
 _VERSION: Final = 2
 _EVENTS_VERSION: Final = 3
 _RETRACTING_VERSION: Final = 4
+_REPLICATED_VERSION: Final = 5
 _HEAD: Final = struct.Struct("<BBQIIIII")
 _EVENTS_HEAD: Final = struct.Struct("<B3xIII")
 _U16: Final = struct.Struct("<H")
@@ -110,6 +117,15 @@ class Bulk:
         return sum(memoryview(part).nbytes for part in self.parts)
 
 
+class Once(NamedTuple):
+    """Of events of ``table`` with equal bytes in these columns, those of one commit stand in the way of every later one
+    for so long: see ``kivi.mvcc.deduplication``."""
+
+    table: int
+    columns: tuple[str, ...]
+    window_us: int
+
+
 @dataclass(slots=True)
 class Commit:
     """What one transaction does, ready for the log."""
@@ -123,6 +139,9 @@ class Commit:
     retractions: list[Bulk] = field(default_factory=list)
     request: tuple[str, bytes] | None = None
     batch: tuple[str, int] | None = None
+    once: Once | None = None
+    gathered_since: int = 0
+    """Of a retraction in a cluster: the number of the GATHER record as of which rows begin anew; 0: none do."""
 
     def encode(self) -> list[Any]:
         """Buffers whose concatenation is the body."""
@@ -139,9 +158,13 @@ class Commit:
         elif self.batch:
             _put_bytes(out, self.batch[0].encode())
             out += _U64.pack(self.batch[1])
-        if self.retractions:
+        if self.retractions or self.once:
             out[0] = _RETRACTING_VERSION
             out += _U32.pack(len(self.retractions))
+            if self.gathered_since or self.once:
+                out[0] = _REPLICATED_VERSION
+                out += _U64.pack(self.gathered_since)
+                _put_bytes(out, json.dumps(self.once).encode())
         for guard in self.guards:
             out += _U32.pack(guard.table)
             _put_bytes(out, guard.key)
@@ -209,14 +232,18 @@ def decode_commit(body: Buffer) -> Commit:
     """The inverse of ``Commit.encode``. Raises DataLoss."""
     reader = _Reader(body)
     version, kind, start_ts, guards, rows, derived, appends, runs = reader.unpack(_HEAD)
-    if version not in (_VERSION, _RETRACTING_VERSION):
+    if version not in (_VERSION, _RETRACTING_VERSION, _REPLICATED_VERSION):
         raise DataLoss(f"a commit record has version {version}; this program knows {_VERSION}")
     commit = Commit(start_ts)
     if kind == 1:
         commit.request = (reader.sized().decode(), bytes(reader.take(16)))
     elif kind == 2:
         commit.batch = (reader.sized().decode(), reader.unpack(_U64)[0])
-    retractions = reader.unpack(_U32)[0] if version == _RETRACTING_VERSION else 0
+    retractions = reader.unpack(_U32)[0] if version != _VERSION else 0
+    if version == _REPLICATED_VERSION:
+        commit.gathered_since = reader.unpack(_U64)[0]
+        if (once := json.loads(reader.sized())) is not None:
+            commit.once = Once(once[0], tuple(once[1]), once[2])
     for _ in range(guards):
         table = reader.unpack(_U32)[0]
         commit.guards.append(Guard(table, reader.sized(), struct.unpack("<h", reader.take(2))[0]))
@@ -450,10 +477,27 @@ def decode_floor(body: Buffer) -> NewFloor:
     return NewFloor(table, time_us)
 
 
-Other: TypeAlias = Stage | Abort | NewFloor
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """From its record on, what commits add to these aggregates is kept: see ``kivi.mvcc.gathering``."""
+
+    tables: tuple[int, ...]
+
+    def encode(self) -> list[Any]:
+        return [struct.pack(f"<BI{len(self.tables)}I", _VERSION, len(self.tables), *self.tables)]
+
+
+def decode_gather(body: Buffer) -> Gather:
+    reader = _Reader(body)
+    reader.version()
+    return Gather(tuple(reader.unpack(_U32)[0] for _ in range(reader.unpack(_U32)[0])))
+
+
+Other: TypeAlias = Stage | Abort | NewFloor | Gather
 """What a record that is no commit holds."""
+_KINDS: Final = {Stage: Kind.STAGE, Abort: Kind.ABORT, NewFloor: Kind.FLOOR, Gather: Kind.GATHER}
 
 
 def kind_of(other: Other) -> Kind:
     """The kind of its record."""
-    return Kind.STAGE if isinstance(other, Stage) else Kind.ABORT if isinstance(other, Abort) else Kind.FLOOR
+    return _KINDS[type(other)]

@@ -37,6 +37,7 @@ from kivi.mvcc.prefix import Definition
 from kivi.mvcc.record import (
     Abort,
     EventsRecord,
+    Gather,
     NewFloor,
     Other,
     Stage,
@@ -47,6 +48,7 @@ from kivi.mvcc.record import (
     decode_stage,
     is_events,
 )
+from kivi.mvcc.replicated import ReplicatedCommitter
 from kivi.store.catalog import COUNTERS, TABLES, changes
 from kivi.store.host import Contents
 from kivi.store.staging import STAGE_INDEX, data_of, sequences_of
@@ -73,6 +75,9 @@ def load_base(store: Contents) -> int:
     if store.prefix is not None and store.prefix.saved:
         store.catalog.restore(store.prefix.changes)
         store.prefix.restore(store.committer.facts)
+        if isinstance(store.committer, ReplicatedCommitter):
+            store.prefix.restore_gathering(store.committer.gathering, store.catalog.schema_of)
+            store.prefix.restore_taken(store.committer.deduplication)
     elif store.prefix is not None:
         store.prefix.begin(definitions, store.catalog.changes, last_id, store.committer.facts.generations)
     store.stages.load(engine.get(STAGE_INDEX))
@@ -139,6 +144,8 @@ def enter_other(store: Contents, other: Other, sequence: int, time_us: int) -> N
             for token in other.tokens:
                 store.tokens.forget(token)
             store.stages.use(other.stages, sequence)
+        case Gather():  # of a log that orders, whose committer keeps it
+            pass
 
 
 def _replay_commit(store: Contents, record: Record) -> None:

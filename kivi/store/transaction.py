@@ -36,7 +36,7 @@ from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
 from kivi.mvcc.groups import Single
 from kivi.mvcc.leases import Lease
-from kivi.mvcc.record import BLIND, Bulk, Commit
+from kivi.mvcc.record import BLIND, Bulk, Commit, Once
 from kivi.mvcc.verdict import EXISTENCE, Collision, Guard
 from kivi.runtime.checksum import crc32
 from kivi.runtime.settings import Settings
@@ -114,6 +114,7 @@ class Txn:
     operations: int = 0
     nbytes: int = 0
     run_stages: dict[int, list[int]] = field(default_factory=dict)
+    once: Once | None = None  # of a cluster: its events of that table
     closed: str = ""
     commit_ts: int | None = None
 
@@ -463,6 +464,7 @@ def prepare(
     retracted = [retraction_row(table, names.size) for table, names in txn.retracted.items()]
     commit.rows = sorted((*own_rows, *in_views.rows, *new.rows, *retracted), key=operator.itemgetter(0, 1))
     commit.guards = sorted(txn.guards | in_views.guards)
+    commit.once = txn.once
     events: list[tuple[int, pa.RecordBatch]] = []
     runs: list[tuple[int, DeltaRun]] = []
     sent: list[Bulk] = []  # the appends as the caller sent them: the record leaves out what is dropped as late

@@ -168,7 +168,12 @@ class Wiring:
         self.tail_points = changes.tail_points
 
         retractions = Retractions(
-            reads, self.computing, self.settings, lambda: self.moved.value, lambda s: commits.wait_for_entered(s)
+            reads,
+            self.computing,
+            self.settings,
+            lambda: self.moved.value,
+            lambda s: commits.wait_for_entered(s),
+            self.log.is_judged_again,
         )
         self.find_events = retractions.find
         views = self.view_rows = ViewRows(self.catalog, self.reader)
