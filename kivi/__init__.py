@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from kivi.model.expressions import case, coalesce, col
     from kivi.model.outcomes import ABORTED, UNKNOWN
     from kivi.model.patterns import next, pattern, prev
+    from kivi.model.rules import lookup, previous_slot, ref
     from kivi.model.surface import combine, count, max, min, sum, transactional
 
 __version__ = "0.2.0"
@@ -97,6 +98,7 @@ __all__ = [
     "first",
     "largest",
     "last",
+    "lookup",
     "max",
     "measure",
     "min",
@@ -105,7 +107,9 @@ __all__ = [
     "pattern",
     "polars",
     "prev",
+    "previous_slot",
     "quantiles",
+    "ref",
     "register_measure",
     "smallest",
     "spark",
@@ -136,6 +140,7 @@ _LAZY = {
     "first": "kivi.model.surface",
     "largest": "kivi.model.surface",
     "last": "kivi.model.surface",
+    "lookup": "kivi.model.rules",
     "max": "kivi.model.surface",
     "measure": "kivi.model.surface",
     "min": "kivi.model.surface",
@@ -143,7 +148,9 @@ _LAZY = {
     "open": "kivi.embedded.database",
     "pattern": "kivi.model.patterns",
     "prev": "kivi.model.patterns",
+    "previous_slot": "kivi.model.rules",
     "quantiles": "kivi.model.surface",
+    "ref": "kivi.model.rules",
     "register_measure": "kivi.states.own",
     "smallest": "kivi.model.surface",
     "stddev": "kivi.model.surface",

@@ -30,7 +30,7 @@ from kivi.model.expressions import COMPARISONS, Expr
 from kivi.model.expressions.rows import out_of_range
 from kivi.model.types import ColumnType
 
-__all__ = ["evaluate", "filter_batch", "mask", "true_rows"]
+__all__ = ["attempted", "evaluate", "filter_batch", "mask"]
 
 Types = Mapping[str, ColumnType]
 _BOOL: Final = ColumnType("bool")
@@ -59,11 +59,6 @@ def mask(batch: Any, predicate: Expr, types: Types) -> Any:
     return _as_array(_checked(_evaluated(batch, predicate, types)), batch.num_rows)
 
 
-def true_rows(batch: Any, predicate: Expr, types: Types) -> npt.NDArray[np.bool_]:
-    """Where a bound predicate is true. Where it is unknown or out of range it is not: nothing is raised."""
-    return np.array(_rows_of(_evaluated(batch, predicate, types).of, batch.num_rows))
-
-
 def evaluate(batch: Any, expr: Expr, types: Types, among: npt.NDArray[np.bool_] | None = None) -> Any:
     """A bound expression's value for each row, as an array of its type's ``arrow_type``.
 
@@ -77,6 +72,18 @@ def evaluate(batch: Any, expr: Expr, types: Types, among: npt.NDArray[np.bool_] 
         found = found._replace(errors=_where(found.errors, among))
     values = _as_array(_checked(found), batch.num_rows)
     return decimals(type_, values) if type_.name == "decimal" else values.cast(arrow_type(type_))
+
+
+def attempted(batch: Any, expr: Expr, types: Types) -> tuple[Any, npt.NDArray[np.bool_] | None]:
+    """``evaluate`` for whoever goes on without the rows whose result is an error: the values, null there, and a mask of
+    these rows; None if there are none."""
+    type_ = expr.type or _BOOL
+    if expr.op == "col":
+        return flat(batch.column(expr.column)), None
+    found = _evaluated(batch, expr, types)
+    values = _as_array(found.of, batch.num_rows)
+    values = decimals(type_, values) if type_.name == "decimal" else values.cast(arrow_type(type_))
+    return values, None if found.errors is None else found.errors.rows
 
 
 # -- values and errors --------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from kivi.arrow.columns import picked, stored_array
 from kivi.arrow.dictionaries import is_coded, together
-from kivi.arrow.predicates import true_rows
+from kivi.arrow.predicates import attempted
 from kivi.encoding.event_names import POSITION, STAMP
 from kivi.model.expressions import Expr, names
 from kivi.model.patterns import Match
@@ -75,7 +75,8 @@ class Rows:
                     by = -node.value if node.op == "prev" else node.value
                     seen = seen.append_column(name, self._shifted(seen.column(node.column), by))
                     types[name] = types[node.column]
-            words |= true_rows(seen, _plain(definition), types).astype(np.int64) << i
+            truth, _ = attempted(seen, _plain(definition), types)
+            words |= np.asarray(truth.fill_null(False)).astype(np.int64) << i
         return automaton.classes_of(words)
 
     def _shifted(self, column: Any, by: int) -> Any:
