@@ -174,7 +174,8 @@ class Op:
 
 @dataclass(frozen=True)
 class Read:
-    """``key`` None: a scan, found in order. ``own``: what the reader had written before."""
+    """``key`` None: a scan, found in order. ``own``: what the reader had written before. ``only``: of events, those
+    with a value in a column."""
 
     ts: int
     table: str
@@ -182,6 +183,7 @@ class Read:
     found: Any
     own: tuple[Op, ...] = ()
     who: str = ""
+    only: tuple[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -492,7 +494,8 @@ class Replay:
         spec = self.tables[read.table]
         if isinstance(spec, EventTable):
             own = [event for op in read.own if op.kind == "append" for event in op.events]
-            return [*self.events[read.table], *own]
+            found = [*self.events[read.table], *own]
+            return found if read.only is None else [event for event in found if event[read.only[0]] == read.only[1]]
         rows = self.rows
         if read.own:
             held_in = spec.source if isinstance(spec, View) else read.table

@@ -27,6 +27,7 @@ from kivi.mvcc.record import Bulk, Commit, EventsRecord
 from kivi.store.catalog import View, late_row, schema_guard
 from kivi.store.late_deltas import each_in_time
 from kivi.store.retention import Retention, earliest_times
+from kivi.store.shards import Shards
 from kivi.store.transaction import payload_digest
 
 __all__ = ["prepare_events"]
@@ -41,6 +42,7 @@ def prepare_events(
     derived_at: int,
     floor: Callable[[TableSchema], int | None],
     retention: Retention,
+    shards: Shards,
     answer: Answer,
 ) -> Events:
     """Derives and encodes, without a lock. ``floor`` gives the table's retention floor in microseconds, and locks.
@@ -68,12 +70,16 @@ def prepare_events(
     row_floors = retention.newest_of(aggregates)
     runs, late = each_in_time(aggregates, row_floors, kept, places)
     derived += [late_row(table, dropped) for table, dropped in late.items()]
-    encoded = sent if kept is whole else encode_ipc(trimmed(kept, schema))
-    of_runs = [(table, run.to_buffers()) for table, run in runs]
-    record = EventsRecord(schema.id, (token, digest), derived, [encoded], places, of_runs)
-    part = Events(derived_at, record, kept, runs, members, answer, [schema_guard(schema.id)])
+    encoded = shards.cut_events(schema, kept) or [sent if kept is whole else encode_ipc(trimmed(kept, schema))]
+    of_runs = [(table, shards.cut_run(view.by_id.get(table), run)) for table, run in runs]
+    record = EventsRecord(schema.id, (token, digest), derived, encoded, places, of_runs)
+    body = record.encode()
+    held, rows = shards.held_events(schema, kept)
+    if rows is not None:
+        record.places = rows if places is None else places[rows]
+        runs = [(table, shards.held_run(view.by_id.get(table), run)) for table, run in runs]
+    part = Events(derived_at, record, held, runs, members, answer, [schema_guard(schema.id)], body)
     earliest = earliest_times([(schema, [kept])])
-
     if earliest:
         part.on_check = partial(retention.check, earliest)
     return part

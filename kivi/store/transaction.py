@@ -45,6 +45,7 @@ from kivi.store.checks import check_events, too_long
 from kivi.store.late_deltas import few_in_time, runs_in_time
 from kivi.store.overwrite import Generations
 from kivi.store.retention import remembered
+from kivi.store.shards import Shards
 from kivi.store.staging import Staged
 
 __all__ = ["OWN_CTS", "SMALL_EVENTS", "Derived", "Txn", "caller_key", "payload_digest", "prepare"]
@@ -452,6 +453,7 @@ def prepare(
     newest: Callable[[int, bytes], int | None],
     name_of: Callable[[int], TableSchema | None],
     in_views: Derived,
+    shards: Shards,
 ) -> Single:
     """Derive, validate and encode. ``view`` is the catalog as entered, of ``derived_at`` or later.
 
@@ -471,12 +473,14 @@ def prepare(
         table = new.id(old)
         schema = new.of.get(old) or view.by_id.get(old) or txn.schemas[old]  # the last: the commit will be refused
         direct = [padded(batch, schema) for batch in txn.kept(old)]
+        brought: list[pa.RecordBatch] = []
         if direct:
             joined = coded(together(direct))
-            bulk = Bulk(table, 0, [encode_ipc(trimmed(joined, schema))])
+            cut = shards.cut_events(schema, joined)
+            bulk = Bulk(table, 0, [encode_ipc(trimmed(joined, schema))] if cut is None or request is not None else cut)
             if joined.num_rows:
-                commit.appends.append(bulk)
-                events.append((table, joined))
+                commit.appends.append(bulk if cut is None else Bulk(table, 0, cut))
+                brought.append(joined)
             if old in txn.late and request is not None:
                 whole = coded(together([padded(batch, schema) for batch in txn.sent(old)]))
                 bulk = Bulk(table, 0, [encode_ipc(trimmed(whole, schema))])
@@ -484,22 +488,23 @@ def prepare(
         for staged in txn.staged_kept(old):
             commit.appends.append(Bulk(table, staged.sequence, []))
             sent.append(commit.appends[-1])
-            events.append((table, padded(staged.batch, schema)))
-        batches = [batch for of, batch in events if of == table]
-        small = _row_count(batches) <= SMALL_EVENTS
+            brought.append(padded(staged.batch, schema))
+        small = _row_count(brought) <= SMALL_EVENTS
         aggregates = new.aggregates_of(old, view)
-        if not batches:
+        if not brought:
             continue
+        events += [(table, shards.held_events(schema, batch)[0]) for batch in brought]
         late: dict[int, int] = {}
         if small:
-            few, late = few_in_time(aggregates, row_floors, together(batches))
+            few, late = few_in_time(aggregates, row_floors, together(brought))
             for aggregate_id, rows in few:
                 commit.derived += [(aggregate_id, key, RowOp(Barrier.PATCH, {}, deltas)) for key, deltas in rows]
         elif aggregates:
-            derived, late = runs_in_time(aggregates, row_floors, together(batches))
+            derived, late = runs_in_time(aggregates, row_floors, together(brought))
+            by_id = {aggregate.id: aggregate for aggregate in aggregates}
             for aggregate_id, run in derived:
-                runs.append((aggregate_id, run))
-                commit.runs.append(Bulk(aggregate_id, 0, run.to_buffers()))
+                runs.append((aggregate_id, shards.held_run(by_id[aggregate_id], run)))
+                commit.runs.append(Bulk(aggregate_id, 0, shards.cut_run(by_id[aggregate_id], run)))
         commit.derived += [late_row(aggregate_id, left_out) for aggregate_id, left_out in late.items()]
     commit.derived += [late_row(txn.schemas[table].origin, dropped) for table, dropped in txn.late.items()]
     for table, sequences in sorted(txn.staged_rows.items()):
