@@ -1,8 +1,8 @@
 """Of which shard an event or a row is, and events and runs that were cut by shards before they entered the log.
 
-**The shard** of an event is a checksum of its columns ``shard_by``, encoded as the beginning of a key, modulo the number
-of shards. An aggregate of a sharded table groups by these columns first, so its row is of the shard of its events. An
-event with a null there is of shard 0: no aggregate takes it, and no read for a value finds it.
+**The shard** of an event is a checksum of its columns ``shard_by``, encoded as the beginning of a key, modulo the
+number of shards. An aggregate of a sharded table groups by these columns first, so its row is of the shard of its
+events. An event with a null there is of shard 0: no aggregate takes it, and no read for a value finds it.
 
 **Pieces.** A gateway cuts what it publishes into one piece for each set of shards that some nodes hold and others do
 not, so that a node decodes the pieces that it needs, and passes over the rest::

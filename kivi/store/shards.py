@@ -207,7 +207,7 @@ def _taken(run: DeltaRun, rows: Array) -> DeltaRun:
 
 
 def asked_shards(schema: TableSchema, wanted: Scan) -> int:
-    """Of which shards the rows may be that a scan selects, by its prefix and what its predicate asks of ``shard_by``."""
+    """Of which shards the rows may be that a scan selects, by its prefix and what its predicate asks of the columns."""
     if not schema.shard_by:
         return EVERY
     return _asked(schema, wanted.where, dict(zip(schema.key_names, wanted.prefix, strict=False)))

@@ -40,9 +40,9 @@ from kivi.store.plans import GetPlan
 from kivi.store.questions import Questions
 from kivi.store.reads import Reads
 from kivi.store.replay import enter_other
-from kivi.store.shards import Shards
 from kivi.store.retention import Retention
 from kivi.store.retraction import Retractions
+from kivi.store.shards import Shards
 from kivi.store.snapshots import Snapshots
 from kivi.store.staging import Stages, Staging
 from kivi.store.view_rows import ViewRows
@@ -160,7 +160,15 @@ class Wiring:
 
         questions = self.questions = Questions(self.catalog, self.retention, self.timeline, self.settings.query_bytes)
         reads = self.reads = Reads(
-            self.catalog, self.reader, self.pending, self.leases, self.retention, self.event_tables, questions, self.shards, opened
+            self.catalog,
+            self.reader,
+            self.pending,
+            self.leases,
+            self.retention,
+            self.event_tables,
+            questions,
+            self.shards,
+            opened,
         )
         self.get, self.get_each, self.few_rows = reads.get, reads.get_each, reads.few_rows
         self.has_row, self.has_bounded_rows = reads.has_row, reads.has_bounded_rows

@@ -693,8 +693,8 @@ class Simulation:
             self._join(source)
 
     def _may_be_lost(self, node: Node) -> bool:
-        """Whether others have what it has, and are not about to give it up."""
-        others = [one for one in self.nodes if one is not node]
+        """Whether others have what it has, are not about to give it up, and are not left behind."""
+        others = [one for one in self.nodes if one is not node and one.id not in self.evicted]
         held = 0
         for one in others:
             held |= one.held if one.held == one.wanted else 0
