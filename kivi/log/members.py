@@ -116,14 +116,12 @@ class Members:
                 return
             if old.state is not State.LIVE or not old.shards & ~self.held(besides=new.node):
                 self._of[new.node] = dataclasses.replace(old, state=State.EVICTED)
-        elif new.needed >= self.floor:
-            if old is not None and old.state is State.LIVE and new.state is State.LIVE:
-                heard_us = new.said_us - _HEARD_US
-                kept = old.shards & (new.shards | ~self.held(besides=new.node, heard_us=heard_us))
-                new = new if kept == new.shards else new.with_shards(kept)
-            self._of[new.node] = new
-        else:
-            self._of[new.node] = dataclasses.replace(new, state=State.EVICTED)
+            return
+        if new.state is State.LIVE and old is not None and old.state is not State.JOINING:
+            given_to = self.held(besides=new.node, heard_us=new.said_us - _HEARD_US)
+            if (kept := old.shards & (new.shards | ~given_to)) != new.shards:
+                new = new.with_shards(kept)
+        self._of[new.node] = new if new.needed >= self.floor else dataclasses.replace(new, state=State.EVICTED)
 
     def held(self, *, besides: int | None = None, heard_us: int = 0) -> int:
         """The shards that live nodes hold, but for one of them, and for those that were not heard since then."""

@@ -6,6 +6,7 @@ not theirs: a node holds a set of them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -16,18 +17,20 @@ __all__ = ["EVERY", "SHARDS", "parse_shards", "refined", "shards_in", "shown_sha
 SHARDS: Final = 64
 EVERY: Final = (1 << SHARDS) - 1
 """The set of all shards."""
+_RANGE: Final = re.compile(r"([0-9]{1,2})(?:-([0-9]{1,2}))?")
 
 
 def parse_shards(text: str) -> int:
     """``"0-15,40"``. Raises InvalidArgument."""
     held = 0
     for part in text.split(","):
-        low, _, high = part.strip().partition("-")
-        if not (low.isdigit() and (high or low).isdigit() and int(low) <= int(high or low) < SHARDS):
+        found = _RANGE.fullmatch(part.strip())
+        low, high = (0, SHARDS) if found is None else (int(found[1]), int(found[2] or found[1]))
+        if not low <= high < SHARDS:
             raise InvalidArgument(
                 f"{text!r} is no set of shards: these are numbers from 0 to {SHARDS - 1} and ranges, like 0-15,40"
             )
-        for shard in range(int(low), int(high or low) + 1):
+        for shard in range(low, high + 1):
             held |= 1 << shard
     return held
 

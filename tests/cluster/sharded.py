@@ -34,7 +34,7 @@ class Sharded(Simulation):
     def do_narrow(self) -> None:
         """A node is to hold less, if others hold what it gives up."""
         node = self._serving()
-        if node is None or node.store is None:
+        if node is None or node.store is None or node.wanted != node.held:
             return
         known = [node.log.members.find(id_) for id_ in self.lost]
         if not all(member is not None and member.state is State.EVICTED for member in known):
