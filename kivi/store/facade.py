@@ -100,6 +100,7 @@ class Store(Wiring):
             self.catalog.on_touch, self.catalog.on_define = self.prefix.changed, self.prefix.defined
             self.committer.decode = partial(decoded, self)
             self.shards.cuts = lambda log=self.committer.log: log.members.cuts  # type: ignore[misc]
+            self.shards.of_cluster = True
             self.shards.holders = self.committer.log.addresses
         self.before_copy: Callable[[], None] = lambda: None
         """Called before the store is copied."""

@@ -41,7 +41,7 @@ from kivi.encoding.shards import (
     shards_of_events,
     shards_of_keys,
 )
-from kivi.errors import ResourceExhausted, Unavailable
+from kivi.errors import InvalidArgument, ResourceExhausted, Unavailable
 from kivi.log.shards import EVERY, SHARDS, shown_shards
 from kivi.model.expressions import Expr, terms_of
 from kivi.model.scans import Scan
@@ -64,6 +64,7 @@ class Shards:
     held: int = EVERY
     cuts: Callable[[], Sequence[int]] = lambda: (EVERY,)
     holders: Callable[[int], Sequence[str]] = lambda shards: ()
+    of_cluster: bool = False
     _bits: dict[int, Array] = field(default_factory=dict)
 
     # -- what a gateway publishes -----------------------------------------------------------------
@@ -198,6 +199,15 @@ class Shards:
             shards=shown_shards(asked),
             addresses=there,
         )
+
+    def check_named(self, schema: TableSchema) -> None:
+        """Raises InvalidArgument if events of a table have no names that all nodes know."""
+        if self.of_cluster and schema.shard_by:
+            raise InvalidArgument(
+                f"{schema.name!r} is sharded, and in a cluster its events are not retracted: they are named by their "
+                "place in a commit, and a node may have a part of one",
+                table=schema.name,
+            )
 
 
 def _taken(run: DeltaRun, rows: Array) -> DeltaRun:
