@@ -494,8 +494,8 @@ class Replay:
         spec = self.tables[read.table]
         if isinstance(spec, EventTable):
             own = [event for op in read.own if op.kind == "append" for event in op.events]
-            found = [*self.events[read.table], *own]
-            return found if read.only is None else [event for event in found if event[read.only[0]] == read.only[1]]
+            events = [*self.events[read.table], *own]
+            return events if read.only is None else [event for event in events if event[read.only[0]] == read.only[1]]
         rows = self.rows
         if read.own:
             held_in = spec.source if isinstance(spec, View) else read.table

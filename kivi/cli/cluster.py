@@ -48,7 +48,7 @@ def shards(db: Any, args: argparse.Namespace) -> int:
         holders = [one["address"] or one["node"] for one, held in live if not cut & ~held]
         rows.append({"shards": shown_shards(cut), "nodes": ", ".join(holders)})
     if args.output == "json":
-        print_value(rows, "json")
+        print_value({"shards": rows}, "json")
     else:
         print_rows(rows, ("shards", "nodes"), args.output)
     return 0 if all(row["nodes"] for row in rows) else 1
