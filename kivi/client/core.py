@@ -77,6 +77,7 @@ _REPEATABLE: Final = frozenset(
         "Describe",
         "DiscardStages",
         "ListBatchScopes",
+        "ListRules",
         "ListSubscriptions",
         "ListTables",
         "SplitTable",

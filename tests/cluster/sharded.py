@@ -19,7 +19,8 @@ __all__ = ["Sharded"]
 class Sharded(Simulation):
     """Every value of the column by which events are sharded is of another shard. Small appends are cut as well."""
 
-    STEPS = (*Simulation.STEPS, ("narrow", 3), ("many", 3))
+    SHARD_BY = ("a",)
+    STEPS = (*(step for step in Simulation.STEPS if step[0] != "retract"), ("narrow", 3), ("many", 3))
 
     def run(self, steps: int) -> None:
         with patch("kivi.store.shards._CUT_ROWS", 2):
