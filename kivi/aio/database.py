@@ -18,6 +18,7 @@ from kivi.aio.appender import Appender
 from kivi.aio.live import Subscription
 from kivi.aio.transport import Transport
 from kivi.api import interface
+from kivi.api.alerting import AlertArguments, SilenceArguments, drop_alert_name
 from kivi.api.arguments import (
     NO_ARGUMENTS,
     AggregateArguments,
@@ -51,11 +52,12 @@ from kivi.api.arguments import (
 )
 from kivi.api.frames import frame_of
 from kivi.api.interface import BATCH_ROWS, documented_by
+from kivi.api.match_arguments import MatchArguments
 from kivi.api.retry import Retries
 from kivi.api.rules import RuleArguments
 from kivi.api.writes import Write
 from kivi.arrow.columns import rows_from_batch
-from kivi.client import appends, declarations
+from kivi.client import alerting, appends, declarations
 from kivi.client.core import Core
 from kivi.client.messages import read_batches
 from kivi.client.pages import PageReader
@@ -264,6 +266,7 @@ class Snapshot(_Reads):
     rollup = takes(RollupArguments)(asks(TransactionCore.answer))
     query = takes(QuestionArguments)(asks(TransactionCore.answer))
     windows = takes(windows_arguments)(asks(TransactionCore.answer))
+    match = takes(MatchArguments)(asks(TransactionCore.answer))
     sql = takes(SqlArguments)(asks(TransactionCore.sql))
 
     async def dataset(self, table: str, *, commits: bool = False) -> Dataset:
@@ -402,6 +405,10 @@ class Database:
     batch_scopes = asks(Core.batch_scopes)
     subscriptions = asks(Core.subscriptions)
     unsubscribe = asks(Core.unsubscribe)
+    create_alert = takes(AlertArguments)(asks(alerting.create_alert))
+    alerts = asks(alerting.alerts)
+    silence = takes(SilenceArguments)(asks(alerting.silence))
+    drop_alert = takes(drop_alert_name)(asks(alerting.drop_alert))
     watermark = asks(Core.watermark)
     consolidate = asks(Core.consolidate)
     stats = asks(Core.stats)

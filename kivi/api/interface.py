@@ -15,6 +15,7 @@ from contextlib import closing
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
+from kivi.api.alerting import Alerting
 from kivi.api.arguments import (
     NO_ARGUMENTS,
     AggregateArguments,
@@ -46,6 +47,7 @@ from kivi.api.arguments import (
     windows_arguments,
 )
 from kivi.api.frames import frame_of
+from kivi.api.match_arguments import AnswerArguments, MatchArguments
 from kivi.api.retry import Retries
 from kivi.api.rules import RuleMethods
 from kivi.api.writes import Write
@@ -72,7 +74,7 @@ Snap = TypeVar("Snap", bound="Snapshot")
 BATCH_ROWS: Final = 65_536  # of ``scan_batches``, at most
 
 
-class Database(RuleMethods, ABC, Generic[Tx, Snap]):
+class Database(RuleMethods, Alerting, ABC, Generic[Tx, Snap]):
     """A store, wherever it is. Safe to use from many threads."""
 
     _timeout_s: float | None
@@ -110,6 +112,9 @@ class Database(RuleMethods, ABC, Generic[Tx, Snap]):
 
         ``index=["user"]``: columns of text, bytes or integers by whose values events are looked for. Of text and of
         values that hardly repeat, such as trace ids, nothing need be said.
+
+        ``shard_by=["customer"]``: a node of a cluster may hold the events of some values of these columns alone, and
+        the rows of the table's aggregates, which group by them first.
 
         ``local="30d", cold="s3://bucket/prefix"``: settled files whose events are all older than that move to this
         object store, any URL that ``pyarrow.fs`` knows, and are read there. Unavailable if it cannot be reached now;
@@ -697,8 +702,21 @@ class Snapshot(Reads):
         """
         return self._answer(wanted)
 
+    @takes(MatchArguments)
+    def match(self, wanted: MatchArguments) -> Result:
+        """The matches of a pattern over an event table, one row each: ``snap.match("calls", kivi.pattern("A B+ C"))``.
+
+        What a pattern means, and what its rows are, ``kivi.model.patterns`` says: SQL's MATCH_RECOGNIZE with one row
+        per match. ``start`` and ``end`` (exclusive) bound the event time, and ``where`` selects events: what they leave
+        out is no row of any partition. At most ``limit`` matches, the first ones in the order of their first rows.
+
+        Raises SchemaError, InvalidArgument, OutOfRange for a sum that does not fit, and ResourceExhausted where the
+        events to match take more than the setting ``query_bytes``, or the pattern has too many states.
+        """
+        return self._answer(wanted)
+
     @abstractmethod
-    def _answer(self, wanted: RollupArguments | QuestionArguments) -> Result: ...
+    def _answer(self, wanted: AnswerArguments) -> Result: ...
 
     @takes(SqlArguments)
     def sql(self, wanted: SqlArguments) -> pa.Table:

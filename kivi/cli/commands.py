@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from kivi.cli.alerts import alerts, silence
 from kivi.cli.text import assignments, key_of, outputs, print_columns, print_rows, print_value
 from kivi.errors import InvalidArgument, KiviError, Unavailable
 from kivi.model.predicate_text import parse_value, split_names, type_names, where
@@ -244,6 +245,13 @@ def query(db: Any, args: argparse.Namespace) -> None:
         answer(snap, args)
 
 
+def match(db: Any, args: argparse.Namespace) -> None:
+    from kivi.cli.match import answer
+
+    with db.snapshot(as_of=as_of(args)) as snap:
+        answer(snap, args)
+
+
 def export(db: Any, args: argparse.Namespace) -> None:
     from kivi.cli.export import export
 
@@ -407,6 +415,12 @@ def cluster_status(db: Any, args: argparse.Namespace) -> int:
     return status(db, args)
 
 
+def cluster_shards(db: Any, args: argparse.Namespace) -> int:
+    from kivi.cli.cluster import shards
+
+    return shards(db, args)
+
+
 def cluster_begin(args: argparse.Namespace) -> int:
     from kivi.cli.cluster import begin
 
@@ -497,6 +511,28 @@ def add_question(to: argparse.ArgumentParser) -> None:
     to.add_argument("--explain", action="store_true", help="say what was read, on standard error")
 
 
+def add_pattern(to: argparse.ArgumentParser) -> None:
+    """A pattern: see ``kivi.cli.match``."""
+    to.add_argument("table")
+    to.add_argument("pattern", help="'A B+ C': symbols, with ( ) | and the quantifiers * + ? {m,n}")
+    to.add_argument("--by", action="append", default=[], metavar="COLUMN", help="events are apart by it; repeat it")
+    to.add_argument("--within", metavar="DURATION", help="of a match from its first row to its last: 15m")
+    to.add_argument(
+        "--define", action="append", default=[], metavar="SYMBOL=PREDICATE",
+        help="B=resp_time_us > prev(resp_time_us); repeat it for each; without one a symbol is any row",
+    )  # fmt: skip
+    to.add_argument(
+        "--measure", action="append", default=[], metavar="NAME=MEASURE",
+        help="began=first:A.ts, rises=count:B, rows=count, total=sum:COLUMN ...; repeat it for each",
+    )  # fmt: skip
+    to.add_argument("--skip", default="past_last_row", metavar="WHERE", help="past_last_row (default), to_next_row ...")
+    to.add_argument("--start", metavar="TIME", help="from this event time on")
+    to.add_argument("--end", metavar="TIME", help="before this event time")
+    to.add_argument("--where", metavar="PREDICATE", help="of events, before they are matched")
+    to.add_argument("--limit", type=int, metavar="N")
+    to.add_argument("--explain", action="store_true", help="say what was read, on standard error")
+
+
 def parser() -> argparse.ArgumentParser:
     from kivi_server.options import add_arguments as add_server_arguments  # light: loads no store
 
@@ -534,6 +570,10 @@ def parser() -> argparse.ArgumentParser:
     command("status", status, "healthy or not, and what it is doing", connects=False)
     command("tables", tables, "all tables", reads=True)
     command("describe", describe, "one table's columns", "table", reads=True)
+    command("alerts", alerts, "alerts and their instances: pending, firing, resolved", reads=True)
+    sub = command("silence", silence, "tell nobody that an alert fires, until a time, for a while (2h), or not (now)")
+    sub.add_argument("name")
+    sub.add_argument("until", metavar="UNTIL")
     sub = command("get", get, "one row", "table", reads=True)
     sub.add_argument("key", nargs="+")
     sub.add_argument("--as-of", metavar="TS", help="a commit timestamp or a time")
@@ -562,6 +602,9 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--as-of", metavar="TS", help="a commit timestamp or a time")
     sub = command("query", query, "a question of events, grouped and measured, or of an aggregate's rows", reads=True)
     add_question(sub)
+    sub.add_argument("--as-of", metavar="TS", help="a commit timestamp or a time")
+    sub = command("match", match, "the matches of a pattern over a table's events", reads=True)
+    add_pattern(sub)
     sub.add_argument("--as-of", metavar="TS", help="a commit timestamp or a time")
     sub = command(
         "export", export, "a table at a snapshot, as files that others read: Parquet or Delta", "table", reads=True
@@ -666,6 +709,9 @@ def parser() -> argparse.ArgumentParser:
     text = "its nodes, its log, and what somebody has to do; 1 if there is something"
     sub = actions.add_parser("status", help=text, description=text, parents=[common], allow_abbrev=False)
     sub.set_defaults(run=cluster_status, connects=True)
+    text = "which of its nodes hold which shards of sharded tables; 1 if nobody holds some"
+    sub = actions.add_parser("shards", help=text, description=text, parents=[common], allow_abbrev=False)
+    sub.set_defaults(run=cluster_shards, connects=True)
     for name, text in (
         ("adopt", "make a cluster of the store in DIR, which nobody has open: with a log that begins after it"),
         ("reseed", "end a cluster's log, and begin anew with the best node: with DIR, which nobody has open"),

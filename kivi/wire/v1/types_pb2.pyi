@@ -72,6 +72,8 @@ class Expr(_message.Message):
         OP_NEGATE: _ClassVar[Expr.Op]
         OP_COALESCE: _ClassVar[Expr.Op]
         OP_CASE: _ClassVar[Expr.Op]
+        OP_PREV: _ClassVar[Expr.Op]
+        OP_NEXT: _ClassVar[Expr.Op]
     OP_UNSPECIFIED: Expr.Op
     OP_EQ: Expr.Op
     OP_NE: Expr.Op
@@ -93,6 +95,8 @@ class Expr(_message.Message):
     OP_NEGATE: Expr.Op
     OP_COALESCE: Expr.Op
     OP_CASE: Expr.Op
+    OP_PREV: Expr.Op
+    OP_NEXT: Expr.Op
     OP_FIELD_NUMBER: _ClassVar[int]
     COLUMN_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
@@ -106,7 +110,7 @@ class Expr(_message.Message):
     def __init__(self, op: _Optional[_Union[Expr.Op, str]] = ..., column: _Optional[str] = ..., values: _Optional[_Iterable[_Union[Value, _Mapping]]] = ..., args: _Optional[_Iterable[_Union[Expr, _Mapping]]] = ..., type: _Optional[str] = ...) -> None: ...
 
 class ScanSpec(_message.Message):
-    __slots__ = ("table", "table_id", "prefix", "start", "end", "where", "columns", "limit", "reverse", "measures", "changes", "known_columns", "rollup", "question", "order_by", "offset", "any_order")
+    __slots__ = ("table", "table_id", "prefix", "start", "end", "where", "columns", "limit", "reverse", "measures", "changes", "known_columns", "rollup", "question", "order_by", "offset", "any_order", "match")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     TABLE_ID_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
@@ -124,6 +128,7 @@ class ScanSpec(_message.Message):
     ORDER_BY_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     ANY_ORDER_FIELD_NUMBER: _ClassVar[int]
+    MATCH_FIELD_NUMBER: _ClassVar[int]
     table: str
     table_id: int
     prefix: Key
@@ -141,7 +146,35 @@ class ScanSpec(_message.Message):
     order_by: _containers.RepeatedScalarFieldContainer[str]
     offset: int
     any_order: bool
-    def __init__(self, table: _Optional[str] = ..., table_id: _Optional[int] = ..., prefix: _Optional[_Union[Key, _Mapping]] = ..., start: _Optional[_Union[Key, _Mapping]] = ..., end: _Optional[_Union[Key, _Mapping]] = ..., where: _Optional[_Union[Expr, _Mapping]] = ..., columns: _Optional[_Iterable[str]] = ..., limit: _Optional[int] = ..., reverse: _Optional[bool] = ..., measures: _Optional[_Iterable[_Union[Measure, _Mapping]]] = ..., changes: _Optional[_Union[Changes, _Mapping]] = ..., known_columns: _Optional[int] = ..., rollup: _Optional[_Union[Rollup, _Mapping]] = ..., question: _Optional[_Union[Question, _Mapping]] = ..., order_by: _Optional[_Iterable[str]] = ..., offset: _Optional[int] = ..., any_order: _Optional[bool] = ...) -> None: ...
+    match: Match
+    def __init__(self, table: _Optional[str] = ..., table_id: _Optional[int] = ..., prefix: _Optional[_Union[Key, _Mapping]] = ..., start: _Optional[_Union[Key, _Mapping]] = ..., end: _Optional[_Union[Key, _Mapping]] = ..., where: _Optional[_Union[Expr, _Mapping]] = ..., columns: _Optional[_Iterable[str]] = ..., limit: _Optional[int] = ..., reverse: _Optional[bool] = ..., measures: _Optional[_Iterable[_Union[Measure, _Mapping]]] = ..., changes: _Optional[_Union[Changes, _Mapping]] = ..., known_columns: _Optional[int] = ..., rollup: _Optional[_Union[Rollup, _Mapping]] = ..., question: _Optional[_Union[Question, _Mapping]] = ..., order_by: _Optional[_Iterable[str]] = ..., offset: _Optional[int] = ..., any_order: _Optional[bool] = ..., match: _Optional[_Union[Match, _Mapping]] = ...) -> None: ...
+
+class Match(_message.Message):
+    __slots__ = ("pattern", "partition_by", "within_us", "definitions", "measures", "skip", "start_us", "end_us")
+    class Definition(_message.Message):
+        __slots__ = ("symbol", "condition")
+        SYMBOL_FIELD_NUMBER: _ClassVar[int]
+        CONDITION_FIELD_NUMBER: _ClassVar[int]
+        symbol: str
+        condition: Expr
+        def __init__(self, symbol: _Optional[str] = ..., condition: _Optional[_Union[Expr, _Mapping]] = ...) -> None: ...
+    PATTERN_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_BY_FIELD_NUMBER: _ClassVar[int]
+    WITHIN_US_FIELD_NUMBER: _ClassVar[int]
+    DEFINITIONS_FIELD_NUMBER: _ClassVar[int]
+    MEASURES_FIELD_NUMBER: _ClassVar[int]
+    SKIP_FIELD_NUMBER: _ClassVar[int]
+    START_US_FIELD_NUMBER: _ClassVar[int]
+    END_US_FIELD_NUMBER: _ClassVar[int]
+    pattern: str
+    partition_by: _containers.RepeatedScalarFieldContainer[str]
+    within_us: int
+    definitions: _containers.RepeatedCompositeFieldContainer[Match.Definition]
+    measures: _containers.RepeatedCompositeFieldContainer[Measure]
+    skip: str
+    start_us: int
+    end_us: int
+    def __init__(self, pattern: _Optional[str] = ..., partition_by: _Optional[_Iterable[str]] = ..., within_us: _Optional[int] = ..., definitions: _Optional[_Iterable[_Union[Match.Definition, _Mapping]]] = ..., measures: _Optional[_Iterable[_Union[Measure, _Mapping]]] = ..., skip: _Optional[str] = ..., start_us: _Optional[int] = ..., end_us: _Optional[int] = ...) -> None: ...
 
 class Question(_message.Message):
     __slots__ = ("groups", "measures", "derived", "start_us", "end_us", "having", "order_by", "offset", "columns", "windows")
@@ -340,7 +373,7 @@ class Derived(_message.Message):
     def __init__(self, name: _Optional[str] = ..., expression: _Optional[str] = ...) -> None: ...
 
 class Table(_message.Message):
-    __slots__ = ("name", "kind", "id", "state", "created_ts", "key", "columns", "history_us", "event_time", "retention_us", "source", "source_id", "group_by", "measures", "derived", "complete_since_us", "declared_source", "alterations", "unique", "local_us", "cold", "index")
+    __slots__ = ("name", "kind", "id", "state", "created_ts", "key", "columns", "history_us", "event_time", "retention_us", "source", "source_id", "group_by", "measures", "derived", "complete_since_us", "declared_source", "alterations", "unique", "local_us", "cold", "index", "shard_by")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         KIND_UNSPECIFIED: _ClassVar[Table.Kind]
@@ -383,6 +416,7 @@ class Table(_message.Message):
     LOCAL_US_FIELD_NUMBER: _ClassVar[int]
     COLD_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
+    SHARD_BY_FIELD_NUMBER: _ClassVar[int]
     name: str
     kind: Table.Kind
     id: int
@@ -405,7 +439,8 @@ class Table(_message.Message):
     local_us: int
     cold: str
     index: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[Table.Kind, str]] = ..., id: _Optional[int] = ..., state: _Optional[_Union[Table.State, str]] = ..., created_ts: _Optional[int] = ..., key: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., columns: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., history_us: _Optional[int] = ..., event_time: _Optional[str] = ..., retention_us: _Optional[int] = ..., source: _Optional[str] = ..., source_id: _Optional[int] = ..., group_by: _Optional[_Iterable[_Union[GroupKey, _Mapping]]] = ..., measures: _Optional[_Iterable[_Union[Measure, _Mapping]]] = ..., derived: _Optional[_Iterable[_Union[Derived, _Mapping]]] = ..., complete_since_us: _Optional[int] = ..., declared_source: _Optional[str] = ..., alterations: _Optional[_Iterable[_Union[Alteration, _Mapping]]] = ..., unique: _Optional[bool] = ..., local_us: _Optional[int] = ..., cold: _Optional[str] = ..., index: _Optional[_Iterable[str]] = ...) -> None: ...
+    shard_by: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[Table.Kind, str]] = ..., id: _Optional[int] = ..., state: _Optional[_Union[Table.State, str]] = ..., created_ts: _Optional[int] = ..., key: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., columns: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., history_us: _Optional[int] = ..., event_time: _Optional[str] = ..., retention_us: _Optional[int] = ..., source: _Optional[str] = ..., source_id: _Optional[int] = ..., group_by: _Optional[_Iterable[_Union[GroupKey, _Mapping]]] = ..., measures: _Optional[_Iterable[_Union[Measure, _Mapping]]] = ..., derived: _Optional[_Iterable[_Union[Derived, _Mapping]]] = ..., complete_since_us: _Optional[int] = ..., declared_source: _Optional[str] = ..., alterations: _Optional[_Iterable[_Union[Alteration, _Mapping]]] = ..., unique: _Optional[bool] = ..., local_us: _Optional[int] = ..., cold: _Optional[str] = ..., index: _Optional[_Iterable[str]] = ..., shard_by: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("message_bytes_max", "key_bytes_max", "value_bytes_max", "transaction_operations_max", "batch_rows_max", "batch_bytes_max", "session_transactions_max", "session_scans_max", "session_requests_max", "get_keys_max", "frame_requests_max", "commit_each_max", "commit_each_bytes_max", "commit_each_operations_max", "header_bytes_max")
