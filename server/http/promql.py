@@ -108,7 +108,7 @@ class Evaluation:
         for series in self._select(matching_of(node)):
             last = np.searchsorted(series.ends_ms, times, side="right") - 1
             back = max(_LOOKBACK_MS, series.slot_ms)
-            there = (last >= series.first[:, None]) & (series.ends_ms[np.maximum(last, 0)] >= times - back)
+            there: Any = (last >= series.first[:, None]) & (series.ends_ms[np.maximum(last, 0)] >= times - back)
             numbers = series.values[:, np.maximum(last, 0)]
             parts.append(Value(series.labels, np.where(there, numbers, np.nan), there))
         return _stacked(parts, len(times))
@@ -134,7 +134,7 @@ class Evaluation:
             one = found.there.sum(axis=0) == 1
             return self._scalar(np.where(one, np.where(found.there, found.numbers, 0).sum(axis=0), np.nan))
         if name == "absent":
-            none = ~found.there.any(axis=0, keepdims=True)
+            none: Any = ~found.there.any(axis=0, keepdims=True)
             equal = _equalities(arguments[0])
             return Value([equal], np.where(none, 1.0, np.nan), none)
         if name == "timestamp":
@@ -254,7 +254,8 @@ class _Window:
 
     @property
     def count(self) -> npt.NDArray[np.int64]:
-        return np.maximum(self.high - self.low + 1, 0)
+        count: npt.NDArray[np.int64] = np.maximum(self.high - self.low + 1, 0)
+        return count
 
     def at(self, array: npt.NDArray[Any], place: npt.NDArray[np.int64]) -> Floats:
         """Of a row per series; where there is no such place, any."""

@@ -20,7 +20,7 @@ from tests.waiting import wait_until
 
 BEGIN_S = 1_767_225_600  # 2026-01-01
 SLOT_S, SLOTS = 300, 48
-EVENTS = [
+EVENTS: list[dict[str, Any]] = [
     {
         "endpoint": random.Random(i).choice(["/a", "/b", "/c"]),
         "host": f"h{(i * 7) % 3}",
