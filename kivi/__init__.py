@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from kivi.client.database import connect
     from kivi.embedded.database import open_database as open
     from kivi.model.declarations import time_slot
-    from kivi.model.expressions import case, coalesce, col
+    from kivi.model.expressions import case, coalesce, col, within_km
     from kivi.model.outcomes import ABORTED, UNKNOWN
     from kivi.model.surface import combine, count, max, min, sum, transactional
 
@@ -112,6 +112,7 @@ __all__ = [
     "top",
     "transactional",
     "var",
+    "within_km",
 ]
 
 _LAZY = {
@@ -145,6 +146,7 @@ _LAZY = {
     "top": "kivi.model.surface",
     "transactional": "kivi.model.surface",
     "var": "kivi.model.surface",
+    "within_km": "kivi.model.expressions",
 }
 _MODULES = ("aio", "client", "polars", "spark", "testing")
 _RENAMED = {"open": "open_database"}

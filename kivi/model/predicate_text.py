@@ -16,7 +16,19 @@ from typing import Any, Final
 
 from kivi.errors import InvalidArgument, SchemaError
 from kivi.model.derived_columns import FUNCTIONS
-from kivi.model.expressions import Expr, Value, bind, bind_value, case, coalesce, col, lit
+from kivi.model.expressions import (
+    TEXT,
+    TIME_PARTS,
+    Expr,
+    Value,
+    bind,
+    bind_value,
+    case,
+    coalesce,
+    col,
+    lit,
+    within_km,
+)
 from kivi.model.types import ColumnType
 
 __all__ = ["expression", "parse_moment", "parse_value", "split_names", "type_names", "where"]
@@ -115,10 +127,11 @@ def _spelled(text: str, what: str) -> str:
 def where(text: str, types: Mapping[str, str], what: str = "--where") -> Expr:
     """``tokens * price > 100 & slot >= '2023-11-16T18:00:00Z'`` as a predicate; nothing is run.
 
-    Comparisons of columns, values and arithmetic, ``in [...]``, ``is null``, ``coalesce(a, 0)`` and
-    ``case((a > 1, 'x'), otherwise='y')``, joined by ``&``, ``|``, ``~`` or by words. A quoted text beside a column or
-    value of another type is read as one of that type, such as a time. A number with a point is a decimal if its digits
-    fit in one, and a float64 beside a column of float64.
+    Comparisons of columns, values and arithmetic, ``in [...]``, ``is null``, ``coalesce(a, 0)``, ``case((a > 1, 'x'),
+    otherwise='y')``, ``route.startswith('/v1')``, ``.contains``, ``.matches``, ``ts.hour()`` and the other parts of a
+    time, and ``within_km(lat, lon, 48.9, 2.4, 5)``, joined by ``&``, ``|``, ``~`` or by words. A quoted text beside a
+    column or value of another type is read as one of that type, such as a time. A number with a point is a decimal if
+    its digits fit in one, and a float64 beside a column of float64.
     ``what`` is how errors call it. Raises InvalidArgument, SchemaError.
     """
     if len(text) > 10_000:
@@ -191,6 +204,10 @@ class _Reader:
                 return -self.value(operand)
             case ast.Call(func=ast.Name(id="coalesce"), args=[_, *_] as args, keywords=[]):
                 return coalesce(*self._together(args))
+            case ast.Call(func=ast.Name(id="within_km"), args=[lat, lon, *circle], keywords=[]) if len(circle) == 3:
+                return self._within(lat, lon, circle)
+            case ast.Call(func=ast.Attribute(value=of, attr=name), args=args, keywords=keywords):
+                return self._method(node, self.value(of), name, [*args, *(word.value for word in keywords)])
             case ast.Call(func=ast.Name(id="case"), args=[_, *_] as pairs, keywords=keywords):
                 return self._case(node, pairs, keywords)
             case ast.Call(func=ast.Name(id=name), args=[ast.Name(), *_], keywords=[]) if name in FUNCTIONS:
@@ -208,6 +225,21 @@ class _Reader:
         values = self._together([value for _, value in found] + [word.value for word in keywords])
         conditions = [self.predicate(condition) for condition, _ in found]
         return case(*zip(conditions, values, strict=False), otherwise=values[-1] if keywords else None)
+
+    def _within(self, lat: ast.expr, lon: ast.expr, circle: Sequence[ast.expr]) -> Any:
+        numbers = [self._literal(each, None) for each in circle]
+        floats = [float(each) if isinstance(each, decimal.Decimal) else each for each in numbers]
+        return within_km(self.value(lat), self.value(lon), *floats)
+
+    def _method(self, node: ast.expr, of: Value, name: str, args: Sequence[ast.expr]) -> Any:
+        if (name in TEXT and len(args) == 1) or (name in TIME_PARTS and len(args) <= 1):
+            made = getattr(of, name)(*(self._literal(arg, of if name in TEXT else None) for arg in args))
+            bind_value(made, self._type_of)
+            return made
+        raise InvalidArgument(
+            f"{self._what}: {ast.unparse(node)!r}: write text.startswith('a'), .contains('a'), .matches('^a'), or "
+            f"time.hour('Europe/Paris'), of {', '.join(TIME_PARTS)}"
+        )
 
     def _together(self, nodes: Sequence[ast.expr]) -> list[Value]:
         """Operands that stand beside each other: a column or what is calculated says what the literals mean."""
@@ -231,7 +263,7 @@ class _Reader:
         return self._types.get(name, "float64")  # of what is derived, by its text
 
     def _type(self, value: Value) -> str:
-        return self._type_name(value.column) if value.column else str(bind_value(value, self._type_of)[1])
+        return self._type_name(value.column) if value.op == "col" else str(bind_value(value, self._type_of)[1])
 
     def _literal(self, node: ast.expr, beside: Value | None) -> Any:
         """``beside``: a value that it is compared with or added to, if there is such a one."""

@@ -13,8 +13,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from kivi.errors import InvalidArgument, SchemaError
-from kivi.model.expressions.nodes import ARITHMETIC, COMPARISONS, Expr, check_shape
+from kivi.model.expressions.nodes import ARITHMETIC, COMPARISONS, TEXT, Expr, check_shape
+from kivi.model.expressions.positions import checked_circle
 from kivi.model.expressions.rows import value_of
+from kivi.model.expressions.texts import check_pattern
+from kivi.model.expressions.time_parts import checked_part
 from kivi.model.types import ColumnType, shown
 
 __all__ = ["bind", "bind_value"]
@@ -91,6 +94,21 @@ class _Binder:
         if node.op in ("is_null", "isin"):
             arg = self.value(node.args[0], depth + 1)
             return Expr(node.op, value=self._literals(node, _type(arg), str(arg)), args=(arg,))
+        if node.op in TEXT:
+            arg = self.value(node.args[0], depth + 1)
+            return Expr(node.op, value=self._text(node, _type(arg), str(arg)), args=(arg,))
+        if node.op == "within_km":
+            args = [self.value(arg, depth + 1) for arg in node.args]
+            for arg in args:
+                if _type(arg).name not in _NUMBERS:
+                    raise SchemaError(f"{arg} is a {_type(arg)}: within_km takes degrees, which are numbers")
+            return Expr(node.op, value=checked_circle(node.value), args=tuple(args))
+        if node.op == "part":
+            arg = self.value(node.args[0], depth + 1)
+            part = checked_part(node.value)
+            if _type(arg) != _TIME:
+                raise SchemaError(f"{arg} is a {_type(arg)}, and only a timestamp has a {part[0]}")
+            return Expr(node.op, value=part, args=(arg,), type=_INT)
         if node.op in ("coalesce", "case"):
             return self._alternatives(node, depth)
         args = [self._bound(arg, depth + 1) if arg.op == "lit" else self.value(arg, depth + 1) for arg in node.args]
@@ -116,7 +134,19 @@ class _Binder:
             return Expr("col", node.column, type=type_)
         if node.op == "isin":
             return Expr("isin", node.column, self._literals(node, type_, node.column))
+        if node.op in TEXT:
+            return Expr(node.op, node.column, self._text(node, type_, node.column))
         return Expr(node.op, node.column, self._comparable(type_, node.value, node.column))
+
+    def _text(self, node: Expr, type_: ColumnType, what: str) -> Any:
+        """Of an operator of TEXT: its literal."""
+        if type_.name not in ("string", "bytes")[: 1 + (node.op != "matches")]:
+            known = "a string has" if node.op == "matches" else "a string and bytes have"
+            raise SchemaError(f"{what!r} is a {type_}, and only {known} {node.op}()")
+        value = self._comparable(type_, node.value, what)
+        if node.op == "matches":
+            check_pattern(value)
+        return value
 
     # -- literals -----------------------------------------------------------------------------------
 

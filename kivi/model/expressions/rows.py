@@ -11,7 +11,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from kivi.errors import OutOfRange
-from kivi.model.expressions.nodes import Expr
+from kivi.model.expressions.nodes import TEXT, Expr
+from kivi.model.expressions.positions import is_within
+from kivi.model.expressions.texts import HAS
+from kivi.model.expressions.time_parts import part_of
 from kivi.model.types import ColumnType
 
 __all__ = ["matches", "out_of_range", "value_of"]
@@ -63,6 +66,8 @@ def _evaluate(expr: Expr, row: Mapping[str, Any]) -> Any:
             return value is None
         if value is None or op == "col":
             return value
+        if op in TEXT:
+            return HAS[op](value, expr.value)
         return value in expr.value if op == "isin" else _COMPARE[op](value, expr.value)
     if op == "and" or op == "or":
         decides = op == "or"  # one operand that is true decides "or", one that is false "and"
@@ -96,6 +101,13 @@ def _evaluate(expr: Expr, row: Mapping[str, Any]) -> Any:
         return not values[0]
     if op == "isin":
         return values[0] in expr.value
+    if op in TEXT:
+        return HAS[op](values[0], expr.value)
+    if op == "part":
+        return part_of(*expr.value, values[0])
+    if op == "within_km":
+        lat, lon = (_as_float(value, arg.type) for value, arg in zip(values, expr.args, strict=True))
+        return is_within(lat, lon, expr.value)
     if op in _COMPARE:
         return _COMPARE[op](*_aligned(values, expr.args))
     return _calculated(expr, values)

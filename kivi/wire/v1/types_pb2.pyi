@@ -72,6 +72,11 @@ class Expr(_message.Message):
         OP_NEGATE: _ClassVar[Expr.Op]
         OP_COALESCE: _ClassVar[Expr.Op]
         OP_CASE: _ClassVar[Expr.Op]
+        OP_STARTS_WITH: _ClassVar[Expr.Op]
+        OP_CONTAINS: _ClassVar[Expr.Op]
+        OP_MATCHES: _ClassVar[Expr.Op]
+        OP_WITHIN_KM: _ClassVar[Expr.Op]
+        OP_TIME_PART: _ClassVar[Expr.Op]
     OP_UNSPECIFIED: Expr.Op
     OP_EQ: Expr.Op
     OP_NE: Expr.Op
@@ -93,6 +98,11 @@ class Expr(_message.Message):
     OP_NEGATE: Expr.Op
     OP_COALESCE: Expr.Op
     OP_CASE: Expr.Op
+    OP_STARTS_WITH: Expr.Op
+    OP_CONTAINS: Expr.Op
+    OP_MATCHES: Expr.Op
+    OP_WITHIN_KM: Expr.Op
+    OP_TIME_PART: Expr.Op
     OP_FIELD_NUMBER: _ClassVar[int]
     COLUMN_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
