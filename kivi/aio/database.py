@@ -50,6 +50,7 @@ from kivi.api.arguments import (
     windows_arguments,
 )
 from kivi.api.frames import frame_of
+from kivi.api.hierarchies import HierarchyArguments
 from kivi.api.interface import BATCH_ROWS, documented_by
 from kivi.api.retry import Retries
 from kivi.api.writes import Write
@@ -382,6 +383,7 @@ class Database:
     create_aggregate = takes(AggregateArguments)(asks(Core.create_aggregate))
     create_aggregates = takes(LevelsArguments)(asks(Core.create_aggregates))
     create_view = takes(ViewArguments)(asks(Core.create_view))
+    create_hierarchy = takes(HierarchyArguments)(asks(Core.create_hierarchy))
     alter_table = takes(AlterTableArguments)(asks(Core.alter_table))
     alter_aggregate = takes(AlterAggregateArguments)(asks(Core.alter_aggregate))
     tables = asks(Core.tables)

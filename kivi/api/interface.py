@@ -46,6 +46,7 @@ from kivi.api.arguments import (
     windows_arguments,
 )
 from kivi.api.frames import frame_of
+from kivi.api.hierarchies import HierarchyArguments
 from kivi.api.retry import Retries
 from kivi.api.writes import Write
 from kivi.arrow.columns import rows_from_batch
@@ -163,6 +164,20 @@ class Database(ABC, Generic[Tx, Snap]):
 
         The source goes on being read and written meanwhile; ``describe`` says that the view's ``state`` is ``building``
         until then. Raises AlreadyExists, NotFound, SchemaError, and RowExists where a view cannot be unique.
+        """
+
+    @abstractmethod
+    @takes(HierarchyArguments)
+    def create_hierarchy(self, wanted: HierarchyArguments) -> None:
+        """Makes a row table a hierarchy, for ``kivi.col(...).under(value)`` and ``.covers(value)``.
+
+        ``name`` is that of a row table with one key column, and ``parent`` its value column of the same type, which
+        names the row above; null at the top. A table that is not there is made: ``name`` and ``parent``, both strings.
+        A view of it by the parent is made, too, with the name ``NAME_by_PARENT``: drop that, and it is a plain table
+        again.
+
+        Rows are written as any others; a row that is above itself ends nowhere, and is found once. Raises
+        AlreadyExists, SchemaError.
         """
 
     @abstractmethod

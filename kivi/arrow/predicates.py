@@ -26,9 +26,9 @@ from kivi.arrow.arithmetic import (
 )
 from kivi.arrow.columns import arrow_type, decimals, flat, literal, stored_array, stored_column
 from kivi.errors import OutOfRange
-from kivi.model.expressions import COMPARISONS, TEXT, Expr
+from kivi.model.expressions import COMPARISONS, HIERARCHY, TEXT, Expr
 from kivi.model.expressions.positions import haversine, haversine_max, is_position, latitudes
-from kivi.model.expressions.rows import out_of_range
+from kivi.model.expressions.rows import out_of_range, unresolved
 from kivi.model.expressions.time_parts import parts_of
 from kivi.model.types import ColumnType
 
@@ -46,7 +46,7 @@ def filter_batch(batch: Any, predicate: Expr, types: Types, columns: Sequence[st
     ``columns``: at least one of its columns, which the result has; None: all. Raises OutOfRange if a row's result is an
     error.
     """
-    if predicate.column:
+    if predicate.column and predicate.op not in HIERARCHY:
         selected = _of_column(batch.column(predicate.column), predicate, types[predicate.column])
     else:
         selected = _checked(_evaluated(batch, predicate, types))
@@ -134,6 +134,8 @@ def _rows_of(values: Any, rows: int) -> npt.NDArray[np.bool_]:
 
 def _evaluated(batch: Any, expr: Expr, types: Types) -> _Values:
     op = expr.op
+    if op in HIERARCHY:
+        raise unresolved(expr)
     if expr.column:
         return _Values(_of_column(batch.column(expr.column), expr, types[expr.column]))
     if op == "lit":

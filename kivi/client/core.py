@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,6 +30,7 @@ from kivi.api.arguments import (
     stage_ids,
     table_name,
 )
+from kivi.api.hierarchies import HierarchyArguments
 from kivi.api.retry import backoff_s
 from kivi.api.subscription import listed
 from kivi.client.messages import (
@@ -336,6 +338,11 @@ class Core:
                 self.learn(reply.table)
 
         yield Stream("CreateView", new_view(wanted), None, on_message)
+
+    def create_hierarchy(self, wanted: HierarchyArguments) -> Steps[None]:
+        with contextlib.suppress(errors.AlreadyExists):
+            yield from self.create(wanted.table)
+        yield from self.create_view(wanted.view((yield from self.fetch(wanted.name))))
 
     def create_aggregates(self, wanted: LevelsArguments) -> Steps[list[str]]:
         def on_message(reply: service_pb2.CreateAggregatesResponse) -> None:

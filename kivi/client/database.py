@@ -28,6 +28,7 @@ from kivi.api.arguments import (
     retract_arguments,
     takes,
 )
+from kivi.api.hierarchies import HierarchyArguments
 from kivi.api.interface import documented_by
 from kivi.client import appends
 from kivi.client.core import Core
@@ -206,6 +207,7 @@ class Database(interface.Database[Transaction, Snapshot]):
     create_aggregate = takes(AggregateArguments)(asks(Core.create_aggregate))
     create_aggregates = takes(LevelsArguments)(asks(Core.create_aggregates))
     create_view = takes(ViewArguments)(asks(Core.create_view))
+    create_hierarchy = takes(HierarchyArguments)(asks(Core.create_hierarchy))
     alter_table = takes(AlterTableArguments)(asks(Core.alter_table))
     alter_aggregate = takes(AlterAggregateArguments)(asks(Core.alter_aggregate))
     tables = asks(Core.tables)

@@ -6,6 +6,7 @@ caller writes and stored form, and holds no rules.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 from collections.abc import Generator, Iterable
 from functools import partial
@@ -42,10 +43,11 @@ from kivi.api.arguments import (
     table_name,
     takes,
 )
+from kivi.api.hierarchies import HierarchyArguments
 from kivi.api.results import Result
 from kivi.api.subscription import Follower, Subscription, listed, told
 from kivi.arrow.records import event_batch, row_batch, table_batch
-from kivi.errors import InvalidArgument, KiviError
+from kivi.errors import AlreadyExists, InvalidArgument, KiviError
 from kivi.live.hub import Hub
 from kivi.model.event_files import can_be_shared
 from kivi.model.levels import declared_schema, level_schemas
@@ -354,6 +356,13 @@ class Database(interface.Database[Transaction, Snapshot]):
     def create_view(self, wanted: ViewArguments) -> None:
         source = self.store.table(wanted.source)
         self.store.create(view_schema(wanted.name, source, wanted.key, wanted.columns, wanted.unique))
+
+    @takes(HierarchyArguments)
+    def create_hierarchy(self, wanted: HierarchyArguments) -> None:
+        with contextlib.suppress(AlreadyExists):
+            self._create(wanted.table)
+        view = wanted.view(self._schema(wanted.name))
+        self.create_view(view.name, view.source, view.key, view.columns)
 
     @takes(AlterTableArguments)
     def alter_table(self, wanted: AlterTableArguments) -> None:

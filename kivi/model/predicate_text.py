@@ -17,6 +17,7 @@ from typing import Any, Final
 from kivi.errors import InvalidArgument, SchemaError
 from kivi.model.derived_columns import FUNCTIONS
 from kivi.model.expressions import (
+    HIERARCHY,
     TEXT,
     TIME_PARTS,
     Expr,
@@ -128,10 +129,11 @@ def where(text: str, types: Mapping[str, str], what: str = "--where") -> Expr:
     """``tokens * price > 100 & slot >= '2023-11-16T18:00:00Z'`` as a predicate; nothing is run.
 
     Comparisons of columns, values and arithmetic, ``in [...]``, ``is null``, ``coalesce(a, 0)``, ``case((a > 1, 'x'),
-    otherwise='y')``, ``route.startswith('/v1')``, ``.contains``, ``.matches``, ``ts.hour()`` and the other parts of a
-    time, and ``within_km(lat, lon, 48.9, 2.4, 5)``, joined by ``&``, ``|``, ``~`` or by words. A quoted text beside a
-    column or value of another type is read as one of that type, such as a time. A number with a point is a decimal if
-    its digits fit in one, and a float64 beside a column of float64.
+    otherwise='y')``, ``route.startswith('/v1')``, ``.contains``, ``.matches``, ``topic.under('us politics')``,
+    ``.covers``, ``ts.hour()`` and the other parts of a time, and ``within_km(lat, lon, 48.9, 2.4, 5)``, joined by
+    ``&``, ``|``, ``~`` or by words. A quoted text beside a column or value of another type is read as one of that type,
+    such as a time. A number with a point is a decimal if its digits fit in one, and a float64 beside a column of
+    float64.
     ``what`` is how errors call it. Raises InvalidArgument, SchemaError.
     """
     if len(text) > 10_000:
@@ -232,13 +234,16 @@ class _Reader:
         return within_km(self.value(lat), self.value(lon), *floats)
 
     def _method(self, node: ast.expr, of: Value, name: str, args: Sequence[ast.expr]) -> Any:
-        if (name in TEXT and len(args) == 1) or (name in TIME_PARTS and len(args) <= 1):
-            made = getattr(of, name)(*(self._literal(arg, of if name in TEXT else None) for arg in args))
+        most = 2 if name in HIERARCHY else 1
+        if (name in TEXT or name in HIERARCHY or name in TIME_PARTS) and (name not in TIME_PARTS) <= len(args) <= most:
+            beside = None if name in TIME_PARTS else of
+            literals = [self._literal(arg, None if i else beside) for i, arg in enumerate(args)]
+            made = getattr(of, name)(*literals)
             bind_value(made, self._type_of)
             return made
         raise InvalidArgument(
-            f"{self._what}: {ast.unparse(node)!r}: write text.startswith('a'), .contains('a'), .matches('^a'), or "
-            f"time.hour('Europe/Paris'), of {', '.join(TIME_PARTS)}"
+            f"{self._what}: {ast.unparse(node)!r}: write text.startswith('a'), .contains('a'), .matches('^a'), "
+            f"topic.under('a'), .covers('a'), or time.hour('Europe/Paris'), of {', '.join(TIME_PARTS)}"
         )
 
     def _together(self, nodes: Sequence[ast.expr]) -> list[Value]:

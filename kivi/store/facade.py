@@ -247,13 +247,14 @@ class Store(Wiring):
         """Record batches of bounded size, in key order (events: in commit order)."""
         if wanted.changes is not None and (wanted.order or wanted.offset):
             raise InvalidArgument("changes come in commit order: read them without order_by and offset")
+        wanted = self.hierarchies.resolved(lease, schema, wanted, txn)
         if wanted.changes is not None and txn is None:
             return self.changes.scan(lease, schema, wanted, wanted.changes)
         return self.reads.scan(lease, schema, wanted, txn)
 
     def answer(self, lease: Lease, schema: TableSchema, wanted: Scan) -> Answer:
         """A rollup, or the answer of a question, as record batches that say how they were made."""
-        return self.reads.answer(lease, schema, wanted)
+        return self.reads.answer(lease, schema, self.hierarchies.resolved(lease, schema, wanted))
 
     def shared_events(self, lease: Lease) -> SharedEvents:
         """The event tables of a snapshot, for a reader that reads settled files by itself."""

@@ -10,9 +10,12 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from kivi.encoding.event_names import EventNames
 from kivi.errors import KiviError, Unavailable
 from kivi.events.cold_tier import ColdTier
 from kivi.log.replicated import ReplicatedLog
+from kivi.model.scans import Scan
+from kivi.model.schema import TableSchema
 from kivi.mvcc.commit import Committer
 from kivi.mvcc.consolidate import AHEAD, Consolidator
 from kivi.mvcc.forgetting import Forgetting
@@ -35,6 +38,7 @@ from kivi.store.change_reads import ChangeReads
 from kivi.store.commits import Commits
 from kivi.store.copies import Copies
 from kivi.store.event_tables import EventTables
+from kivi.store.hierarchies import Hierarchies
 from kivi.store.opening import Parts
 from kivi.store.plans import GetPlan
 from kivi.store.questions import Questions
@@ -44,6 +48,7 @@ from kivi.store.retention import Retention
 from kivi.store.retraction import Retractions
 from kivi.store.snapshots import Snapshots
 from kivi.store.staging import Stages, Staging
+from kivi.store.transaction import Txn
 from kivi.store.view_rows import ViewRows
 
 __all__ = ["Wiring"]
@@ -170,7 +175,8 @@ class Wiring:
         retractions = Retractions(
             reads, self.computing, self.settings, lambda: self.moved.value, lambda s: commits.wait_for_entered(s)
         )
-        self.find_events = retractions.find
+        self.hierarchies = Hierarchies(self.catalog, reads, snapshots)
+        self._retractable = retractions.find
         views = self.view_rows = ViewRows(self.catalog, self.reader)
         self.own_view_ops = views.own_ops
         commits = self.commits = Commits(
@@ -184,6 +190,10 @@ class Wiring:
         self.outcome, self.committed_at = commits.outcome, commits.committed_at
         self.batch_scopes = self.tokens.scopes
         self.copies = Copies(self.engine, changes)
+
+    def find_events(self, txn: Txn, schema: TableSchema, wanted: Scan) -> EventNames:
+        """The names of the events of a scan, without those that the transaction has retracted already."""
+        return self._retractable(txn, schema, self.hierarchies.resolved(txn.lease, schema, wanted, txn))
 
     def _is_behind(self, part: Part) -> bool:
         if part.derived_at >= self.catalog.changed_at:

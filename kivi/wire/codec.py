@@ -118,6 +118,8 @@ _OPS: Final[dict[str, pb.Expr.Op]] = {
     "matches": pb.Expr.OP_MATCHES,
     "within_km": pb.Expr.OP_WITHIN_KM,
     "part": pb.Expr.OP_TIME_PART,
+    "under": pb.Expr.OP_UNDER,
+    "covers": pb.Expr.OP_COVERS,
 }
 _NAMES: Final = {number: name for name, number in _OPS.items()}
 

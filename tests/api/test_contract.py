@@ -602,7 +602,8 @@ SURFACE = {
     "kivi.aio": "connect",
     "kivi.testing": "check_measure",
     "kivi.spark": "session",
-    "Database": "create_table create_event_table create_aggregate create_aggregates create_view alter_table tables "
+    "Database": "create_table create_event_table create_aggregate create_aggregates create_view create_hierarchy "
+    "alter_table tables "
     "alter_aggregate describe drop transaction run snapshot append appender outcome subscribe write watermark "
     "consolidate stats checkpoint close",
     "Snapshot": "get get_many scan to_arrow to_pandas to_polars changes rollup query windows sql ts",

@@ -27,6 +27,7 @@ comparison               predicate                    int64, decimal and float64
 startswith, contains     predicate                    of strings by code points, of bytes by bytes
 matches                  predicate                    RE2, of strings (``kivi.model.expressions.texts``)
 within_km                predicate                    of numbers (``kivi.model.expressions.positions``)
+under, covers            predicate                    of values in a hierarchy (``kivi.store.hierarchies``)
 year, month, ... second  int64                        of timestamps (``kivi.model.expressions.time_parts``)
 ======================== ============================ =========================================================
 
@@ -48,6 +49,7 @@ from kivi.model.expressions.binding import bind, bind_value
 from kivi.model.expressions.bounds import bounds_of
 from kivi.model.expressions.nodes import (
     COMPARISONS,
+    HIERARCHY,
     TEXT,
     TIME_PARTS,
     Expr,
@@ -67,6 +69,7 @@ from kivi.model.expressions.rows import matches, value_of
 
 __all__ = [
     "COMPARISONS",
+    "HIERARCHY",
     "TEXT",
     "TIME_PARTS",
     "Expr",

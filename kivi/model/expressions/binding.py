@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from kivi.errors import InvalidArgument, SchemaError
-from kivi.model.expressions.nodes import ARITHMETIC, COMPARISONS, TEXT, Expr, check_shape
+from kivi.model.expressions.nodes import ARITHMETIC, COMPARISONS, HIERARCHY, TEXT, Expr, check_shape
 from kivi.model.expressions.positions import checked_circle
 from kivi.model.expressions.rows import value_of
 from kivi.model.expressions.texts import check_pattern
@@ -73,7 +73,7 @@ class _Binder:
         bound = self._bound(node, depth)
         if bound.op == "lit" and bound.type is None:
             bound = self._own(bound.value)
-        if bound.args and all(arg.op == "lit" for arg in bound.args):
+        if bound.args and bound.op not in HIERARCHY and all(arg.op == "lit" for arg in bound.args):
             return Expr("lit", value=value_of(bound, {}), type=_type(bound))
         return bound
 
@@ -97,6 +97,9 @@ class _Binder:
         if node.op in TEXT:
             arg = self.value(node.args[0], depth + 1)
             return Expr(node.op, value=self._text(node, _type(arg), str(arg)), args=(arg,))
+        if node.op in HIERARCHY:
+            arg = self.value(node.args[0], depth + 1)
+            return Expr(node.op, value=self._placed(node, _type(arg), str(arg)), args=(arg,))
         if node.op == "within_km":
             args = [self.value(arg, depth + 1) for arg in node.args]
             for arg in args:
@@ -136,7 +139,15 @@ class _Binder:
             return Expr("isin", node.column, self._literals(node, type_, node.column))
         if node.op in TEXT:
             return Expr(node.op, node.column, self._text(node, type_, node.column))
+        if node.op in HIERARCHY:
+            return Expr(node.op, node.column, self._placed(node, type_, node.column))
         return Expr(node.op, node.column, self._comparable(type_, node.value, node.column))
+
+    def _placed(self, node: Expr, type_: ColumnType, what: str) -> tuple[Any, str]:
+        """Of "under" and "covers": the value, and the name of a hierarchy."""
+        if len(node.value) != 2 or not isinstance(node.value[1], str):
+            raise InvalidArgument(f"{node.op} takes a value, and the name of a hierarchy, not {shown(node.value)}")
+        return self._comparable(type_, node.value[0], what), node.value[1]
 
     def _text(self, node: Expr, type_: ColumnType, what: str) -> Any:
         """Of an operator of TEXT: its literal."""

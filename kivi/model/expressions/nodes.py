@@ -15,6 +15,8 @@ from kivi.model.types import ColumnType, shown
 __all__ = [
     "ARITHMETIC",
     "COMPARISONS",
+    "HIERARCHY",
+    "OF_COLUMNS",
     "TEXT",
     "TIME_PARTS",
     "TUPLES",
@@ -34,6 +36,8 @@ __all__ = [
 
 COMPARISONS: Final = frozenset({"==", "!=", "<", "<=", ">", ">="})
 ARITHMETIC: Final = frozenset({"+", "-", "*", "/"})
+HIERARCHY: Final = frozenset({"under", "covers"})
+"""Of which the store makes plain values where it reads (``kivi.store.hierarchies``)."""
 TEXT: Final = frozenset({"startswith", "contains", "matches"})
 TIME_PARTS: Final = ("year", "month", "day", "weekday", "hour", "minute", "second")
 _MIRRORED: Final = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
@@ -49,6 +53,7 @@ class Expr:
     "isin" "is_null"              of ``column``, or of ``args[0]``; ``value`` is a tuple of literals
     "startswith" "contains"       of ``column``, or of ``args[0]``; ``value`` is a literal
     "matches"                     of ``column``, or of ``args[0]``; ``value`` is a regular expression
+    "under" "covers"              of ``column``, or of ``args[0]``; ``value`` is (literal, hierarchy or "")
     "within_km"                   of ``args``, latitude and longitude; ``value`` is (latitude, longitude, km)
     "part"                        of ``args[0]``, a timestamp; ``value`` is (one of TIME_PARTS, time zone or "")
     "col" "lit"                   the value of ``column``; the literal ``value``
@@ -91,6 +96,9 @@ class Expr:
                 return f"{of}.is_null()"
             case "startswith" | "contains" | "matches":
                 return f"{of}.{self.op}({self.value!r})"
+            case "under" | "covers":
+                value, hierarchy = self.value
+                return f"{of}.{self.op}({value!r}{f', {hierarchy!r}' if hierarchy else ''})"
             case "within_km":
                 return f"within_km({', '.join(map(str, (*self.args, *self.value)))})"
             case "part":
@@ -203,6 +211,27 @@ class Value(Expr):
         if isinstance(value, Expr):
             raise InvalidArgument(f"{op} takes a literal, not another column or predicate")
         return Expr(op, self.column, value) if self.op == "col" else Expr(op, value=value, args=(self,))
+
+    # -- hierarchies --------------------------------------------------------------------------------
+
+    def under(self, value: object, hierarchy: str = "") -> Expr:
+        """True of ``value`` and of all below it: ``kivi.col("topic").under("us politics")``.
+
+        ``hierarchy`` is the name of one that ``create_hierarchy`` made; the only one that has keys of the column's type
+        need not be named. It is the one of the reader's snapshot, or of the moment at which a subscription began. Only
+        in ``where=`` of reads, subscriptions and retractions.
+        """
+        return self._placed("under", value, hierarchy)
+
+    def covers(self, value: object, hierarchy: str = "") -> Expr:
+        """True of ``value`` and of all above it, up to the top; as ``under``."""
+        return self._placed("covers", value, hierarchy)
+
+    def _placed(self, op: str, value: object, hierarchy: str) -> Expr:
+        if isinstance(value, Expr):
+            raise InvalidArgument(f"{op} takes a value, not another column or predicate")
+        of = (value, hierarchy)
+        return Expr(op, self.column, of) if self.op == "col" else Expr(op, value=of, args=(self,))
 
     # -- parts of a timestamp -----------------------------------------------------------------------
 
@@ -328,7 +357,7 @@ def check_shape(expr: Expr) -> None:
     """Raises InvalidArgument for a node that the functions here do not make. Its operands are not looked at."""
     op, count = expr.op, len(expr.args)
     if expr.column:
-        right = count == 0 and (op in COMPARISONS or op in TEXT or op in ("isin", "is_null", "col"))
+        right = count == 0 and (op in OF_COLUMNS or op == "col")
     elif op in ("and", "or", "coalesce"):
         right = count > 0
     elif op == "case":
@@ -341,7 +370,9 @@ def check_shape(expr: Expr) -> None:
         )
 
 
-TUPLES: Final = frozenset({"isin", "within_km", "part"})
+OF_COLUMNS: Final = COMPARISONS | TEXT | HIERARCHY | {"isin", "is_null"}
+"""Operators that may have a column beside literals, in one node."""
+TUPLES: Final = HIERARCHY | {"isin", "within_km", "part"}
 """Operators whose ``value`` is a tuple of literals."""
 _OPERANDS: Final = dict.fromkeys((*COMPARISONS, *ARITHMETIC, "within_km"), 2) | {
     "lit": 0,
@@ -350,5 +381,5 @@ _OPERANDS: Final = dict.fromkeys((*COMPARISONS, *ARITHMETIC, "within_km"), 2) | 
     "isin": 1,
     "is_null": 1,
     "part": 1,
-    **dict.fromkeys(TEXT, 1),
+    **dict.fromkeys((*TEXT, *HIERARCHY), 1),
 }

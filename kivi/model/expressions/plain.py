@@ -2,7 +2,7 @@
 
 A node is a list: ["col", name], ["lit", value, type], [op, column, value] of one column beside literals, and [op,
 value, operand, ...] for all others but "and", "or" and "not", which are [op, operand, ...]; the value of "isin",
-"within_km" and "part" is a list. A literal that JSON has no
+"within_km", "part", "under" and "covers" is a list. A literal that JSON has no
 form for is a dict of one entry: {"decimal": "1.50"}, {"bytes": base64}, {"timestamp": microseconds}.
 """
 
@@ -16,14 +16,13 @@ import math
 from typing import Any, Final
 
 from kivi.errors import InvalidArgument, OutOfRange
-from kivi.model.expressions.nodes import ARITHMETIC, COMPARISONS, TEXT, TUPLES, Expr, Value, check_shape
+from kivi.model.expressions.nodes import ARITHMETIC, OF_COLUMNS, TUPLES, Expr, Value, check_shape
 from kivi.model.types import ColumnType, shown
 
 __all__ = ["from_plain", "to_plain"]
 
 _LOGIC: Final = frozenset({"and", "or", "not"})
 _VALUES: Final = ARITHMETIC | {"neg", "coalesce", "case", "part"}
-_OF_COLUMNS: Final = COMPARISONS | TEXT | {"isin", "is_null"}
 _DEPTH_MAX: Final = 100
 _TIME: Final = ColumnType("timestamp")
 
@@ -60,7 +59,7 @@ def _node(data: Any, depth: int) -> Expr:
         found = Value(op, value=_from_literal(rest[0]), type=ColumnType.parse(rest[1]) if len(rest) == 2 else None)
     elif op == "col" and len(rest) == 1 and isinstance(rest[0], str):
         found = Value(op, rest[0])
-    elif len(rest) == 2 and isinstance(rest[0], str) and rest[0] and op in _OF_COLUMNS and _is_literal(op, rest[1]):
+    elif len(rest) == 2 and isinstance(rest[0], str) and rest[0] and op in OF_COLUMNS and _is_literal(op, rest[1]):
         found = Expr(op, rest[0], _values(op, rest[1]))
     elif len(rest) > 1:
         found = kind(op, value=_values(op, rest[0]), args=tuple(_node(arg, depth + 1) for arg in rest[1:]))

@@ -10,14 +10,14 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from kivi.errors import OutOfRange
-from kivi.model.expressions.nodes import TEXT, Expr
+from kivi.errors import InvalidArgument, OutOfRange
+from kivi.model.expressions.nodes import HIERARCHY, TEXT, Expr
 from kivi.model.expressions.positions import is_within
 from kivi.model.expressions.texts import HAS
 from kivi.model.expressions.time_parts import part_of
 from kivi.model.types import ColumnType
 
-__all__ = ["matches", "out_of_range", "value_of"]
+__all__ = ["matches", "out_of_range", "unresolved", "value_of"]
 
 _COMPARE: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "==": lambda a, b: bool(a == b),
@@ -58,8 +58,15 @@ def out_of_range(expr: Expr) -> OutOfRange:
     return OutOfRange(f"{expr} leaves the range of {expr.type} in one row or more")
 
 
+def unresolved(expr: Expr) -> InvalidArgument:
+    """The error of a hierarchy where there is no snapshot that it could be of."""
+    return InvalidArgument(f"{expr}: under() and covers() are for where= of reads, subscriptions and retractions")
+
+
 def _evaluate(expr: Expr, row: Mapping[str, Any]) -> Any:
     op = expr.op
+    if op in HIERARCHY:
+        raise unresolved(expr)
     if expr.column:
         value = row[expr.column]
         if op == "is_null":

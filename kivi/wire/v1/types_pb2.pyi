@@ -77,6 +77,8 @@ class Expr(_message.Message):
         OP_MATCHES: _ClassVar[Expr.Op]
         OP_WITHIN_KM: _ClassVar[Expr.Op]
         OP_TIME_PART: _ClassVar[Expr.Op]
+        OP_UNDER: _ClassVar[Expr.Op]
+        OP_COVERS: _ClassVar[Expr.Op]
     OP_UNSPECIFIED: Expr.Op
     OP_EQ: Expr.Op
     OP_NE: Expr.Op
@@ -103,6 +105,8 @@ class Expr(_message.Message):
     OP_MATCHES: Expr.Op
     OP_WITHIN_KM: Expr.Op
     OP_TIME_PART: Expr.Op
+    OP_UNDER: Expr.Op
+    OP_COVERS: Expr.Op
     OP_FIELD_NUMBER: _ClassVar[int]
     COLUMN_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
