@@ -9,8 +9,9 @@
     kivi aggregate calls invocations invocations=count --level customer --level application \\
         --slot 5m --slot 1month --tz Europe/Madrid
 
-A measure is the name of its function in ``kivi``, its source (a column or an expression), and its options, with colons;
-behind them ``where`` and a predicate.
+A measure is written as in Python, ``sum(tokens * price)``, ``quantiles(resp_time_us, accuracy=0.01)``,
+``count(where=status >= 500)``; or for shells without quotes: the name of its function, its source and its options with
+colons, and behind them ``where`` and a predicate.
 
 The events that are there already are summed before the command returns, while writers go on; the server reports them
 as it goes. An interruption ends the command, not the work: ``kivi tables`` says *building* until it is done.
@@ -40,7 +41,7 @@ def aggregate(db: Any, args: argparse.Namespace) -> None:
     if bool(args.by) == bool(args.level or args.slot):
         raise InvalidArgument("say what to group by: --by for one aggregate, or --level and --slot for many")
     types = type_names(db.describe(args.source))
-    usage = "a measure is name=sum:column"
+    usage = "a measure is name=sum(column)"
     measures = {name: operator_call(name, text, types) for name, text in pairs(args.measures, usage)}
     derived = dict(pairs(args.derived, "--derived is name=expression"))
     group_by = [group(text, args.tz) for text in args.by]
@@ -73,21 +74,25 @@ def pairs(words: Iterable[str], usage: str) -> list[tuple[str, str]]:
 
 
 def operator_call(name: str, text: str, types: Mapping[str, str]) -> OperatorCall:
-    """``count``, ``sum:tokens * price``, ``argmax:trace_id:by=resp_time_us``, ``count where status >= 500``.
+    """``sum(tokens * price)``, ``argmax(trace_id, by=resp_time_us)``; or ``count``, ``sum:tokens * price``,
+    ``argmax:trace_id:by=resp_time_us``; behind each ``where status >= 500``, or inside ``where=status >= 500``.
 
     ``types``: of the source's columns. Raises InvalidArgument, SchemaError.
     """
     what = f"measure {name!r}"
-    call, _, predicate = text.partition(" where ")
-    operator, *words = _WORD.split(call.strip())
+    operator, words, predicate = _parts(text)
     given: dict[str, Any] = {}
     for word in words:
         option, equals, value = word.partition("=")
         if equals and option.isidentifier() and not value.startswith("="):
-            given[option] = _option(value)
+            if option == "where":
+                predicate = value
+            else:
+                given[option] = _option(value)
         elif "source" in given:
-            raise InvalidArgument(f"{what} is {text!r}: write {operator}:COLUMN:option=value")
+            raise InvalidArgument(f"{what} is {text!r}: write {operator}(COLUMN, option=value)")
         else:
+            word = word[1:-1] if _QUOTED.fullmatch(word) else word
             given["source"] = word if word.isidentifier() else expression(word, types, what)
     if predicate:
         given["where"] = where(predicate, types, what)
@@ -100,15 +105,41 @@ def operator_call(name: str, text: str, types: Mapping[str, str]) -> OperatorCal
         return surface.measure(operator, given.pop("source"), **given)
     except (TypeError, KeyError) as error:
         raise InvalidArgument(
-            f"{what} is {text!r}: write sum:COLUMN, count, quantiles:COLUMN, argmax:COLUMN:by=COLUMN ... ({error})"
+            f"{what} is {text!r}: write sum(COLUMN), count(), argmax(COLUMN, by=COLUMN) and the like ({error})"
         ) from None
 
 
+_CALL: Final = re.compile(r"(?:kivi\.)?(\w+)\s*(?=\()")
 _WORD: Final = re.compile(r":(?=\w)")
+_QUOTED: Final = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
+
+
+def _parts(text: str) -> tuple[str, list[str], str]:
+    """Of a measure: its function, its arguments, and the predicate behind ``where``, or an empty text."""
+    called = _CALL.match(text)
+    if called is None:
+        call, _, predicate = text.partition(" where ")
+        operator, *words = _WORD.split(call.strip())
+        return operator, words, predicate
+    words, depth, begin = [], 0, called.end() + 1
+    plain = _QUOTED.sub(lambda quoted: "x" * len(quoted[0]), text)
+    for at in range(called.end(), len(text)):
+        depth += (plain[at] in "([") - (plain[at] in ")]")
+        if (depth == 1 and plain[at] == ",") or depth == 0:
+            words.append(text[begin:at].strip())
+            begin = at + 1
+        if depth == 0:
+            break
+    rest, _, predicate = text[begin:].partition("where ")
+    if depth or rest.strip():
+        raise InvalidArgument(f"{text!r} is no measure: write sum(COLUMN), or sum(COLUMN) where PREDICATE")
+    return called[1], [word for word in words if word], predicate
 
 
 def _option(text: str) -> Any:
-    """0.01, 10, true, or a name."""
+    """0.01, 10, true, or a name, which may be in quotes."""
+    if _QUOTED.fullmatch(text):
+        return text[1:-1]
     for read in (int, float):
         with contextlib.suppress(ValueError):
             return read(text)

@@ -12,6 +12,7 @@ with ``--later-only`` they have the events from now on.
 from __future__ import annotations
 
 import argparse
+import re
 from typing import Any
 
 from kivi.cli.aggregate import operator_call, pairs
@@ -22,7 +23,7 @@ from kivi.model.measuring import PLAIN
 from kivi.model.predicate_text import type_names
 from kivi.model.schema import OperatorCall
 
-__all__ = ["alter"]
+__all__ = ["alter", "declared"]
 
 
 def alter(db: Any, args: argparse.Namespace) -> None:
@@ -51,6 +52,8 @@ def alter(db: Any, args: argparse.Namespace) -> None:
 
 
 def declared(text: str) -> Any:
-    """``int64``, or ``sum:int64`` for a column of deltas."""
-    operator, _, of = text.partition(":")
-    return OperatorCall(operator, of or None) if operator in PLAIN else text
+    """``int64``, or ``sum(int64)`` or ``sum:int64`` for a column of deltas."""
+    match = re.fullmatch(r"(\w+)(?::(.*)|\((.*)\))", text)
+    if match is None or match[1] not in PLAIN:
+        return text
+    return OperatorCall(match[1], match[2] or match[3] or None)

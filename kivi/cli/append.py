@@ -5,6 +5,7 @@ An interruption leaves what was appended so far; the command says how many event
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -20,7 +21,7 @@ import pyarrow as pa
 from kivi.errors import InvalidArgument
 from kivi.model.predicate_text import parse_value, type_names
 
-__all__ = ["Progress", "batches"]
+__all__ = ["Progress", "batches", "format_of", "reading"]
 
 BATCH_ROWS: Final = 50_000
 _LINE_ROWS: Final = 10_000
@@ -54,7 +55,7 @@ def batches(path: str, description: dict[str, Any], *, follow: bool = False) -> 
     ``follow``: then those of the rows that are written to it later, until it is interrupted. Raises InvalidArgument.
     """
     kind = format_of(path)
-    try:
+    with reading(path, kind):
         match kind:
             case "csv" | "json":
                 yield from _lines(path, kind, description, follow)
@@ -64,6 +65,13 @@ def batches(path: str, description: dict[str, Any], *, follow: bool = False) -> 
                 yield from _parquet(path)
             case _:
                 yield from _arrow(path)
+
+
+@contextlib.contextmanager
+def reading(path: str, kind: str) -> Iterator[None]:
+    """What goes wrong with a file of this format is said as InvalidArgument."""
+    try:
+        yield
     except OSError as error:
         raise InvalidArgument(f"cannot read {path}: {error.strerror or error}") from None
     except pa.ArrowInvalid as error:

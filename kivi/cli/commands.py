@@ -289,7 +289,10 @@ def write(db: Any, args: argparse.Namespace) -> None:
 
 def append(db: Any, args: argparse.Namespace) -> None:
     from kivi.cli.append import Progress, batches
+    from kivi.cli.create import create_for
 
+    if args.create and args.table not in db.tables():
+        create_for(db, args)
     found = db.describe(args.table)
     if found["kind"] != "event":
         raise InvalidArgument(f"{args.table} is not an event table: use put, delta or an application")
@@ -327,6 +330,18 @@ def retract(db: Any, args: argparse.Namespace) -> None:
                 tx.rollback()
                 raise InvalidArgument("nothing was retracted: answer y, or give --yes")
     print_value({"events": events, "commit_ts": tx.commit_ts}, args.output)
+
+
+def create(db: Any, args: argparse.Namespace) -> None:
+    from kivi.cli import create as creating
+
+    creating.create(db, args)
+
+
+def drop(db: Any, args: argparse.Namespace) -> None:
+    from kivi.cli import create as creating
+
+    creating.drop(db, args)
 
 
 def view(db: Any, args: argparse.Namespace) -> None:
@@ -438,6 +453,15 @@ def add_query(to: argparse.ArgumentParser) -> None:
     to.add_argument("--where", metavar="PREDICATE", help="endpoint_id == 251 & slot >= '2023-11-16T18:00:00Z'")
     to.add_argument("--columns", metavar="A,B", help="only these")
     to.add_argument("--limit", type=int, metavar="N")
+
+
+def add_events(to: argparse.ArgumentParser) -> None:
+    """What an event table has: see ``kivi.cli.create``."""
+    to.add_argument("--event-time", metavar="COLUMN", help="of events: the column that says when each was")
+    to.add_argument("--retention", metavar="DURATION", help="of events: forget them after so long, for example 30d")
+    to.add_argument("--index", metavar="A,B", help="of events: columns by whose values they are looked for")
+    to.add_argument("--local", metavar="DURATION", help="of events: older ones move to --cold")
+    to.add_argument("--cold", metavar="URL", help="of events: an object store, such as s3://bucket/prefix")
 
 
 def add_question(to: argparse.ArgumentParser) -> None:
@@ -558,10 +582,22 @@ def parser() -> argparse.ArgumentParser:
     ):
         sub = command(name, write, text, "table")
         sub.add_argument("words", nargs="+", metavar="KEY... column=value...")
+    sub = command("create", create, "create a table of rows, or of events", "table")
+    text = "id=int64 name=string 'balance=sum(int64)' ...: docs/reference/kivi.md has the types"
+    sub.add_argument("columns", nargs="+", metavar="NAME=TYPE", help=text)
+    sub.add_argument("--key", metavar="A,B", help="of rows: the columns that are the key, in order")
+    sub.add_argument("--history", metavar="DURATION", help="of rows: keep older versions for so long, for example 1h")
+    add_events(sub)
+    sub = command("drop", drop, "drop a table with all that it has", "table")
+    sub.add_argument("--yes", action="store_true", help="do not ask")
     sub = command("append", append, "append events from a CSV, JSON lines, Parquet or Arrow file", "table", "file")
     sub.add_argument("--follow", action="store_true", help="go on with lines that are written later (CSV, JSON lines)")
     text = "events below the retention floor fail their batch (default), or are left out: `describe` counts them"
     sub.add_argument("--late", choices=["fail", "drop"], default="fail", help=text)
+    text = "if there is no such table, create it with the columns of the file, which are shown and asked for first"
+    sub.add_argument("--create", action="store_true", help=text)
+    sub.add_argument("--event-time", metavar="COLUMN", help="with --create: when an event was; default: the only time")
+    sub.add_argument("--yes", action="store_true", help="with --create: do not ask")
     sub = command("retract", retract, "remove events; aggregates answer as if they had never been", "table")
     sub.add_argument("--where", metavar="PREDICATE", help="user == 'ana' & us > 1000; without any of these all events")
     sub.add_argument("--start", metavar="TIME", help="from this event time on")
@@ -643,8 +679,9 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     reader = parser()
     args, rest = reader.parse_known_args(argv)
-    if args.command == "aggregate" and not any(word.startswith("-") for word in rest):
-        args.measures += rest  # argparse takes the empty list for measures that stand behind options
+    if args.command in ("aggregate", "create") and not any(word.startswith("-") for word in rest):
+        words = args.measures if args.command == "aggregate" else args.columns
+        words += rest  # argparse takes the empty list for what stands behind options
     elif rest:
         reader.error(f"unrecognized arguments: {' '.join(rest)}")
     try:

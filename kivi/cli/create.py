@@ -1,0 +1,180 @@
+"""``kivi create``, ``kivi drop``, and the table that ``kivi append TABLE FILE --create`` makes of a file.
+
+::
+
+    kivi create accounts id=int64 name=string 'balance=sum(int64)' --key id
+    kivi create calls endpoint=string ts=timestamp resp_us=int64 --event-time ts --retention 30d
+    kivi append calls calls.csv --create
+
+A file's columns and types are those that Arrow reads of its first megabyte: Parquet and Arrow files say theirs. The
+event time is the column that is a time, if only one is; whole numbers (microseconds since 1970) and texts may be one
+too, if ``--event-time`` names them. On a terminal the columns are shown and asked for before the table is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+from collections.abc import Mapping
+from typing import Any, Final
+
+import pyarrow as pa
+
+from kivi.cli.aggregate import pairs
+from kivi.cli.alter import declared
+from kivi.cli.append import format_of, reading
+from kivi.cli.text import print_value
+from kivi.errors import InvalidArgument, SchemaError
+
+__all__ = ["create", "create_for", "drop"]
+
+_READ: Final = 1 << 20
+"""Of a file of lines, to see its types by."""
+
+
+def create(db: Any, args: argparse.Namespace) -> None:
+    """Creates a row table, or with ``--event-time`` an event table, on ``db``."""
+    columns = {name: declared(text) for name, text in pairs(args.columns, "a column is name=type, such as id=int64")}
+    if len(columns) < len(args.columns):
+        raise InvalidArgument("a column is named twice")
+    if (args.key is None) == (args.event_time is None):
+        raise InvalidArgument("say --key for a table of rows, or --event-time for a table of events")
+    if args.key is None:
+        _refuse(args, "--event-time", history=args.history)
+        create_events(db, args.table, columns, args)
+    else:
+        options = {name: getattr(args, name) for name in ("retention", "index", "local", "cold")}
+        _refuse(args, "--key", **options)
+        key = {}
+        for name in (word.strip() for word in args.key.split(",")):
+            if name not in columns:
+                raise SchemaError(f"the key has {name!r}, which is no column: it has {', '.join(columns)}")
+            key[name] = columns.pop(name)
+        db.create_table(args.table, key=key, columns=columns, history=args.history)
+    print_value({"table": args.table}, args.output)
+
+
+def _refuse(args: argparse.Namespace, what: str, **options: object) -> None:
+    for name, value in options.items():
+        if value is not None:
+            raise InvalidArgument(f"--{name} is not for a table with {what}")
+
+
+def create_events(db: Any, name: str, columns: Mapping[str, Any], args: argparse.Namespace) -> None:
+    index = [word.strip() for word in args.index.split(",")] if args.index else []
+    db.create_event_table(
+        name, event_time=args.event_time, columns=columns,
+        retention=args.retention, index=index, local=args.local, cold=args.cold,
+    )  # fmt: skip
+
+
+def drop(db: Any, args: argparse.Namespace) -> None:
+    """Drops a table with all that it has, after a question."""
+    found = db.describe(args.table)
+    if not args.yes:
+        _ask(f"Drop the {found['kind']} table {args.table} and all that it has, for good?", "nothing was dropped")
+    db.drop(args.table)
+    print_value({"dropped": args.table}, args.output)
+
+
+def _ask(question: str, otherwise: str) -> None:
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise InvalidArgument(f"{otherwise}: answer y, or give --yes")
+
+
+# -- a table for a file ------------------------------------------------------------------------------------
+
+
+def create_for(db: Any, args: argparse.Namespace) -> None:
+    """Creates the event table ``args.table`` with the columns of ``args.file``; on a terminal only after a yes.
+
+    Raises InvalidArgument where no event time can be told, SchemaError for columns of types that kivi does not have.
+    """
+    columns = columns_of(args.file)
+    if args.event_time is None:
+        times = [name for name, type_ in columns.items() if type_ == "timestamp"]
+        if len(times) != 1:
+            raise InvalidArgument(
+                f"{args.file}: {'no column is a time' if not times else f'{chr(44).join(times)} are times'}: "
+                f"say --event-time, with one of {', '.join(columns)}"
+            )
+        (args.event_time,) = times
+    elif columns.get(args.event_time) in ("int64", "string"):  # Arrow takes times with a zone in JSON for text
+        columns[args.event_time] = "timestamp"
+    shown = " ".join(f"{name}={type_}" for name, type_ in columns.items())
+    print(f"kivi create {args.table} {shown} --event-time {args.event_time}", file=sys.stderr)
+    if sys.stdin.isatty() and sys.stderr.isatty() and not args.yes:
+        _ask("Create this table?", "no table was created, and nothing was appended")
+    db.create_event_table(args.table, event_time=args.event_time, columns=columns)
+
+
+def columns_of(path: str) -> dict[str, str]:
+    """The columns of a file's rows and their types as kivi's. Raises InvalidArgument, SchemaError."""
+    kind = format_of(path)
+    with reading(path, kind):
+        schema = _SCHEMAS[kind](path)
+    if not schema.names:
+        raise InvalidArgument(f"{path} has no rows to see the types of: create the table with kivi create")
+    return {field.name: _type_of(field, path) for field in schema}
+
+
+def _type_of(field: pa.Field, path: str) -> str:
+    type_ = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+    if pa.types.is_decimal(type_):
+        return f"decimal({type_.precision},{type_.scale})"
+    for is_one, name in _TYPES:
+        if is_one(type_):
+            return name
+    raise SchemaError(f"{path}: column {field.name!r} is {type_}, which kivi has no type for: leave it out")
+
+
+_TYPES: Final = (
+    (pa.types.is_boolean, "bool"),
+    (pa.types.is_integer, "int64"),
+    (pa.types.is_floating, "float64"),
+    (pa.types.is_timestamp, "timestamp"),
+    (pa.types.is_string, "string"),
+    (pa.types.is_large_string, "string"),
+    (pa.types.is_null, "string"),  # nothing was there to tell by
+    (pa.types.is_binary, "bytes"),
+    (pa.types.is_large_binary, "bytes"),
+)
+
+
+def _of_csv(path: str) -> pa.Schema:
+    import pyarrow.csv as reader
+
+    table = reader.read_csv(io.BytesIO(_first_lines(path)))
+    return table.schema if table.num_rows else pa.schema([])
+
+
+def _of_json(path: str) -> pa.Schema:
+    import pyarrow.json as reader
+
+    lines = _first_lines(path)
+    return reader.read_json(io.BytesIO(lines)).schema if lines.strip() else pa.schema([])
+
+
+def _of_parquet(path: str) -> pa.Schema:
+    import pyarrow.parquet as pq
+
+    return pq.read_schema(path)
+
+
+def _of_arrow(path: str) -> pa.Schema:
+    with pa.memory_map(path) as source:
+        is_file = bytes(source.read(6)) == b"ARROW1"
+        source.seek(0)
+        reader = (pa.ipc.open_file if is_file else pa.ipc.open_stream)(source)
+        return reader.schema
+
+
+def _first_lines(path: str) -> bytes:
+    with open(path, "rb") as file:
+        read = file.read(_READ)
+        return read if len(read) < _READ else read[: read.rindex(b"\n") + 1] if b"\n" in read else read
+
+
+_SCHEMAS: Final = {"csv": _of_csv, "json": _of_json, "parquet": _of_parquet, "arrow": _of_arrow}
