@@ -160,7 +160,8 @@ def _evaluated(batch: Any, expr: Expr, types: Types) -> _Values:
         case "startswith" | "contains" | "matches":
             return _Values(_HAS[op](args[0].of, expr.value), errors)
         case "part":
-            return _Values(_parts(*expr.value, _as_array(args[0].of, batch.num_rows)), errors)
+            name, zone = expr.value
+            return _Values(_parts(name, zone, _as_array(args[0].of, batch.num_rows)), errors)
         case "within_km":
             lat, lon = (
                 _as_array(floats(of.type or _BOOL, arg.of), batch.num_rows)

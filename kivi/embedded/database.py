@@ -6,7 +6,6 @@ caller writes and stored form, and holds no rules.
 
 from __future__ import annotations
 
-import contextlib
 import queue
 from collections.abc import Generator, Iterable
 from functools import partial
@@ -47,7 +46,7 @@ from kivi.api.hierarchies import HierarchyArguments
 from kivi.api.results import Result
 from kivi.api.subscription import Follower, Subscription, listed, told
 from kivi.arrow.records import event_batch, row_batch, table_batch
-from kivi.errors import AlreadyExists, InvalidArgument, KiviError
+from kivi.errors import InvalidArgument, KiviError, NotFound
 from kivi.live.hub import Hub
 from kivi.model.event_files import can_be_shared
 from kivi.model.levels import declared_schema, level_schemas
@@ -359,9 +358,11 @@ class Database(interface.Database[Transaction, Snapshot]):
 
     @takes(HierarchyArguments)
     def create_hierarchy(self, wanted: HierarchyArguments) -> None:
-        with contextlib.suppress(AlreadyExists):
-            self._create(wanted.table)
-        view = wanted.view(self._schema(wanted.name))
+        try:
+            table = self._schema(wanted.name)
+        except NotFound:
+            table = self.store.create(wanted.table)
+        view = wanted.view(table)
         self.create_view(view.name, view.source, view.key, view.columns)
 
     @takes(AlterTableArguments)

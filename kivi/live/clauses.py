@@ -11,7 +11,6 @@ is. A predicate that may be out of range has no clauses: a row that no clause fi
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -154,29 +153,20 @@ def _range(term: Expr, types: Mapping[str, ColumnType]) -> list[Clause]:
     """Of a comparison of a column with a literal, but for !=; none, if it is beyond every value."""
     name, value, type_ = term.column, term.value, types[term.column]
     if type_.name in _TEXTS:
-        low, beyond = {
-            "==": lambda: (value, _next(value)),
-            ">=": lambda: (value, None),
-            ">": lambda: (_next(value), None),
-            "<": lambda: (None, value),
-            "<=": lambda: (None, _next(value)),
-        }[term.op]()
+        low = {"==": value, ">=": value, ">": _next(value)}.get(term.op)
+        beyond = {"==": _next(value), "<": value, "<=": _next(value)}.get(term.op)
         return [Clause({}, {name: (low, beyond)})]
     exact = type_.name in _INTEGERS
     if not exact and type_.name != "float64":
         return [_ANY]
     least, most = (INT64_MIN, INT64_MAX) if exact else (-math.inf, math.inf)
-    step = functools.partial(_beside, exact=exact)
-    low, high = {
-        "==": lambda: (value, value),
-        ">=": lambda: (value, most),
-        ">": lambda: (step(value, 1), most),
-        "<=": lambda: (least, value),
-        "<": lambda: (least, step(value, -1)),
-    }[term.op]()
-    return [] if exact and (low > INT64_MAX or high < INT64_MIN) else [Clause({name: (low, high)}, {})]
+    least = {"==": value, ">=": value, ">": _beside(value, 1, exact)}.get(term.op, least)
+    most = {"==": value, "<=": value, "<": _beside(value, -1, exact)}.get(term.op, most)
+    if exact and (least > INT64_MAX or most < INT64_MIN):
+        return []
+    return [Clause({name: (least, most)}, {})]
 
 
-def _beside(value: Any, sign: int, *, exact: bool) -> Any:
+def _beside(value: Any, sign: int, exact: bool) -> Any:
     """The next value."""
     return int(value) + sign if exact else math.nextafter(value, sign * math.inf)

@@ -207,9 +207,9 @@ class _Reader:
             case ast.Call(func=ast.Name(id="coalesce"), args=[_, *_] as args, keywords=[]):
                 return coalesce(*self._together(args))
             case ast.Call(func=ast.Name(id="within_km"), args=[lat, lon, *circle], keywords=[]) if len(circle) == 3:
-                return self._within(lat, lon, circle)
+                return _as_value(self._within(lat, lon, circle))
             case ast.Call(func=ast.Attribute(value=of, attr=name), args=args, keywords=keywords):
-                return self._method(node, self.value(of), name, [*args, *(word.value for word in keywords)])
+                return _as_value(self._method(node, self.value(of), name, [*args, *(word.value for word in keywords)]))
             case ast.Call(func=ast.Name(id="case"), args=[_, *_] as pairs, keywords=keywords):
                 return self._case(node, pairs, keywords)
             case ast.Call(func=ast.Name(id=name), args=[ast.Name(), *_], keywords=[]) if name in FUNCTIONS:
@@ -228,17 +228,17 @@ class _Reader:
         conditions = [self.predicate(condition) for condition, _ in found]
         return case(*zip(conditions, values, strict=False), otherwise=values[-1] if keywords else None)
 
-    def _within(self, lat: ast.expr, lon: ast.expr, circle: Sequence[ast.expr]) -> Any:
+    def _within(self, lat: ast.expr, lon: ast.expr, circle: Sequence[ast.expr]) -> Expr:
         numbers = [self._literal(each, None) for each in circle]
-        floats = [float(each) if isinstance(each, decimal.Decimal) else each for each in numbers]
-        return within_km(self.value(lat), self.value(lon), *floats)
+        at_lat, at_lon, km = (float(each) if isinstance(each, decimal.Decimal) else each for each in numbers)
+        return within_km(self.value(lat), self.value(lon), at_lat, at_lon, km)
 
-    def _method(self, node: ast.expr, of: Value, name: str, args: Sequence[ast.expr]) -> Any:
+    def _method(self, node: ast.expr, of: Value, name: str, args: Sequence[ast.expr]) -> Expr:
         most = 2 if name in HIERARCHY else 1
         if (name in TEXT or name in HIERARCHY or name in TIME_PARTS) and (name not in TIME_PARTS) <= len(args) <= most:
             beside = None if name in TIME_PARTS else of
             literals = [self._literal(arg, None if i else beside) for i, arg in enumerate(args)]
-            made = getattr(of, name)(*literals)
+            made: Expr = getattr(of, name)(*literals)
             bind_value(made, self._type_of)
             return made
         raise InvalidArgument(
@@ -289,6 +289,11 @@ class _Reader:
 
 
 _ORDERS: Final = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+
+
+def _as_value(expr: Expr) -> Value:
+    """A predicate may stand beside others, as a value of bool."""
+    return expr if isinstance(expr, Value) else Value(expr.op, expr.column, expr.value, expr.args)
 
 
 def _is_null(value: Value) -> bool:

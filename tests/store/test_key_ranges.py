@@ -52,7 +52,7 @@ def term(rng: random.Random) -> tuple[Expr, Callable[[dict[str, Any]], bool]]:
     if rng.random() < 0.25:
         return kivi.col(name).isin(values), lambda row: row[name] in values
     if name == "b" and rng.random() < 0.4:
-        text = values[0]
+        text = str(values[0])
         if rng.random() < 0.5:
             return kivi.col(name).startswith(text), lambda row: row[name].startswith(text)
         return kivi.col(name).matches(f"^{text}x?$"), lambda row: row[name] in (text, text + "x")

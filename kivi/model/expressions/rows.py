@@ -111,7 +111,8 @@ def _evaluate(expr: Expr, row: Mapping[str, Any]) -> Any:
     if op in TEXT:
         return HAS[op](values[0], expr.value)
     if op == "part":
-        return part_of(*expr.value, values[0])
+        name, zone = expr.value
+        return part_of(name, zone, values[0])
     if op == "within_km":
         lat, lon = (_as_float(value, arg.type) for value, arg in zip(values, expr.args, strict=True))
         return is_within(lat, lon, expr.value)
