@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -340,9 +339,12 @@ class Core:
         yield Stream("CreateView", new_view(wanted), None, on_message)
 
     def create_hierarchy(self, wanted: HierarchyArguments) -> Steps[None]:
-        with contextlib.suppress(errors.AlreadyExists):
+        try:
+            table = yield from self.fetch(wanted.name)
+        except errors.NotFound:
             yield from self.create(wanted.table)
-        yield from self.create_view(wanted.view((yield from self.fetch(wanted.name))))
+            table = yield from self.schema(wanted.name)
+        yield from self.create_view(wanted.view(table))
 
     def create_aggregates(self, wanted: LevelsArguments) -> Steps[list[str]]:
         def on_message(reply: service_pb2.CreateAggregatesResponse) -> None:
