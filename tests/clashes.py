@@ -39,6 +39,8 @@ class Touch:
                 self.restart = True
             case "put":
                 self.puts |= set(op.values)
+            case "retract":
+                self.puts.add("retracted")
             case "delta":
                 self.deltas |= set(op.values)
             case "guard":

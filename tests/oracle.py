@@ -27,6 +27,7 @@ reported with everything that ever happened to its row.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import threading
 from collections import Counter, defaultdict, deque
@@ -163,7 +164,7 @@ def combine(operator: str | Measure, cell: Any, delta: Any) -> Any:
 @dataclass(frozen=True)
 class Op:
     """``kind``: put, insert, delta, delete, guard (``values`` maps the column, or is empty for the row), append,
-    overwrite (the whole table)."""
+    overwrite (the whole table), retract (the events of its snapshot that have these ``values``)."""
 
     kind: str
     table: str
@@ -402,6 +403,8 @@ class Replay:
         self.tables = tables
         self.rows: dict[str, dict[Key, Row]] = defaultdict(dict)
         self.events: dict[str, list[Row]] = defaultdict(list)
+        self._came: dict[str, list[int]] = defaultdict(list)
+        """The commit of each event."""
 
     def apply(self, attempt: Attempt) -> None:
         cts = attempt.commit_ts or 0
@@ -409,8 +412,26 @@ class Replay:
         for op in attempt.ops:
             if op.kind == "append":
                 self.events[op.table] += op.events
+                self._came[op.table] += [cts] * len(op.events)
             elif op.kind == "overwrite":
-                self.events[op.table] = []
+                self.events[op.table], self._came[op.table] = [], []
+            elif op.kind == "retract":
+                self._retract(op, attempt.began)
+
+    def _retract(self, op: Op, seen_at: int) -> None:
+        """As if the events had never been in their commits."""
+        every = list(zip(self._came[op.table], self.events[op.table], strict=True))
+        left = [
+            (cts, event)
+            for cts, event in every
+            if cts > seen_at or any(event[name] != value for name, value in op.values.items())
+        ]
+        self._came[op.table], self.events[op.table] = [cts for cts, _ in left], [event for _, event in left]
+        for name, spec in self.tables.items():
+            if isinstance(spec, Aggregate) and spec.source == op.table:
+                self.rows[name] = {}
+        for cts, found in itertools.groupby(left, key=lambda one: one[0]):
+            self.change([Op("append", op.table, events=[event for _, event in found])], self.rows, cts)
 
     def changes(self, attempt: Attempt) -> set[str]:
         """The tables that a commit has written to, aggregates and views included."""

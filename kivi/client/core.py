@@ -78,6 +78,7 @@ _REPEATABLE: Final = frozenset(
         "Describe",
         "DiscardStages",
         "ListBatchScopes",
+        "ListRules",
         "ListSubscriptions",
         "ListTables",
         "SplitTable",

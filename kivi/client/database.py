@@ -30,7 +30,8 @@ from kivi.api.arguments import (
 )
 from kivi.api.hierarchies import HierarchyArguments
 from kivi.api.interface import documented_by
-from kivi.client import appends
+from kivi.api.rules import RuleArguments
+from kivi.client import appends, declarations
 from kivi.client.core import Core
 from kivi.client.live import Live
 from kivi.client.pages import PageReader
@@ -208,6 +209,9 @@ class Database(interface.Database[Transaction, Snapshot]):
     create_aggregates = takes(LevelsArguments)(asks(Core.create_aggregates))
     create_view = takes(ViewArguments)(asks(Core.create_view))
     create_hierarchy = takes(HierarchyArguments)(asks(Core.create_hierarchy))
+    create_rule = takes(RuleArguments)(asks(declarations.create_rule))
+    rules = asks(declarations.rules)
+    drop_rule = asks(declarations.drop_rule)
     alter_table = takes(AlterTableArguments)(asks(Core.alter_table))
     alter_aggregate = takes(AlterAggregateArguments)(asks(Core.alter_aggregate))
     tables = asks(Core.tables)

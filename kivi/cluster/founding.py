@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kivi.cluster.streams import generation_there, stream_of
-from kivi.encoding.keyspaces import Space, fact_key, meta_key, space_prefix
+from kivi.encoding.keyspaces import Space, fact_key, gathered_key, meta_key, space_prefix, taken_key
 from kivi.engine import WriteBatch
 from kivi.engine.rocks import Records, RocksEngine
 from kivi.errors import AlreadyExists, InvalidArgument
@@ -113,11 +113,13 @@ def _prepared(path: str) -> int:
     try:
         last = store.consolidate()
         batch = WriteBatch()
-        for name in ("facts", "definitions"):
+        for name in ("facts", "definitions", "gathering"):
             batch.delete(meta_key(name))
         batch.delete(PLACE)
         batch.delete(AHEAD)
         batch.delete_range(fact_key(0), fact_key(last + 1))
+        batch.delete_range(gathered_key(0), gathered_key(last + 1))
+        batch.delete_range(taken_key(0), taken_key(last + 1))
         store.engine.write(batch)
         store.engine.flush()
     finally:

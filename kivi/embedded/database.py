@@ -44,6 +44,7 @@ from kivi.api.arguments import (
 )
 from kivi.api.hierarchies import HierarchyArguments
 from kivi.api.results import Result
+from kivi.api.rules import RuleArguments, rule_name
 from kivi.api.subscription import Follower, Subscription, listed, told
 from kivi.arrow.records import event_batch, row_batch, table_batch
 from kivi.errors import InvalidArgument, KiviError, NotFound
@@ -364,6 +365,16 @@ class Database(interface.Database[Transaction, Snapshot]):
             table = self.store.create(wanted.table)
         view = wanted.view(table)
         self.create_view(view.name, view.source, view.key, view.columns)
+
+    @takes(RuleArguments)
+    def create_rule(self, wanted: RuleArguments) -> None:
+        self.store.create_rule(wanted.rule)
+
+    def rules(self) -> list[dict[str, Any]]:
+        return [listed for _, listed in self.store.rules()]
+
+    def drop_rule(self, name: str) -> None:
+        self.store.drop_rule(rule_name(name))
 
     @takes(AlterTableArguments)
     def alter_table(self, wanted: AlterTableArguments) -> None:

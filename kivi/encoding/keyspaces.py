@@ -38,6 +38,7 @@ __all__ = [
     "event_header_key",
     "event_meta_key",
     "fact_key",
+    "gathered_key",
     "meta_key",
     "row_key",
     "space_prefix",
@@ -48,6 +49,7 @@ __all__ = [
     "split_tombstone_key",
     "split_version_key",
     "table_prefix",
+    "taken_key",
     "time_key",
     "token_key",
     "tombstone_key",
@@ -90,6 +92,10 @@ class Space(IntEnum):
     """The tokens themselves."""
     FACT = 13
     """What commits wrote lately, for the verdicts of those that began before them; in a cluster."""
+    GATHERED = 14
+    """What commits added to aggregates while a retraction was on its way; in a cluster."""
+    TAKEN = 15
+    """The ids of events that count once, of each commit that brought some lately; in a cluster."""
 
 
 _ROW: Final = bytes([Space.ROW])
@@ -184,8 +190,18 @@ def fact_key(cts: int) -> bytes:
     return bytes([Space.FACT]) + _U64.pack(cts)
 
 
+def gathered_key(cts: int) -> bytes:
+    """What the commits that entered together, the last at this CTS, added to aggregates."""
+    return bytes([Space.GATHERED]) + _U64.pack(cts)
+
+
+def taken_key(cts: int) -> bytes:
+    """The ids that the commit at this CTS took."""
+    return bytes([Space.TAKEN]) + _U64.pack(cts)
+
+
 def cts_of_fact(data: bytes) -> int:
-    """``fact_key`` undone."""
+    """``fact_key``, ``gathered_key`` or ``taken_key`` undone."""
     return int(_U64.unpack_from(data, 1)[0])
 
 

@@ -201,6 +201,10 @@ def _entry(key: bytes, data: bytes, schema_of: SchemaOf, stamp: Stamp) -> str:
             return f"batch      {scope.decode()} {sequence} -> @{stamp(int.from_bytes(data, 'little'))}"
         case Space.FACT:
             return f"fact       @{stamp(cts_of_fact(key))}  {len(data)} bytes"
+        case Space.GATHERED:
+            return f"gathered   @{stamp(cts_of_fact(key))}  {len(data)} bytes"
+        case Space.TAKEN:
+            return f"taken      @{stamp(cts_of_fact(key))}  {len(data)} bytes"
         case Space.TIME:
             times, stamps = decode_moments(key, data)
             first, last = (f"{moment(int(times[i]))} @{stamp(int(stamps[i]))}" for i in (0, -1))

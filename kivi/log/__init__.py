@@ -78,6 +78,8 @@ class Kind(IntEnum):
     FLOOR = 4
     MEMBER = 5
     TRUNCATE = 6
+    GATHER = 7
+    """Only frames of a replicated log have it: see ``kivi.mvcc.gathering``."""
 
     @property
     def is_about_nodes(self) -> bool:

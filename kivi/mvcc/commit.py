@@ -53,7 +53,8 @@ from kivi.errors import (
     Unavailable,
 )
 from kivi.log import CommitLog, Entry, Kind
-from kivi.mvcc.groups import Outcome, Part, Single, Tell
+from kivi.mvcc.applied import Applied
+from kivi.mvcc.groups import Outcome, Part, Single, Tell, Writes
 from kivi.mvcc.leases import Leases
 from kivi.mvcc.pending import Pending
 from kivi.mvcc.record import Abort, Commit, Other, Stage, kind_of
@@ -343,10 +344,11 @@ class Committer:
                 self._check_start(part)
             if part.on_check is not None:
                 part.on_check()
+            self._check_once(part)
             if isinstance(part, Single) and not part.blind:
                 self._judge(part)
             if isinstance(part, Single) and part.on_entry is not None:
-                part.on_entry(self._in_flight.values())
+                part.on_entry(self._added_before(part))
             ticket = self.log.append(part.entries(), lambda error: self._durable(part, error))
         except StaleCatalog:
             self.counters.rederived += 1
@@ -377,6 +379,14 @@ class Committer:
 
     def _note(self, footprint: Footprint, cts: int, time_us: int) -> None:
         self.facts.note(footprint, cts, time_us)
+
+    def _check_once(self, part: Part) -> None:
+        """Raises Aborted if events that count once are there; where one process orders, whoever sends them knows."""
+
+    def _added_before(self, part: Single) -> dict[int, Applied]:
+        """What has entered and is not in pending yet. None of it aborts, but for what tests abort (``abort_held``):
+        it is durable in the end, or the store stops."""
+        return {one.last: one.applied() for one in self._in_flight.values() if not isinstance(one, Writes)}
 
     def _check_start(self, part: Single) -> None:
         """Step 5. Raises SnapshotTooOld."""

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
@@ -42,9 +42,24 @@ from kivi.mvcc.record import BLIND, Commit, EventsRecord, deltas_body, deltas_he
 from kivi.mvcc.verdict import Collision, Footprint, Guard
 from kivi.mvcc.watermark import call_all
 
-__all__ = ["Answer", "Events", "Outcome", "Part", "Single", "Tell", "WriteSet", "Writes", "events_applied", "told"]
+__all__ = [
+    "Answer",
+    "Beginning",
+    "Events",
+    "Outcome",
+    "Part",
+    "Raised",
+    "Single",
+    "Tell",
+    "WriteSet",
+    "Writes",
+    "events_applied",
+    "told",
+]
 
 Row = tuple[int, bytes, RowOp]
+Raised = tuple[int, pa.RecordBatch, Any]
+"""Events of a table that rules raised, and the place of each among the members, ascending."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,12 +192,22 @@ def told(done: Tell) -> Answer:
 # -- any transaction ----------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """Rows of aggregates that begin anew in a commit for a log that orders: ``at`` is called with the number as of
+    which they do, by which all commits are applied, and completes the part; or ``close``. Both may be slow."""
+
+    tables: tuple[int, ...]
+    at: Callable[[int], None]
+    close: Callable[[], None]
+
+
 class Single(Part):
     """One transaction of any kind. ``schema_guards`` are implied by the tables that it names.
 
     The hooks are the catalog's and the stages': ``on_apply`` before W passes it, ``on_abort`` if it aborts after its
     CTS was taken. ``on_entry`` completes it, under the entry lock, before it gets its CTS: it is called with what has
-    entered and is not in pending yet.
+    entered and is not in pending yet, by the last CTS of each; in a cluster with all that was gathered.
     """
 
     def __init__(
@@ -212,7 +237,8 @@ class Single(Part):
         derived from a newer snapshot, which has what was committed at ``behind``."""
         self.behind = 0
         self.retracted: list[tuple[int, EventNames]] = []
-        self.on_entry: Callable[[Iterable[Part]], None] | None = None
+        self.on_entry: Callable[[dict[int, Applied]], None] | None = None
+        self.begins: Beginning | None = None
         self.on_apply: Callable[[int], None] | None = None
         self.on_abort: Callable[[int], None] | None = None
 
@@ -327,8 +353,8 @@ class Events(Part):
     """Events of one table, each a transaction of its own, and the deltas that they derive.
 
     They have one ``token``: a member is (token, place). ``places``: which member each row of ``batch`` is, if some
-    members bring none (they were late, and are counted in ``derived``). The CTS of ``runs`` are places, too. ``body``
-    is the record.
+    members bring none (they were late, and are counted in ``derived``). The CTS of ``runs`` are places, too.
+    ``raised``: what rules raised. ``body`` is the record.
     """
 
     def __init__(
@@ -341,6 +367,7 @@ class Events(Part):
         answer: Answer,
         guards: Sequence[Guard],
         body: list[Any] | None = None,
+        raised: Sequence[Raised] = (),
     ) -> None:
         token, digest = record.request
         super().__init__(derived_at, members, (token,), (digest,), (None,), answer)
@@ -349,22 +376,28 @@ class Events(Part):
         self.batch = batch
         self.runs = runs
         self.guards = guards
+        self.raised = raised
 
     def written(self, first: int) -> Iterator[tuple[int, Footprint]]:
         yield first + self.members - 1, Footprint(0, (), self.guards)
 
     def tables(self) -> set[int]:
-        return {self.record.table}
+        return {self.record.table, *(table for table, _, _ in self.raised)}
 
     def entries(self) -> Sequence[Entry]:
         return [Entry(Kind.COMMIT, self.body, self.members)]
 
     def applied(self) -> Applied:
-        return events_applied(self.record, self.first, self.members, self.batch, self.runs)
+        return events_applied(self.record, self.first, self.members, self.batch, self.runs, self.raised)
 
 
 def events_applied(
-    record: EventsRecord, first: int, members: int, batch: pa.RecordBatch, runs: Sequence[tuple[int, DeltaRun]]
+    record: EventsRecord,
+    first: int,
+    members: int,
+    batch: pa.RecordBatch,
+    runs: Sequence[tuple[int, DeltaRun]],
+    raised: Sequence[Raised],
 ) -> Applied:
     """What a record with the CTS from ``first`` on does, with its events and runs decoded: also when it is replayed."""
     last = first + members - 1
@@ -373,5 +406,6 @@ def events_applied(
     else:
         stamps = record.places + np.uint64(first)
     events = [(record.table, PendingEvents(first, last, batch, stamps))] if batch.num_rows else []
+    events += [(table, PendingEvents(first, last, more, places + np.uint64(first))) for table, more, places in raised]
     runs = [(table, shifted(run, first)) for table, run in runs if run.rows]
     return Applied([(last, *row) for row in record.derived], events, runs)

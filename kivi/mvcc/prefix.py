@@ -7,6 +7,8 @@ So what changes is noted in order, and with the position all that was noted up t
     facts         what commits have written since the facts' floor, one row of the engine each
     changes       when each table changed last (``Catalog.touch``)
     definitions   the rows of the catalog's tables table
+    gathered      what was added to aggregates while retractions are on their way (``kivi.mvcc.gathering``)
+    taken         the ids of events that count once (``kivi.mvcc.deduplication``)
 
 Not thread safe: all of it is called under the entry lock, but for `load`.
 """
@@ -14,21 +16,32 @@ Not thread safe: all of it is called under the entry lock, but for `load`.
 from __future__ import annotations
 
 import json
+import struct
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
+import numpy as np
+
+from kivi.arrow.id_window import ID
 from kivi.delta.ops import Barrier, RowOp
+from kivi.delta.runs import DeltaRun
 from kivi.encoding.keys import prefix_end
-from kivi.encoding.keyspaces import Space, cts_of_fact, fact_key, meta_key, space_prefix
+from kivi.encoding.keyspaces import Space, cts_of_fact, fact_key, gathered_key, meta_key, space_prefix, taken_key
 from kivi.engine import Engine, WriteBatch
-from kivi.mvcc.record import Commit, decode_commit
+from kivi.model.schema import TableSchema
+from kivi.mvcc.applied import Applied
+from kivi.mvcc.deduplication import Deduplication, Taken
+from kivi.mvcc.gathering import Gathering, Window
+from kivi.mvcc.record import Bulk, Commit, Once, decode_commit
 from kivi.mvcc.verdict import Facts, Footprint, Generations
 
 __all__ = ["Definition", "Prefix"]
 
 _FACTS: Final = meta_key("facts")
 _CATALOG: Final = meta_key("definitions")
+_GATHERING: Final = meta_key("gathering")
+_TAKEN: Final = struct.Struct("<QI")  # the log's time, and how long the JSON is of what counts once; then the ids
 
 
 class Definition(NamedTuple):
@@ -54,12 +67,32 @@ class _Changed(NamedTuple):
     table: int
 
 
+class _Gathered(NamedTuple):
+    cts: int
+    applied: Applied
+
+
+class _Opened(NamedTuple):
+    cts: int
+    window: Window
+
+
+class _Ended(NamedTuple):
+    cts: int
+    number: int
+
+
 class Prefix:
     """``saved`` says whether the engine has one; else it begins with what ``begin`` is told."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._noted: deque[_Written | _Defined | _Changed] = deque()
+        self._noted: deque[_Written | _Defined | _Changed | _Gathered | _Opened | _Ended | Taken] = deque()
+        self._taken: deque[tuple[int, int]] = deque()  # (CTS, when it is over), of those that are saved
+        self._windows = {
+            number: Window(number, time_us, tuple(tables))
+            for number, time_us, tables in json.loads(engine.get(_GATHERING) or b"[]")
+        }
         facts, catalog = engine.get(_FACTS), engine.get(_CATALOG)
         self.saved = facts is not None
         self._generations = Generations(*json.loads(facts)) if facts is not None else Generations(0, 0, 0)
@@ -92,6 +125,28 @@ class Prefix:
             commit = decode_commit(value)
             yield cts_of_fact(key), Footprint(0, commit.rows, commit.guards)
 
+    def restore_gathering(self, gathering: Gathering, schema_of: Callable[[int], TableSchema | None]) -> None:
+        """What was kept as of the position, of the aggregates that are there."""
+        for window in self._windows.values():
+            gathering.restore(window)
+        prefix = space_prefix(Space.GATHERED)
+        for key, value in self._engine.scan(prefix, prefix_end(prefix)):
+            cts, commit = cts_of_fact(key), decode_commit(value)
+            runs = [
+                (bulk.table, DeltaRun.from_buffer(schema, cts, bulk.parts[0]))
+                for bulk in commit.runs
+                if (schema := schema_of(bulk.table)) is not None
+            ]
+            gathering.keep(cts, Applied([(cts, *row) for row in commit.derived], (), runs))
+
+    def restore_taken(self, deduplication: Deduplication) -> None:
+        """Ids that were taken as of the position."""
+        prefix = space_prefix(Space.TAKEN)
+        for key, value in self._engine.scan(prefix, prefix_end(prefix)):
+            taken = _decoded_taken(cts_of_fact(key), value)
+            deduplication.restore(taken)
+            self._taken.append((taken.cts, taken.is_over_at_us))
+
     # -- what happens -----------------------------------------------------------------------------
 
     def written(self, cts: int, footprint: Footprint, generations: Generations) -> None:
@@ -105,6 +160,22 @@ class Prefix:
     def changed(self, table: int, cts: int) -> None:
         """A table changed."""
         self._noted.append(_Changed(cts, table))
+
+    def gathers(self, window: Window) -> None:
+        """From here on what is added is kept."""
+        self._noted.append(_Opened(window.number, window))
+
+    def gathered(self, applied: Applied, cts: int) -> None:
+        """This is kept."""
+        self._noted.append(_Gathered(cts, applied))
+
+    def gathered_until(self, cts: int, number: int) -> None:
+        """No longer, for the retraction that ``number`` was for."""
+        self._noted.append(_Ended(cts, number))
+
+    def took(self, taken: Taken) -> None:
+        """A commit brought events that count once."""
+        self._noted.append(taken)
 
     # -- what is saved ----------------------------------------------------------------------------
 
@@ -122,6 +193,20 @@ class Prefix:
                 case _Defined(cts, rows):
                     self._define(rows, cts)
                     self._catalog_changed = True
+                case Taken() as taken:
+                    batch.put(taken_key(taken.cts), _taken_bytes(taken))
+                    self._taken.append((taken.cts, taken.is_over_at_us))
+                    while self._taken[0][1] < taken.time_us:
+                        batch.delete(taken_key(self._taken.popleft()[0]))
+                case _Gathered(cts, applied):
+                    batch.put(gathered_key(cts), _kept_bytes(applied))
+                case _Opened(_, window):
+                    self._windows[window.number] = window
+                    self._save_windows(batch)
+                case _Ended(cts, number):
+                    if self._windows.pop(number, None) is not None:
+                        batch.delete_range(gathered_key(0), gathered_key(min(self._windows, default=cts + 1)))
+                        self._save_windows(batch)
         if self._generations.floor > floor:
             batch.delete_range(fact_key(0), fact_key(self._generations.floor + 1))
         batch.put(_FACTS, json.dumps(self._generations).encode())
@@ -129,6 +214,9 @@ class Prefix:
             content = {"changes": self.changes, "definitions": self.definitions, "last_id": self.last_id}
             batch.put(_CATALOG, json.dumps(content).encode())
             self._catalog_changed = False
+
+    def _save_windows(self, batch: WriteBatch) -> None:
+        batch.put(_GATHERING, json.dumps([*self._windows.values()]).encode())
 
     def _define(self, rows: Sequence[tuple[int, RowOp]], cts: int) -> None:
         for table, op in rows:
@@ -147,3 +235,22 @@ def _as_bytes(footprint: Footprint) -> bytes:
         for table, key, op in footprint.rows
     ]
     return b"".join(Commit(0, rows, [*footprint.guards]).encode())
+
+
+def _kept_bytes(applied: Applied) -> bytes:
+    """Rows and runs, of which each run has the CTS of its rows with it, or has that of all together."""
+    runs = [Bulk(table, 0, run.to_buffers()) for table, run in applied.runs]
+    commit = Commit(0, derived=[(table, key, op) for _, table, key, op in applied.rows], runs=runs)
+    return b"".join(bytes(part) for part in commit.encode())
+
+
+def _taken_bytes(taken: Taken) -> bytes:
+    once = json.dumps(taken.once).encode()
+    return _TAKEN.pack(taken.time_us, len(once)) + once + taken.ids.tobytes()
+
+
+def _decoded_taken(cts: int, data: bytes) -> Taken:
+    time_us, size = _TAKEN.unpack_from(data)
+    table, columns, window_us = json.loads(data[_TAKEN.size : _TAKEN.size + size])
+    ids = np.frombuffer(data[_TAKEN.size + size :], ID)
+    return Taken(cts, time_us, Once(table, tuple(columns), window_us), ids)

@@ -8,7 +8,8 @@
     log's thread,     3  token known?  -> its first CTS
     each node, in     4  tables and floors as derived with?   -> refused as stale; its gateway derives it again
     log order         5  start_ts >= facts.floor
-                      6  verdict against facts
+                      -  events that count once? -> refused if one was taken (``kivi.mvcc.deduplication``)
+                      6  verdict against facts; what was gathered for a retraction (``kivi.mvcc.gathering``)
                       7  the next numbers are its CTS
                       8  facts.note, tokens.remember
                      10  applied to pending
@@ -16,10 +17,10 @@
                      12  the gateway's callers are told
 
 Steps 3 to 8 read nothing but what the log's prefix decides, so every node decides alike: tokens, what changed when,
-facts and stages; and times are the log's. (The newest operation on an aggregate's row is not known as of the position,
-so a guard on one is refused.) What steps 4 to 6 compare with
-is kept in base with the position (``kivi.mvcc.prefix``), so a node that starts anew, or from the copy of another, goes
-on with it. Base may be ahead of the position then: nothing is read or derived until W has come to where base may be.
+facts, stages, what was gathered or taken; and times are the log's. (The newest operation on an aggregate's row is not
+known as of the position, so a guard on one is refused.) What steps 4 to 6 compare with is kept in base with the
+position (``kivi.mvcc.prefix``), so a node that starts anew, or from the copy of another, goes on with it. Base may be
+ahead of the position then: nothing is read or derived until W has come to where base may be.
 
 Of a frame that this process published the parts themselves are applied, of any other one what its entries decode to.
 """
@@ -38,10 +39,13 @@ from kivi.engine import WriteBatch
 from kivi.errors import CommitUnknown, InvalidArgument, KiviError, Unavailable
 from kivi.log import Entry
 from kivi.log.replicated import Arrived, ReplicatedLog
+from kivi.mvcc.applied import Applied
 from kivi.mvcc.commit import Aborted, Committer, StaleCatalog, _Turn
-from kivi.mvcc.groups import Outcome, Part, Single, Writes
+from kivi.mvcc.deduplication import Deduplication
+from kivi.mvcc.gathering import Gathering, Window
+from kivi.mvcc.groups import Beginning, Outcome, Part, Single, Writes
 from kivi.mvcc.prefix import Prefix
-from kivi.mvcc.record import Abort, Other, kind_of
+from kivi.mvcc.record import Abort, Gather, Other, kind_of
 from kivi.mvcc.tokens import FENCED
 from kivi.mvcc.verdict import Footprint
 from kivi.mvcc.watermark import call_all
@@ -77,6 +81,7 @@ class ReplicatedCommitter(Committer):
         self.later: Callable[[Callable[[], object]], None] = lambda run: threading.Thread(
             target=run, daemon=True
         ).start()
+        self.gathering, self.deduplication = Gathering(), Deduplication()
         self._proposed: dict[int, Sequence[Part | Proposed]] = {}
         self.log.on_arrival = self._arrived
         self.log.on_failure = self._failed
@@ -89,25 +94,62 @@ class ReplicatedCommitter(Committer):
 
     def submit(self, parts: Sequence[Part], *, may_wait: bool = True) -> Sequence[Part]:
         turn = _Turn()
+        ready: list[Part] = []
         try:
-            parts = self._admit(parts, turn, may_wait)
+            admitted = self._admit(parts, turn, may_wait)
             with self.entry_lock:
-                ready = [part for part in parts if not self._is_known(part, turn) and self._may_be_proposed(part, turn)]
-            if ready:
-                entries = [entry for part in ready for entry in part.entries()]
-                derived_at = min(part.derived_at for part in ready)
-                for part in ready:  # as every other node reads it: one for the frame, and each member by itself
-                    part.derived_at = derived_at
-                    if isinstance(part, Writes):
-                        part.notes_each = True
-                try:
-                    self._propose(ready, entries, derived_at)
-                except KiviError as error:
-                    for part in ready:
-                        self._refuse(part, error, turn)
+                ready = [p for p in admitted if not self._is_known(p, turn) and self._may_be_proposed(p, turn)]
+            now = [part for part in ready if not isinstance(part, Single) or part.begins is None]
+            if now:
+                self._propose_parts(now, turn)
         finally:
+            for part in parts:
+                if isinstance(part, Single) and (begins := part.begins) is not None:
+                    if part in ready:
+                        self._gather(part, begins, turn)
+                    else:
+                        begins.close()
             call_all(turn.answers)
         return turn.given_back
+
+    def _propose_parts(self, parts: Sequence[Part], turn: _Turn) -> None:
+        entries = [entry for part in parts for entry in part.entries()]
+        derived_at = min(part.derived_at for part in parts)
+        for part in parts:  # as every other node reads it: one for the frame, and each member by itself
+            part.derived_at = derived_at
+            if isinstance(part, Writes):
+                part.notes_each = True
+        try:
+            self._propose(parts, entries, derived_at)
+        except KiviError as error:
+            for part in parts:
+                self._refuse(part, error, turn)
+
+    def _gather(self, part: Single, begins: Beginning, turn: _Turn) -> None:
+        """Proposes that what is added to some aggregates is kept from there on; then, as of there, the part."""
+
+        def done(error: BaseException | None, number: int) -> None:
+            if error is None:
+                self.later(partial(self._begin, part, begins, number))
+                return
+            begins.close()
+            lost = error if isinstance(error, KiviError) else Unavailable(f"the log failed ({error!r}): try again")
+            call_all([partial(part.answer.apart, tag, Outcome(None, lost)) for tag in part.tags])
+
+        try:
+            self.log_other(Gather(begins.tables), done)
+        except KiviError as error:
+            begins.close()
+            self._refuse(part, error, turn)
+
+    def _begin(self, part: Single, begins: Beginning, number: int) -> None:
+        turn = _Turn()
+        try:
+            begins.at(number)
+            self._propose_parts([part], turn)
+        except KiviError as error:
+            self._refuse(part, error, turn)
+        call_all(turn.answers)
 
     def _propose(self, items: Sequence[Part | Proposed], entries: Sequence[Entry], derived_at: int) -> None:
         def on_id(n: int) -> None:
@@ -136,8 +178,6 @@ class ReplicatedCommitter(Committer):
                     self.leases.check(part.lease)
                 if any(self.is_aggregate(guard.table) for guard in part.commit.guards):
                     raise InvalidArgument(_NO_GUARDS)
-                if part.on_entry is not None:
-                    raise InvalidArgument("a cluster does not retract events yet: nothing was applied")
                 part.lease = None
             if part.on_check is not None:
                 part.on_check()
@@ -207,6 +247,8 @@ class ReplicatedCommitter(Committer):
         turn = _Turn()
         with self.watermark.gathered():
             with self.entry_lock:
+                for number in self.gathering.over(self.now_us()):
+                    self._end_gathering(number, self.log.last)
                 parts: list[Part] = []
                 for place, item in enumerate(items):
                     if isinstance(item, Part):
@@ -224,6 +266,34 @@ class ReplicatedCommitter(Committer):
         if arrived.mine:
             for part in turn.given_back:
                 self._derive_again(part)
+
+    def _check_once(self, part: Part) -> None:
+        if isinstance(part, Single) and self.deduplication.has_some(part, self.now_us()):
+            raise Aborted("some of these events were taken meanwhile: nothing was applied; try again without them")
+
+    def _added_before(self, part: Single) -> dict[int, Applied]:
+        found = self.gathering.since(part.commit.gathered_since, self.now_us())
+        if found is None:
+            raise StaleCatalog
+        return found
+
+    def _enter(self, part: Part, turn: _Turn) -> None:
+        super()._enter(part, turn)
+        if not part.first:
+            return
+        if isinstance(part, Single) and (taken := self.deduplication.take(part, self.now_us())) is not None:
+            self.prefix.took(taken)
+        if not self.gathering.windows:
+            return
+        if (kept := self.gathering.keep(part.last, part.applied())) is not None:
+            self.prefix.gathered(kept, part.last)
+        if isinstance(part, Single):
+            self._end_gathering(part.commit.gathered_since, part.last)
+
+    def _end_gathering(self, number: int, cts: int) -> None:
+        if number in self.gathering.windows:
+            self.gathering.end(number)
+            self.prefix.gathered_until(cts, number)
 
     def _not_behind(self, part: Part, turn: _Turn) -> list[Part]:
         """Writes that entered together are judged one by one, as those who read them from the log do."""
@@ -253,6 +323,10 @@ class ReplicatedCommitter(Committer):
         ticket = self.log.append([Entry(kind_of(other), other.encode())], durable)
         self.watermark.enter(ticket.first)
         self.enter_other(other, ticket.first, ticket.time_us)
+        if isinstance(other, Gather):
+            window = Window(ticket.first, ticket.time_us, other.tables)
+            self.gathering.restore(window)
+            self.prefix.gathers(window)
 
     def _derive_again(self, part: Part) -> None:
         if part.derive_again is not None:

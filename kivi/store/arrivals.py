@@ -19,13 +19,22 @@ from kivi.log import Entry, Kind
 from kivi.log.replicated import Arrived
 from kivi.model.schema import TableSchema
 from kivi.mvcc.groups import Events, Outcome, Part, Single, told
-from kivi.mvcc.record import decode_abort, decode_commit, decode_events, decode_floor, decode_stage, is_events
+from kivi.mvcc.record import (
+    decode_abort,
+    decode_commit,
+    decode_events,
+    decode_floor,
+    decode_gather,
+    decode_stage,
+    is_events,
+)
 from kivi.mvcc.replicated import Proposed
 from kivi.mvcc.verdict import Collision
 from kivi.store.catalog import Catalog, changes, schema_guard, schema_guards
 from kivi.store.host import Contents
 from kivi.store.replay import decoded_columns
 from kivi.store.staging import data_of, sequences_of
+from kivi.store.touched_rows import complete
 
 __all__ = ["decoded"]
 
@@ -52,6 +61,8 @@ def _decoded(store: Contents, entry: Entry, derived_at: int) -> Part | Proposed:
             return Proposed(decode_abort(body), _nobody)
         case Kind.FLOOR:
             return Proposed(decode_floor(body), _nobody)
+        case Kind.GATHER:
+            return Proposed(decode_gather(body), _nobody)
         case _:
             raise DataLoss(f"a frame has an entry of kind {entry.kind.name} among its records")
 
@@ -107,6 +118,8 @@ def _single(store: Contents, body: bytes | memoryview, derived_at: int) -> Singl
         if catalog_rows:
             store.catalog.enter(catalog_rows, cts)
 
+    if commit.gathered_since:
+        part.on_entry = partial(complete, part, known)
     part.on_check, part.on_enter = check, enter
     if catalog_rows:
         part.on_apply = partial(store.catalog.apply, catalog_rows)
@@ -119,6 +132,6 @@ def _undescribed(collision: Collision) -> tuple[str, tuple[object, ...], str | N
 
 def _events(catalog: Catalog, body: bytes | memoryview, members: int, derived_at: int) -> Events:
     record = decode_events(body)
-    batch, runs = decoded_columns(record, catalog.schema_of)
-    guards = [schema_guard(record.table)]
-    return Events(derived_at, record, batch, runs, members, told(_told_nobody), guards, [body])
+    batch, runs, raised = decoded_columns(record, catalog.schema_of)
+    guards = [schema_guard(table) for table in (record.table, *(table for table, _, _ in record.raised))]
+    return Events(derived_at, record, batch, runs, members, told(_told_nobody), guards, [body], raised)

@@ -33,6 +33,7 @@ from kivi.model.scans import Scan
 from kivi.model.schema import OperatorCall, TableSchema
 from kivi.mvcc.groups import Outcome, Writes, WriteSet
 from kivi.mvcc.leases import Lease
+from kivi.mvcc.record import Once
 from kivi.mvcc.replicated import ReplicatedCommitter
 from kivi.query.answers import Answer
 from kivi.runtime.forks import register_fork_handler
@@ -48,8 +49,10 @@ from kivi.store.opening import Parts, open_parts
 from kivi.store.plans import GetPlan, WritePlan
 from kivi.store.replay import load_base, replay
 from kivi.store.rollups import rolled_batches
+from kivi.store.rules import Rules
 from kivi.store.settler import Settler
 from kivi.store.shared_events import SharedEvents
+from kivi.store.shared_window import SharedWindow
 from kivi.store.tables import Tables
 from kivi.store.transaction import Txn
 from kivi.store.view_filling import ViewFilling
@@ -105,6 +108,11 @@ class Store(Wiring):
         """What a node of a cluster says of it (``kivi.cluster.status``)."""
         self._tables = Tables(self.catalog, self.commits, self.transaction, self.check_open)
         self.drop = self._tables.drop
+        rules = Rules(
+            self.catalog, self.commits, self.reads, self._tables, self.transaction, self.begin, self.release,
+            self.check_open,
+        )  # fmt: skip
+        self.create_rule, self.drop_rule, self.rules = rules.create, rules.drop, rules.listed
         self.backfill = Backfill(self, self._tables, ViewFilling(self, self._tables))
         self.event_tables.forget_unknown()
         self.housekeeping = Housekeeping(self)
@@ -268,6 +276,13 @@ class Store(Wiring):
         """One that will read nothing (so no insert either), which keeps no snapshot and costs consolidation nothing."""
         self.check_open()
         return Txn(self.leases.blind(), self.settings, self)
+
+    def shared_window(self, table: int, columns: tuple[str, ...], seconds: float, ids_max: int) -> SharedWindow | None:
+        """The events of a table that any node of the cluster took lately, by these columns; None: this is no node, and
+        who takes events is the only one who does. Transactions with its ``once`` are refused for what was taken."""
+        if not isinstance(self.committer, ReplicatedCommitter):
+            return None
+        return SharedWindow(self.committer, Once(table, columns, int(seconds * 1_000_000)), ids_max)
 
     # -- operation ------------------------------------------------------------------------------------------
 

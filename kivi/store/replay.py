@@ -32,11 +32,12 @@ from kivi.log.replicated import ReplicatedLog
 from kivi.model.schema import TableSchema
 from kivi.mvcc.applied import Applied, PendingEvents, Retracted
 from kivi.mvcc.consolidate import POSITION
-from kivi.mvcc.groups import events_applied
+from kivi.mvcc.groups import Raised, events_applied
 from kivi.mvcc.prefix import Definition
 from kivi.mvcc.record import (
     Abort,
     EventsRecord,
+    Gather,
     NewFloor,
     Other,
     Stage,
@@ -47,6 +48,7 @@ from kivi.mvcc.record import (
     decode_stage,
     is_events,
 )
+from kivi.mvcc.replicated import ReplicatedCommitter
 from kivi.store.catalog import COUNTERS, TABLES, changes
 from kivi.store.host import Contents
 from kivi.store.staging import STAGE_INDEX, data_of, sequences_of
@@ -73,6 +75,9 @@ def load_base(store: Contents) -> int:
     if store.prefix is not None and store.prefix.saved:
         store.catalog.restore(store.prefix.changes)
         store.prefix.restore(store.committer.facts)
+        if isinstance(store.committer, ReplicatedCommitter):
+            store.prefix.restore_gathering(store.committer.gathering, store.catalog.schema_of)
+            store.prefix.restore_taken(store.committer.deduplication)
     elif store.prefix is not None:
         store.prefix.begin(definitions, store.catalog.changes, last_id, store.committer.facts.generations)
     store.stages.load(engine.get(STAGE_INDEX))
@@ -139,6 +144,8 @@ def enter_other(store: Contents, other: Other, sequence: int, time_us: int) -> N
             for token in other.tokens:
                 store.tokens.forget(token)
             store.stages.use(other.stages, sequence)
+        case Gather():  # of a log that orders, whose committer keeps it
+            pass
 
 
 def _replay_commit(store: Contents, record: Record) -> None:
@@ -179,8 +186,8 @@ def _replay_commit(store: Contents, record: Record) -> None:
 
 def decoded_columns(
     record: EventsRecord, known: Callable[[int], TableSchema | None]
-) -> tuple[pa.RecordBatch, list[tuple[int, DeltaRun]]]:
-    """The events of a record and its runs, of the tables that are there."""
+) -> tuple[pa.RecordBatch, list[tuple[int, DeltaRun]], list[Raised]]:
+    """The events of a record, its runs, and what rules raised, of the tables that are there."""
     source = known(record.table)
     batches = [] if source is None else [padded(batch, source) for batch in own_batches(record.events[0])]
     runs = [
@@ -188,14 +195,19 @@ def decoded_columns(
         for table, data in record.runs
         if (schema := known(table)) is not None
     ]
-    return together(batches) if batches else pa.RecordBatch.from_pylist([]), runs
+    raised = [
+        (table, together([padded(batch, into) for batch in own_batches(data[0])]), places)
+        for table, data, places in record.raised
+        if (into := known(table)) is not None
+    ]
+    return together(batches) if batches else pa.RecordBatch.from_pylist([]), runs, raised
 
 
 def _replay_events(store: Contents, record: Record) -> None:
     found = decode_events(record.body)
     known = store.catalog.schema_of
-    batch, runs = decoded_columns(found, known)
+    batch, runs, raised = decoded_columns(found, known)
     found.derived = [row for row in found.derived if known(row[0]) is not None]
-    store.pending.apply(record.last, events_applied(found, record.sequence, record.count, batch, runs))
+    store.pending.apply(record.last, events_applied(found, record.sequence, record.count, batch, runs, raised))
     store.timeline.note(record.sequence, record.time_us, record.count)
     store.tokens.remember(found.request[0], record.sequence, found.request[1], record.count)

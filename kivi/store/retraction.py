@@ -48,9 +48,9 @@ from kivi.model.expressions import names as names_in
 from kivi.model.questions import seen_schema
 from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
-from kivi.mvcc.applied import PendingEvents
+from kivi.mvcc.applied import Applied, PendingEvents
 from kivi.mvcc.feed import Tap
-from kivi.mvcc.groups import Part, Single, Writes
+from kivi.mvcc.groups import Beginning, Single
 from kivi.mvcc.leases import Lease
 from kivi.mvcc.record import Bulk
 from kivi.mvcc.turns import Turns
@@ -60,7 +60,7 @@ from kivi.store.event_parts import event_times
 from kivi.store.event_selection import Captured, SelectedEvents, pushed
 from kivi.store.reads import Reads
 from kivi.store.retention import first_positions, remembered
-from kivi.store.touched_rows import TouchedRows, keep, lean, touch
+from kivi.store.touched_rows import TouchedRows, complete, keep, lean, touch
 from kivi.store.transaction import Txn
 
 __all__ = ["Retractions"]
@@ -82,6 +82,8 @@ class Retractions:
     settings: Settings
     watermark: Callable[[], int]
     wait_for_entered: Callable[[float], bool]
+    is_ordered_elsewhere: bool
+    """Whether a commit is completed where it comes back from the log, by every node (``kivi.mvcc.gathering``)."""
 
     # -- at S -------------------------------------------------------------------------------------
 
@@ -116,7 +118,8 @@ class Retractions:
     # -- at commit --------------------------------------------------------------------------------
 
     def prepare(self, part: Single, txn: Txn, view: View, opened: ExitStack) -> None:
-        """Adds to a prepared commit what its retractions do. ``opened`` is closed once it has entered, or will not.
+        """Adds to a prepared commit what its retractions do. ``opened`` is closed once it has entered, or will not;
+        or, in a cluster, is proposed.
 
         Raises InvalidArgument where it needs events that retention has forgotten, Unavailable while an aggregate is
         being built.
@@ -130,11 +133,12 @@ class Retractions:
                         f"aggregate {aggregate.name!r} is still being built from the events: nothing was retracted; "
                         "try again when it is complete"
                     )
-        tap = opened.enter_context(self.reads.pending.tapped())
+        held = opened.enter_context(ExitStack())
+        tap = held.enter_context(self.reads.pending.tapped())
         if not self.wait_for_entered(_ENTERED_TIMEOUT_S):
             raise Unavailable("commits that entered the log are not finished: nothing was retracted; try again")
         lease = self.reads.leases.open()  # and the tap has everything above it
-        opened.callback(self.reads.leases.release, lease)
+        held.callback(self.reads.leases.release, lease)
         tap.take(lease.ts)  # what it has at or below is among the events that are read
         every: list[TouchedRows] = []
         for table, names in sorted(txn.retracted.items()):
@@ -146,11 +150,32 @@ class Retractions:
                 added = sum(rows.add(applied) for rows in every)
             if added <= _FEW_ROWS:
                 break
+        known = {rows.aggregate.id: rows.aggregate for rows in every}.get
+        if not every or not self.is_ordered_elsewhere:
+            self._begin(part, every)
+            part.on_entry = partial(_complete, part, known, tap)
+            return
+        held = held.pop_all()  # longer than ``opened``
+
+        def at(number: int) -> None:
+            with held:
+                part.commit.gathered_since = number
+                applied = tap.take(number)
+                with self.computing:
+                    for rows in every:
+                        rows.add(applied)
+                self._begin(part, every)
+
+        part.on_entry = partial(complete, part, known)
+        part.begins = Beginning(tuple(sorted({rows.aggregate.id for rows in every})), at, held.close)
+
+    def _begin(self, part: Single, every: Sequence[TouchedRows]) -> None:
+        """The rows as far as they are known now."""
         with self.computing:
             runs = [(rows.aggregate.id, run) for rows in every for run in rows.runs()]
             part.runs += runs
             part.commit.runs += [Bulk(table, 0, run.to_buffers()) for table, run in runs]
-        part.on_entry = partial(_complete, part, every, tap)
+        part.body = part.commit.encode()
 
     def _computed(
         self, txn: Txn, schema: TableSchema, aggregates: Sequence[TableSchema], names: EventNames, lease: Lease
@@ -208,18 +233,11 @@ class Retractions:
         return every
 
 
-def _complete(part: Single, every: list[TouchedRows], tap: Tap, entered: Iterable[Part]) -> None:
-    """Under the entry lock: the deltas that are not in the rows yet, of what is or will be applied before this.
-
-    None of these will abort, so what they add may be counted: a commit that has its CTS is durable, or the log has
-    failed and the store stops. Only tests abort one that is in the log (``Committer.abort_held``); abort records are
-    otherwise of tokens and stages.
-    """
-    applied = tap.take(2**63)
-    applied |= {other.last: other.applied() for other in entered if not isinstance(other, Writes)}
-    runs = [(rows.aggregate.id, run) for rows in every if (run := rows.completion(applied)) is not None]
-    part.runs += runs
-    part.commit.runs += [Bulk(table, 0, run.to_buffers()) for table, run in runs]
+def _complete(part: Single, known: Callable[[int], TableSchema | None], tap: Tap, entered: dict[int, Applied]) -> None:
+    """Under the entry lock: the deltas that are not in the rows yet, of what is or will be applied before this."""
+    before = len(part.runs)
+    complete(part, known, tap.take(2**63) | entered)
+    part.commit.runs += [Bulk(table, 0, run.to_buffers()) for table, run in part.runs[before:]]
     part.body = part.commit.encode()
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -30,10 +30,11 @@ from kivi.encoding.keys import key_width, large_binary
 from kivi.model.schema import Column, GroupKey, TableSchema
 from kivi.model.types import ColumnType
 from kivi.mvcc.applied import Applied
+from kivi.mvcc.groups import Single
 from kivi.states.hashing import hashed
 from kivi.states.registry import kind_of
 
-__all__ = ["TouchedRows", "keep", "lean", "touch"]
+__all__ = ["TouchedRows", "complete", "keep", "lean", "touch"]
 
 _INT: Final = ColumnType("int64")
 _FEW_ROWS: Final = 10_000
@@ -88,7 +89,7 @@ class _Keys:
 
 class TouchedRows:
     """The rows of one aggregate that a retraction touches. Call ``touch``, ``begin``, then ``see`` or ``keep`` and
-    ``hold``, ``close``, ``add``, ``runs`` and ``completion``, in this order.
+    ``hold``, ``close``, ``add`` and ``runs``, in this order.
 
     ``portion``: so many events are derived at once.
     """
@@ -241,37 +242,12 @@ class TouchedRows:
 
     # What is added meanwhile.
 
-    def _added(self, applied: dict[int, Applied]) -> list[DeltaRun]:
-        """The deltas of the rows that begin anew, in the order of their commits."""
-        table, found = self.aggregate.id, list[DeltaRun]()
-        for _, one in sorted(applied.items(), key=lambda item: item[0]):
-            runs = [run for of, run in one.runs if of == table]
-            if rows := [(key, cts, dict(op.deltas)) for cts, of, key, op in one.rows if of == table]:
-                runs.append(run_from_rows(self.aggregate, rows))
-            for run in runs:
-                mine = self._keys.select(fitted(run, self.aggregate))
-                if mine.rows:  # whose states are to know the commit that they are of
-                    cells = tuple(c.stamped(mine.cts) if isinstance(c, States) else c for c in mine.columns)
-                    found.append(DeltaRun(mine.keys, mine.cts, cells, distinct=mine.distinct))
-        return found
-
     def add(self, applied: dict[int, Applied]) -> int:
         """Adds the next commits. Returns how many rows of deltas that took."""
-        runs = self._added(applied)
+        runs = _added(self.aggregate, self._keys, applied)
         for run in runs:
             self._state.add(with_cts(run, 0))
         return sum(run.rows for run in runs)
-
-    def completion(self, applied: dict[int, Applied]) -> DeltaRun | None:
-        """Deltas to come after ``runs``, at the same CTS: one after the other, since float sums are not combined."""
-        runs = self._added(applied)
-        if not runs:
-            return None
-        keys = pa.concat_arrays([run.keys for run in runs])
-        order = pc.array_sort_indices(keys).to_numpy()  # stable
-        columns = zip(*(run.columns for run in runs), strict=True)
-        cells = tuple(joined_columns(parts).take(order) for parts in columns)
-        return DeltaRun(keys.take(pa.array(order)), np.zeros(len(order), np.uint64), cells)
 
     def runs(self) -> list[DeltaRun]:
         """What the commit does to the rows."""
@@ -285,6 +261,42 @@ class TouchedRows:
             cells = tuple(neutral_column(column, len(ended)) for column in self.aggregate.columns)
             found.append(DeltaRun(ended, 0, cells, barrier=Barrier.DELETE))
         return found
+
+
+def complete(part: Single, schema_of: Callable[[int], TableSchema | None], applied: dict[int, Applied]) -> None:
+    """Adds to the rows that begin anew, or end, in a retraction what other commits have added to them: deltas to come
+    after those, at the same CTS, one after the other, since float sums are not combined."""
+    begun: dict[int, list[Any]] = {}
+    for table, run in part.runs:
+        if run.barrier is not Barrier.PATCH:
+            begun.setdefault(table, []).append(run.keys)
+    for table, keys in begun.items():
+        aggregate = schema_of(table)
+        if aggregate is not None and (runs := _added(aggregate, _Keys(pa.concat_arrays(keys)), applied)):
+            part.runs.append((table, _one_after_the_other(runs)))
+
+
+def _one_after_the_other(runs: Sequence[DeltaRun]) -> DeltaRun:
+    keys = pa.concat_arrays([run.keys for run in runs])
+    order = pc.array_sort_indices(keys).to_numpy()  # stable
+    columns = zip(*(run.columns for run in runs), strict=True)
+    cells = tuple(joined_columns(parts).take(order) for parts in columns)
+    return DeltaRun(keys.take(pa.array(order)), np.zeros(len(order), np.uint64), cells)
+
+
+def _added(aggregate: TableSchema, keys: _Keys, applied: dict[int, Applied]) -> list[DeltaRun]:
+    """The deltas of rows with these keys, in the order of their commits."""
+    table, found = aggregate.id, list[DeltaRun]()
+    for _, one in sorted(applied.items(), key=lambda item: item[0]):
+        runs = [run for of, run in one.runs if of == table]
+        if rows := [(key, cts, dict(op.deltas)) for cts, of, key, op in one.rows if of == table]:
+            runs.append(run_from_rows(aggregate, rows))
+        for run in runs:
+            mine = keys.select(fitted(run, aggregate))
+            if mine.rows:  # whose states are to know the commit that they are of
+                cells = tuple(c.stamped(mine.cts) if isinstance(c, States) else c for c in mine.columns)
+                found.append(DeltaRun(mine.keys, mine.cts, cells, distinct=mine.distinct))
+    return found
 
 
 def lean(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -39,6 +39,7 @@ from kivi.store.commits import Commits
 from kivi.store.copies import Copies
 from kivi.store.event_tables import EventTables
 from kivi.store.hierarchies import Hierarchies
+from kivi.store.judging import Judging
 from kivi.store.opening import Parts
 from kivi.store.plans import GetPlan
 from kivi.store.questions import Questions
@@ -173,15 +174,23 @@ class Wiring:
         self.tail_points = changes.tail_points
 
         retractions = Retractions(
-            reads, self.computing, self.settings, lambda: self.moved.value, lambda s: commits.wait_for_entered(s)
+            reads,
+            self.computing,
+            self.settings,
+            lambda: self.moved.value,
+            lambda s: commits.wait_for_entered(s),
+            self.log.is_judged_again,
         )
         self.hierarchies = Hierarchies(self.catalog, reads, snapshots)
         self._retractable = retractions.find
         views = self.view_rows = ViewRows(self.catalog, self.reader)
         self.own_view_ops = views.own_ops
+        judging = Judging(
+            self.catalog, self.reader, self.settings, lambda schema: commits.floor(schema), self.retention.newest_of
+        )
         commits = self.commits = Commits(
             self.settings, self.log, self.catalog, self.committer, self.leases, self.moved, self.tokens, self.retention,
-            staging, self.reader, self.computing, retractions, views, opened,
+            staging, self.reader, self.computing, retractions, views, judging, opened,
         )  # fmt: skip
         self.commit, self.commit_together = commits.commit, commits.commit_together
         self.commit_wait, self.wait = commits.commit_wait, commits.wait

@@ -8,8 +8,7 @@
 ============ ==========================================================================
 ``listener`` the call Export: access, how much waits, which status an error becomes
 ``spans``    which spans count, and their columns: plain data in, plain data out
-``window``   which span ids were taken within the window
-``recall``   the window as it was, from the table
+``recall``   the window as it was, from the table; ``kivi.arrow.id_window`` is the window
 ``intake``   the one writer: leaves out what was taken, commits, answers
 ``tables``   the table and its aggregates, created where they are missing
 ============ ==========================================================================
@@ -41,6 +40,11 @@ success"). With ``drop`` it is one of the usable spans, which the commit leaves 
      which it was.
    * ``window`` forgets ids by the age of their commit only. If there are more than it may hold, exports are refused
      until some are old enough; none is forgotten early.
+
+In a cluster (``kivi serve --cluster``) 2 holds for all nodes together, which are to have the same ``--otlp-window``:
+there the window is of the log, and any node may write. A commit is refused, by all nodes alike, if a span of it was
+taken by any of them (``kivi.mvcc.deduplication``); it is then tried again without that. An ``--otlp-window`` begins
+empty in a cluster that was made of a store.
 
 A span that is sent again later than that is counted again, and so are spans that somebody appends to the table by other
 means. The ids of spans that were dropped as late are in ``window``, but not in the table: if one is sent again after a

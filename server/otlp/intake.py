@@ -29,9 +29,9 @@ from kivi_server.metrics import NO_SPANS
 from kivi_server.otlp.recall import recall
 from kivi_server.otlp.spans import Spans, gathered
 from kivi_server.otlp.tables import ensure
-from kivi_server.otlp.window import Ids, Window, first_ones
 from kivi_server.sessions import Sessions
 
+from kivi.arrow.id_window import Ids, Window, first_ones
 from kivi.arrow.records import event_batch
 from kivi.errors import (
     CommitUnknown,
@@ -46,6 +46,7 @@ from kivi.errors import (
 from kivi.model.schema import TableSchema
 from kivi.store.facade import Outcome, Txn
 from kivi.store.retention import is_late
+from kivi.store.shared_window import SharedWindow
 
 __all__ = ["Intake", "Taken"]
 
@@ -93,7 +94,8 @@ class Intake:
         self.sessions = sessions
         self.store = sessions.store
         self.table = table
-        self.window = Window(window_s, spans_max)
+        self.window: Window | SharedWindow = Window(window_s, spans_max)
+        self._window_s, self._spans_max = window_s, spans_max
         self._retention_s = retention_s
         self._drop_late = drop_late
         self._rows_max = min(_ROWS_MAX, self.store.settings.max_append_rows)
@@ -246,10 +248,11 @@ class Intake:
         """Its transaction, if anything is new, the ids in that, and what each request is answered after it."""
         schema = self._schema()
         window = self.window
-        for ids in self._fresh:
-            window.add(ids)
+        if isinstance(window, Window):  # a cluster's knows it from the log
+            for ids in self._fresh:
+                window.add(ids)
+            window.expire()
         self._fresh = []
-        window.expire()
         table, ids = gathered([request.spans for request in group])
         floor_us = self.store.floor(schema)
         fresh = np.ones(len(ids), bool) if self._drop_late else ~_late(table, schema, floor_us)
@@ -258,6 +261,7 @@ class Intake:
         if fresh.any():
             window.check_room(int(fresh.sum()))
             txn = self.store.blind_transaction()
+            txn.once = window.once if isinstance(window, SharedWindow) else None
             batch = event_batch(schema, table if fresh.all() else table.filter(pa.array(fresh)))
             txn.append(schema, batch, drop_late=self._drop_late)
 
@@ -288,10 +292,18 @@ class Intake:
         if schema is None or self._source is None or schema.id != self._source.id:
             schema = ensure(self.store, self.table, self._retention_s)
             self._fresh = []  # are in the table
-            recall(self.store, schema, self.window)
+            self.window = self._window_of(schema)
             _log.info("OpenTelemetry spans go to %s; %d of its last ids are known", schema.name, len(self.window))
         self._source = schema
         return schema
+
+    def _window_of(self, table: TableSchema) -> Window | SharedWindow:
+        shared = self.store.shared_window(table.id, ("trace_id", "span_id"), self._window_s, self._spans_max)
+        if shared is not None:
+            return shared
+        window = Window(self._window_s, self._spans_max)
+        recall(self.store, table, window)
+        return window
 
 
 def _passes(error: KiviError) -> bool:

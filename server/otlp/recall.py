@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from kivi_server.otlp.window import ID, SLOTS, Ids, Window, first_ones
 
+from kivi.arrow.id_window import ID, SLOTS, Ids, Window, first_ones
 from kivi.errors import SnapshotTooOld
 from kivi.model.changes import Changes
 from kivi.model.scans import Scan

@@ -19,11 +19,11 @@ import numpy as np
 import pyarrow as pa
 from google.protobuf.message import DecodeError
 from kivi_server.otlp.tables import COLUMNS
-from kivi_server.otlp.window import ID, Ids
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from kivi.arrow.columns import TIMESTAMP
+from kivi.arrow.id_window import ID, Ids
 from kivi.errors import InvalidArgument
 
 __all__ = ["NAME_BYTES_MAX", "Spans", "decode", "gathered"]

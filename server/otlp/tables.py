@@ -22,6 +22,7 @@ older server keep the measures that they have (``db.alter_aggregate`` adds other
 
 from __future__ import annotations
 
+import contextlib
 from typing import Final
 
 from kivi.errors import AlreadyExists, InvalidArgument, NotFound
@@ -90,7 +91,8 @@ def ensure(store: Store, name: str, retention_s: float) -> TableSchema:
         for ending, groups in _GROUPS.items():
             if (aggregate := f"{name}_{ending}") not in taken:
                 slots = time_slot(EVENT_TIME, "5m")
-                store.create(aggregate_schema(aggregate, table, [*groups, slots], _MEASURES, _DERIVED))
+                with contextlib.suppress(AlreadyExists):  # another node of the cluster was quicker
+                    store.create(aggregate_schema(aggregate, table, [*groups, slots], _MEASURES, _DERIVED))
     return table
 
 

@@ -300,8 +300,6 @@ def _check_cluster(options: Options) -> None:
             raise InvalidArgument(f"{flag} is for a node that runs a server of the log: give --peers, too")
     if options.cluster is None:
         return
-    if options.otlp is not None:
-        raise InvalidArgument("a node of a cluster does not take spans yet: give --otlp to a server of its own")
     try:
         importlib.import_module("nats")
     except ImportError:

@@ -23,10 +23,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 import kivi
 from kivi.arrow.columns import arrow_schema
+from kivi.arrow.id_window import ID
 from kivi.embedded.database import Database, Snapshot, Transaction
 from kivi.encoding.keyspaces import meta_key
 from kivi.engine import WriteBatch
@@ -44,7 +46,7 @@ from kivi.store.facade import Store
 from tests.cluster.servers import YEAR_US, Client, Faults, Servers
 from tests.measures import plain
 from tests.mvcc.world import EVENT, MEASURES, TABLES
-from tests.oracle import Aggregate, Attempt, Mismatch, Op, Oracle, Read
+from tests.oracle import Aggregate, Attempt, EventTable, Mismatch, Op, Oracle, Read
 from tests.proof.groups import Together
 from tests.proof.workloads import micros
 
@@ -156,7 +158,7 @@ class Node:
 
     def scan(self, reader: Any, table: str) -> list[dict[str, Any]]:
         rows = list(reader.scan(table))
-        return [{**row, "ts": micros(row["ts"])} for row in rows] if table == "e" else plain(rows)
+        return [{**row, "ts": micros(row["ts"])} for row in rows] if table in ("e", "spans") else plain(rows)
 
 
 class Simulation:
@@ -175,12 +177,13 @@ class Simulation:
         first, measures = TABLES["agg"], ("calls", "total", "slow")
         assert isinstance(first, Aggregate)
         later = dataclasses.replace(first, measures={name: first.measures[name] for name in measures})
-        self.oracle = Oracle({**TABLES, "later": later})
+        self.oracle = Oracle({**TABLES, "later": later, "spans": EventTable()})
         self.servers = Servers(self, faults or Faults())
         self.servers.faults.clock_ahead = 0.01 if self.wrong_clocks == "servers" else 0.0
         self.attempts = itertools.count(1)
         self.open: list[Open] = []
         self.sent: list[tuple[str, list[Op]]] = []
+        self.spans: list[bytes] = []
         self.stages: list[tuple[bytes, list[dict[str, Any]]]] = []
         self._ids = itertools.count(1)
         self.acknowledged = 0
@@ -203,6 +206,7 @@ class Simulation:
         for name, how in (("t", {}), ("h", {"history": "1h"})):
             db.create_table(name, key={"id": "int64"}, columns=columns, **how)
         db.create_event_table("e", event_time="ts", columns=EVENT)
+        db.create_event_table("spans", event_time="ts", columns={"ts": "timestamp", "id": "bytes"})
         db.create_aggregate("agg", source="e", group_by=["a"], measures=MEASURES)
         db.create_aggregate("shares", source="e", group_by=["a"], measures={"share": kivi.avg(kivi.col("x") / 7)})
         db.consolidate()
@@ -252,7 +256,7 @@ class Simulation:
 
     STEPS: tuple[tuple[str, float], ...] = (
         ("pump", 30), ("begin", 8), ("work", 14), ("commit", 10), ("write", 4), ("append_each", 4), ("again", 3),
-        ("fence", 5),
+        ("fence", 5), ("retract", 2.5), ("export", 4),
         ("retry", 4), ("snapshot", 4), ("look", 5), ("fold", 5), ("stop", 0.5), ("kill", 0.8), ("cut", 0.4),
         ("leader", 0.5), ("renew", 0.6), ("define", 0.5), ("live", 4), ("truncate", 4), ("evict", 2),
         ("fresh", 3), ("fill", 0.5), ("stage", 3), ("discard", 1),
@@ -369,6 +373,7 @@ class Simulation:
         if outcome.commit_ts is not None:
             self.acknowledged = max(self.acknowledged, outcome.commit_ts)
             attempt.outcome, attempt.commit_ts, attempt.repeat = "committed", outcome.commit_ts, outcome.repeated
+            self.counted["retracted"] += any(op.kind == "retract" for op in attempt.ops)
         elif isinstance(outcome.error, kivi.CommitUnknown):
             pass
         else:
@@ -410,6 +415,39 @@ class Simulation:
         if (node := self._serving()) is not None and node.store is not None:
             fence = Abort(tokens=(f"fenced {next(self.attempts)}",))
             node.store.committer.log_other(fence, lambda error, number: None)
+
+    def do_retract(self) -> None:
+        """A client removes events; their rows are computed again, and completed where the commit comes back."""
+        if (node := self._serving()) is None:
+            return
+        column = self.rng.choice("axs")
+        value = self._event()[column]
+        tx = node.db.transaction()
+        if not tx.retract("e", where=kivi.col(column) == value):
+            tx.rollback()
+            return
+        assert tx._txn is not None
+        token, ops = f"token {next(self.attempts)}", [Op("retract", "e", values={column: value})]
+        self._send(node, token, ops, tx.start_ts, tx._txn)
+
+    def do_export(self) -> None:
+        """An exporter sends spans to any node, new ones and some that it sent before: each counts once."""
+        if (node := self._serving()) is None or node.store is None:
+            return
+        rng, store = self.rng, node.store
+        new = [next(self._ids).to_bytes(24, "big") for _ in range(rng.randint(0, 3))]
+        sent = {*new, *rng.choices(self.spans[-9:], k=rng.randint(1, 3))} if self.spans else {*new}
+        self.spans += new
+        schema = store.table("spans")
+        window = store.shared_window(schema.id, ("id",), 3_600, 1_000_000)
+        assert window is not None
+        known = window.known(np.array(sorted(sent), ID))
+        events = [{"ts": 1, "id": id_} for id_, is_known in zip(sorted(sent), known, strict=True) if not is_known]
+        if events:
+            txn = store.blind_transaction()
+            txn.append(schema, pa.RecordBatch.from_pylist(events, arrow_schema(schema)))
+            txn.once = window.once
+            self._send(node, f"token {next(self.attempts)}", [Op("append", "spans", events=events)], None, txn)
 
     def do_write(self) -> None:
         """A group of blind deltas and puts, entering in columns."""
@@ -745,6 +783,10 @@ class Simulation:
                 if snap.ts != self.nodes[0].log.place.number:
                     raise Mismatch(f"R1: node {node.id} reads at {snap.ts}, the log is at {self.nodes[0].log.place}")
                 self._look(node, snap)
+        with self.nodes[0].db.snapshot() as snap:
+            spans = [row["id"] for row in snap.scan("spans")]
+        if len(spans) > len(set(spans)):
+            raise Mismatch("a span counts twice")
         report = self.oracle.check()
         self.counted["commits"], self.counted["reads"] = report.commits, report.reads
 

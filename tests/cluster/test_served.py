@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,6 +49,45 @@ def test_any_node_takes_writes_and_all_answer_alike(nodes: list[ServerProcess]) 
     assert {row["endpoint"]: row["us"] for row in totals} == dict(wanted)  # type: ignore[attr-defined]
     assert {row["endpoint"]: row["us"] for row in aggregate} == dict(wanted)  # type: ignore[attr-defined]
     assert events == [{"us": sum(wanted.values()), "n": 240}]
+
+
+def test_any_node_removes_events_while_others_append(nodes: list[ServerProcess]) -> None:
+    make_tables_everywhere(nodes)
+    with kivi.connect(nodes[0].endpoint) as db:
+        db.create_aggregate("slowest", source="calls", group_by=["endpoint"], measures={"us": kivi.max("us")})
+    clients = [Client(node.endpoint, seed, 40) for seed, node in enumerate(nodes)]
+    for client in clients:
+        client.start()
+    removed = beside = 0
+    for i in itertools.count():
+        running = any(client.is_alive() for client in clients)
+        low = 150 * (i % 6)
+        with kivi.connect(nodes[i % 3].endpoint) as db, db.transaction() as tx:
+            found = tx.retract("calls", where=(kivi.col("us") >= low) & (kivi.col("us") < low + 75))
+        removed += found
+        beside += running and found > 0
+        if not running and i > 6:
+            break
+    assert beside
+    for client in clients:
+        client.join()
+    assert [client.failure for client in clients] == [None] * len(clients)
+    with kivi.connect(nodes[0].endpoint) as db:
+        last = db.watermark()
+    answers = []
+    for node in nodes:
+        with kivi.connect(node.endpoint) as db, db.snapshot(min_snapshot=last) as snap:
+            answers.append([list(snap.scan(name)) for name in ("calls", "by_endpoint", "slowest")])
+    assert answers[0] == answers[1] == answers[2]
+    calls, sums, slowest = answers[0]
+    assert 0 < removed == 120 - len(calls)
+    by_endpoint: dict[int, list[int]] = {}
+    for call in calls:
+        by_endpoint.setdefault(call["endpoint"], []).append(call["us"])
+    assert {row["endpoint"]: (row["us"], row["n"]) for row in sums} == {
+        endpoint: (sum(us), len(us)) for endpoint, us in by_endpoint.items()
+    }
+    assert {row["endpoint"]: row["us"] for row in slowest} == {e: max(us) for e, us in by_endpoint.items()}
 
 
 def test_a_node_that_was_killed_comes_back_with_all_that_was_acknowledged(nodes: list[ServerProcess]) -> None:

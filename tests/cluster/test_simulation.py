@@ -37,6 +37,24 @@ def test_the_log_is_kept_for_whoever_needs_it(seed: int) -> None:
     assert simulation.servers.first > 5, "the log was truncated"
 
 
+class Retracting(Simulation):
+    """Events are appended and removed all the time, on nodes that fold, die and begin anew meanwhile."""
+
+    STEPS = (
+        ("pump", 60), ("append_each", 20), ("retract", 6), ("work", 3), ("commit", 2), ("begin", 2), ("retry", 6),
+        ("look", 3), ("fold", 12), ("kill", 1.5), ("stop", 0.5), ("renew", 0.6), ("live", 4), ("define", 0.3),
+        ("export", 4),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_retraction_has_what_came_before_it_in_the_log(seed: int) -> None:
+    simulation = Retracting(seed)
+    simulation.run(STEPS // 2)
+    simulation.finish()
+    assert simulation.counted["retracted"]
+
+
 def test_a_seed_gives_the_same_history_again() -> None:
     histories = []
     for _ in range(2):

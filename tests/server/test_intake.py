@@ -15,12 +15,12 @@ from kivi_server.otlp.intake import Intake, Taken
 from kivi_server.otlp.recall import recall
 from kivi_server.otlp.spans import decode, gathered
 from kivi_server.otlp.tables import ensure
-from kivi_server.otlp.window import SLOTS, Window
 from kivi_server.sessions import Sessions
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace import ReadableSpan
 
 import kivi
+from kivi.arrow.id_window import SLOTS, Window
 from kivi.arrow.records import event_batch
 from kivi.log import segmented
 from kivi.log.memory import MemoryLog

@@ -18,7 +18,6 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 from kivi_server.options import Options
 from kivi_server.otlp.tables import COLUMNS, ensure
-from kivi_server.otlp.window import ID, Window, first_ones
 from kivi_server.process.serve import credentials
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
@@ -29,6 +28,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 from opentelemetry.trace import SpanKind, Status, StatusCode
 
 import kivi
+from kivi.arrow.id_window import ID, Window, first_ones
 from tests.otlp import EXPORT, PLACE, Recorder, Server, export
 from tests.serverproc import ROOT
 from tests.waiting import wait_until

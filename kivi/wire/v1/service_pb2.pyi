@@ -173,6 +173,36 @@ class CreateViewResponse(_message.Message):
     table: _types_pb2.Table
     def __init__(self, done_rows: _Optional[int] = ..., table: _Optional[_Union[_types_pb2.Table, _Mapping]] = ...) -> None: ...
 
+class CreateRuleRequest(_message.Message):
+    __slots__ = ("definition",)
+    DEFINITION_FIELD_NUMBER: _ClassVar[int]
+    definition: str
+    def __init__(self, definition: _Optional[str] = ...) -> None: ...
+
+class CreateRuleResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListRulesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListRulesResponse(_message.Message):
+    __slots__ = ("rules",)
+    RULES_FIELD_NUMBER: _ClassVar[int]
+    rules: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, rules: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class DropRuleRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class DropRuleResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class AlterTableRequest(_message.Message):
     __slots__ = ("name", "columns")
     NAME_FIELD_NUMBER: _ClassVar[int]

@@ -1,8 +1,8 @@
-"""The span ids that were taken within the last minutes, exactly, in 32 bytes each.
+"""The ids of events that were taken within the last minutes, exactly, in 32 bytes each.
 
-An id is 24 bytes: 16 of the trace, 8 of the span. They lie in sorted *runs*, by a hash of the three 64-bit words in
-it, and are compared whole where hashes agree, so nothing depends on ids being random (some tracers count). Each commit
-brings a run; small runs are joined, so there are few to search.
+An id is 24 bytes: of a span, 16 of the trace and 8 of the span. They lie in sorted *runs*, by a hash of the three
+64-bit words in it, and are compared whole where hashes agree, so nothing depends on ids being random (some tracers
+count). Each commit brings a run; small runs are joined, so there are few to search.
 
 A run belongs to a *slot* of an eighth of the window, and goes as a whole when all of its slot is older than the window.
 So an id is kept for at least the window, and memory holds at most nine eighths of one.
@@ -12,15 +12,18 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
+from kivi.arrow.dictionaries import plain
 from kivi.errors import InvalidArgument, ResourceExhausted
 
-__all__ = ["ID", "SLOTS", "Ids", "Window", "first_ones"]
+__all__ = ["ID", "SLOTS", "Ids", "Window", "first_ones", "ids_of"]
 
 Ids: TypeAlias = npt.NDArray[np.bytes_]
 """One for each span, of type ``ID``."""
@@ -33,6 +36,17 @@ class _Run(NamedTuple):
     slot: int
     hashes: npt.NDArray[np.uint64]
     ids: Ids
+
+
+def ids_of(batch: pa.RecordBatch, names: Sequence[str]) -> Ids:
+    """Of events whose id is the bytes of these columns together. Raises InvalidArgument if one has another width."""
+    parts = plain(batch.select(list(names))).columns
+    joined = pc.binary_join_element_wise(*(part.cast(pa.binary()) for part in parts), b"")
+    if not len(joined):
+        return np.zeros(0, ID)
+    if joined.null_count or not pc.all(pc.equal(pc.binary_length(joined), ID.itemsize)).as_py():
+        raise InvalidArgument(f"{' and '.join(names)} of each event have to be {ID.itemsize} bytes together")
+    return np.frombuffer(joined.buffers()[2], ID, len(joined))
 
 
 def first_ones(ids: Ids) -> npt.NDArray[np.bool_]:
@@ -88,25 +102,26 @@ class Window:
         oldest = (self._clock() - self.seconds) // self._slot_s
         self._runs = [run for run in self._runs if run.slot >= oldest]
 
-    def check_room(self, more: int) -> None:
+    def check_room(self, more: int, spans_max: int | None = None) -> None:
         """Raises ResourceExhausted, with the seconds until some of it is old enough to go; or InvalidArgument."""
-        if (count := len(self)) + more <= self.spans_max:
+        spans_max = self.spans_max if spans_max is None else spans_max
+        if (count := len(self)) + more <= spans_max:
             return
-        if more > self.spans_max:
+        if more > spans_max:
             raise InvalidArgument(
-                f"an export of {more:,} spans is larger than the limit otlp_window_spans = {self.spans_max:,}: raise "
+                f"an export of {more:,} spans is larger than the limit otlp_window_spans = {spans_max:,}: raise "
                 "it, or send fewer at a time",
                 limit="otlp_window_spans",
-                maximum=self.spans_max,
+                maximum=spans_max,
             )
         wait_s = 1.0
         if self._runs:
             wait_s = (self._runs[0].slot + 1) * self._slot_s + self.seconds - self._clock()
         raise ResourceExhausted(
             f"{count:,} span ids of the last {self.seconds:g} s are held and {more:,} more would pass the limit "
-            f"otlp_window_spans = {self.spans_max:,}: raise it, shorten otlp_window_s, or send less",
+            f"otlp_window_spans = {spans_max:,}: raise it, shorten otlp_window_s, or send less",
             limit="otlp_window_spans",
-            maximum=self.spans_max,
+            maximum=spans_max,
             retry_s=min(max(wait_s, 1.0), _RETRY_S_MAX),
         )
 
