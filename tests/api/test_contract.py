@@ -595,8 +595,8 @@ def test_one_group_key_may_stand_alone_and_iterators_are_read_once(invocations):
 
 SURFACE = {
     "kivi": "open connect aio spark polars testing client transactional sum count max min avg var stddev quantiles "
-    "distinct first last argmax argmin largest smallest top combine col case coalesce within_km ref previous_slot lookup "
-    "time_slot register_measure "
+    "distinct first last argmax argmin largest smallest top combine col case coalesce within_km ref "
+    "previous_slot lookup time_slot register_measure "
     "ABORTED KiviError Conflict CommitUnknown SnapshotTooOld RowExists NotFound SchemaError InvalidArgument OutOfRange "
     "ResourceExhausted Unauthenticated PermissionDenied Unavailable DataLoss StoreInUse NotAStore FormatTooNew",
     "kivi.aio": "connect",
