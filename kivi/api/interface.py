@@ -115,6 +115,10 @@ class Database(RuleMethods, ABC, Generic[Tx, Snap]):
         ``local="30d", cold="s3://bucket/prefix"``: settled files whose events are all older than that move to this
         object store, any URL that ``pyarrow.fs`` knows, and are read there. Unavailable if it cannot be reached now;
         InvalidArgument for a URL that cannot be, or has a secret in it, and in a store in memory.
+
+        ``expires="until"``: a timestamp column that says of each event when it ends; null is never. Within some seconds
+        of that moment the store retracts it: from then on everything answers as if it had never been, and its disk is
+        given back. Tails of such a table pass over what is gone, as with ``retractions="ignore"``.
         """
         self._create(schema)
 

@@ -464,6 +464,7 @@ def add_events(to: argparse.ArgumentParser) -> None:
     """What an event table has: see ``kivi.cli.create``."""
     to.add_argument("--event-time", metavar="COLUMN", help="of events: the column that says when each was")
     to.add_argument("--retention", metavar="DURATION", help="of events: forget them after so long, for example 30d")
+    to.add_argument("--expires", metavar="COLUMN", help="of events: the column that says until when each is there")
     to.add_argument("--index", metavar="A,B", help="of events: columns by whose values they are looked for")
     to.add_argument("--local", metavar="DURATION", help="of events: older ones move to --cold")
     to.add_argument("--cold", metavar="URL", help="of events: an object store, such as s3://bucket/prefix")

@@ -186,12 +186,14 @@ def event_table_schema(
     local: str | int | dt.timedelta | None = None,
     cold: str | None = None,
     index: Sequence[str] = (),
+    expires: str | None = None,
 ) -> TableSchema:
     """The schema of an append-only event table; ``event_time`` names one of its timestamp columns.
 
     ``index``: columns of text, bytes or integers by whose values events are looked for, as a trace id is. Settled files
     get a filter of each, as they do of others that hardly repeat.
     ``local`` and ``cold`` ("30d", "s3://bucket/prefix") come together: settled files of older events lie there.
+    ``expires``: a timestamp column that says of each event when it ends; null: never.
     """
     if (local is None) != (cold is None):
         raise InvalidArgument(
@@ -210,6 +212,8 @@ def event_table_schema(
             raise SchemaError(
                 f"event table {name!r}: index= names columns of text, bytes or int64 of the table, not {column!r}"
             )
+    if expires is not None and (expires not in by_name or by_name[expires].type.name != "timestamp"):
+        raise SchemaError(f"event table {name!r}: expires must name one of its timestamp columns, not {expires!r}")
     return TableSchema(
         name=check_name(name, "table"),
         kind="event",
@@ -220,6 +224,7 @@ def event_table_schema(
         retention_us=None if retention is None else parse_duration_us(retention, "retention"),
         local_us=None if local is None else parse_duration_us(local, "local"),
         cold=None if cold is None else _object_store(name, cold),
+        expires=expires,
     )
 
 

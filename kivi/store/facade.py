@@ -18,6 +18,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -44,6 +45,7 @@ from kivi.store.arrivals import decoded
 from kivi.store.backfill import Backfill, Progress
 from kivi.store.commits import Commit
 from kivi.store.cooler import Cooler
+from kivi.store.expiry import Expiry
 from kivi.store.housekeeping import Housekeeping
 from kivi.store.opening import Parts, open_parts
 from kivi.store.plans import GetPlan, WritePlan
@@ -119,12 +121,14 @@ class Store(Wiring):
         self.settler = Settler(self)
         self.settle = self.settler.settle
         self.cooler = Cooler(self, self.settler)
+        self.expiry = Expiry(self)
         if settings.background:
             self.consolidator.start(self.housekeeping.step)
             if settings.settle:
                 self.settler.start()
             if parts.path is not None:
                 self.cooler.start()
+            self.expiry.start()
         self._resumed = None if parts.log.is_judged_again else self.backfill.resume()
 
     @staticmethod
@@ -160,6 +164,7 @@ class Store(Wiring):
             if self._closed:
                 return
             self._closed = True
+        self.expiry.stop()
         self.cooler.stop()
         self.settler.stop()
         self.consolidator.stop()
@@ -181,6 +186,7 @@ class Store(Wiring):
     def crash(self) -> None:
         """For tests: lets go of everything at once, as if the process had been killed."""
         self._closed = True
+        self.expiry.stop()
         self.cooler.stop()
         self.settler.stop()
         self.consolidator.stop()
@@ -255,6 +261,8 @@ class Store(Wiring):
         """Record batches of bounded size, in key order (events: in commit order)."""
         if wanted.changes is not None and (wanted.order or wanted.offset):
             raise InvalidArgument("changes come in commit order: read them without order_by and offset")
+        if wanted.changes is not None and wanted.changes.retractions == "fail" and schema.expires is not None:
+            wanted = replace(wanted, changes=replace(wanted.changes, retractions="ignore"))
         wanted = self.hierarchies.resolved(lease, schema, wanted, txn)
         if wanted.changes is not None and txn is None:
             return self.changes.scan(lease, schema, wanted, wanted.changes)

@@ -1,9 +1,10 @@
-"""Hierarchies: what lies under and over a value, at every snapshot, by every way to the store."""
+"""Topics: what lies under and over a value, and until when, by every way to the store."""
 
 from __future__ import annotations
 
 import datetime as dt
 import random
+import time
 from typing import Any
 
 import pytest
@@ -114,3 +115,21 @@ def test_what_has_no_answer_is_refused(news: Any) -> None:
     news.create_hierarchy("others")
     with news.snapshot() as snap, pytest.raises(kivi.SchemaError, match="there are the hierarchies others, topics"):
         list(snap.scan("news", where=col("topic").under("t5")))
+
+
+def test_a_table_whose_events_expire_says_so(db: Any) -> None:
+    columns = {"ts": "timestamp", "until": "timestamp", "n": "int64"}
+    db.create_event_table("posts", event_time="ts", columns=columns, expires="until")
+    assert db.describe("posts")["expires"] == "until"
+    for column in ("n", "nothing"):
+        with pytest.raises(kivi.SchemaError, match="expires must name one of its timestamp columns"):
+            db.create_event_table("others", event_time="ts", columns=columns, expires=column)
+    db.append("posts", [{"ts": T0, "until": T0, "n": 1}, {"ts": T0, "until": None, "n": 2}])
+    rows: list[Any] = []
+    for _ in range(600):
+        with db.snapshot() as snap:
+            rows = [row["n"] for row in snap.scan("posts")]
+        if rows == [2]:
+            break
+        time.sleep(0.05)
+    assert rows == [2]
