@@ -281,10 +281,9 @@ class Catalog:
             self.visible = self.visible.with_rows(rows, cts)
 
     def load(self, rows: list[tuple[int, RowOp]], cts: int) -> None:
-        """One definition found in base at open, or in a replayed record: no snapshot of before is open."""
+        """Definitions found in base at open, or in a replayed record: entered and applied in one step."""
         self.enter(rows, cts)
         self.apply(rows, cts)
-        self.release(list(self.visible.replaced))
 
     def given(self, last_id: int) -> None:
         """At open: ids up to this one were given, to tables that may be gone."""

@@ -126,10 +126,11 @@ class Store(Wiring):
             self.consolidator.start(self.housekeeping.step)
             if settings.settle:
                 self.settler.start()
-            if parts.path is not None:
+            if parts.path is not None and not parts.log.is_followed:
                 self.cooler.start()
-            self.expiry.start()
-        self._resumed = None if parts.log.is_judged_again else self.backfill.resume()
+            if not parts.log.is_followed:
+                self.expiry.start()
+        self._resumed = None if parts.log.is_judged_again or parts.log.is_followed else self.backfill.resume()
 
     @staticmethod
     def open(

@@ -53,7 +53,7 @@ from kivi.store.catalog import COUNTERS, TABLES, changes
 from kivi.store.host import Contents
 from kivi.store.staging import STAGE_INDEX, data_of, sequences_of
 
-__all__ = ["load_base", "replay"]
+__all__ = ["enter_other", "load_base", "replay", "replay_record"]
 
 
 def load_base(store: Contents) -> int:
@@ -102,12 +102,16 @@ def _definitions(engine: Engine) -> tuple[dict[int, Definition], int]:
 def replay(store: Contents, position: int) -> None:
     """Everything in the log after ``position``, into memory."""
     for record in store.log.replay(position):
-        try:
-            _replay_one(store, record, position)
-        except DataLoss as error:
-            raise DataLoss(
-                f"log record {record.sequence} cannot be replayed: {error.message}", path=error.path
-            ) from None
+        replay_record(store, record, position)
+    store.catalog.release(list(store.catalog.visible.replaced))  # no snapshot of before is open
+
+
+def replay_record(store: Contents, record: Record, position: int = 0) -> None:
+    """One of them, behind ``position``; of a log that is followed, too, under the entry lock. Raises DataLoss."""
+    try:
+        _replay_one(store, record, position)
+    except DataLoss as error:
+        raise DataLoss(f"log record {record.sequence} cannot be replayed: {error.message}", path=error.path) from None
 
 
 def _replay_one(store: Contents, record: Record, position: int) -> None:

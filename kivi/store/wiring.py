@@ -13,11 +13,14 @@ from functools import partial
 from kivi.encoding.event_names import EventNames
 from kivi.errors import KiviError, Unavailable
 from kivi.events.cold_tier import ColdTier
+from kivi.log import CommitLog
+from kivi.log.followed import FollowedLog
 from kivi.log.replicated import ReplicatedLog
 from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
 from kivi.mvcc.commit import Committer
 from kivi.mvcc.consolidate import AHEAD, Consolidator
+from kivi.mvcc.following import FollowingCommitter
 from kivi.mvcc.forgetting import Forgetting
 from kivi.mvcc.groups import Part
 from kivi.mvcc.leases import Leases
@@ -53,6 +56,12 @@ from kivi.store.transaction import Txn
 from kivi.store.view_rows import ViewRows
 
 __all__ = ["Wiring"]
+
+
+def _committer_of(log: CommitLog) -> type[Committer]:
+    if isinstance(log, FollowedLog):
+        return FollowingCommitter
+    return ReplicatedCommitter if isinstance(log, ReplicatedLog) else Committer
 
 
 class Wiring:
@@ -93,7 +102,7 @@ class Wiring:
         log.on_room = self._room_in_the_log
         self.prefix = Prefix(engine) if log.is_judged_again else None
         self._ahead = int.from_bytes(engine.get(AHEAD) or b"", "little") if log.is_judged_again else 0
-        self.committer = (ReplicatedCommitter if isinstance(log, ReplicatedLog) else Committer)(
+        self.committer = _committer_of(log)(
             log,
             self.pending,
             self.moved,
@@ -222,7 +231,7 @@ class Wiring:
     def check_open(self) -> None:
         if self._closed:
             raise Unavailable(self._why_closed)
-        if isinstance(self.log, ReplicatedLog) and (stopped := self.log.failed) is not None:
+        if isinstance(self.log, (ReplicatedLog, FollowedLog)) and (stopped := self.log.failed) is not None:
             raise Unavailable(f"this node has stopped ({stopped.message}): ask another one")
         if self.is_catching_up:
             raise Unavailable("this node has not caught up with what it had before it was stopped: ask another one")
