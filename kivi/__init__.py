@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from kivi.client.database import connect
     from kivi.embedded.database import open_database as open
     from kivi.model.declarations import time_slot
-    from kivi.model.expressions import case, coalesce, col, within_km
+    from kivi.model.expressions import case, coalesce, col, quad, within_km
     from kivi.model.outcomes import ABORTED, UNKNOWN
     from kivi.model.rules import lookup, previous_slot, ref
     from kivi.model.surface import combine, count, max, min, sum, transactional
@@ -104,6 +104,7 @@ __all__ = [
     "open",
     "polars",
     "previous_slot",
+    "quad",
     "quantiles",
     "ref",
     "register_measure",
@@ -143,6 +144,7 @@ _LAZY = {
     "min": "kivi.model.surface",
     "open": "kivi.embedded.database",
     "previous_slot": "kivi.model.rules",
+    "quad": "kivi.model.expressions",
     "quantiles": "kivi.model.surface",
     "ref": "kivi.model.rules",
     "register_measure": "kivi.states.own",

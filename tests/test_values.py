@@ -41,6 +41,7 @@ from kivi.model.expressions import (
     value_of,
 )
 from kivi.model.expressions.positions import is_within
+from kivi.model.expressions.quads import quad_of
 from kivi.model.expressions.texts import literal_prefix
 from kivi.model.types import INT64_MAX, INT64_MIN, ColumnType
 from kivi.wire.codec import from_expr, to_expr
@@ -100,6 +101,8 @@ def values(draw: st.DrawFn, kind: int = 0, depth: int = 2) -> Any:
         return case((draw(predicates(depth - 1)), True), otherwise=False)
     if kind == 1:
         return draw(inner) + draw(st.integers(-5, 5)) * draw(st.sampled_from([col("i"), col("t") - col("u")]))
+    if kind == 2 and shape == "n" and draw(st.integers(0, 3)) == 0:
+        return kivi.quad(draw(values(0, 0)), draw(values(0, 0)), draw(st.sampled_from([1, 7, 24])))
     if kind:
         return draw(inner)
     if shape == "n" and draw(st.integers(0, 5)) == 0:
@@ -213,9 +216,10 @@ def model(expr: Expr, row: dict[str, Any]) -> Any:
         return has(expr.op, args[0], expr.value)
     if expr.op == "part":
         return part(expr.value[0], int(args[0]))
-    if expr.op == "within_km":
+    if expr.op in ("within_km", "quad"):
         lat, lon = (as_float(value, arg.type) for value, arg in zip(args, expr.args, strict=True) if arg.type)
-        return is_within(lat, lon, expr.value)  # whether that is right is tested below
+        found = is_within(lat, lon, expr.value) if expr.op == "within_km" else quad_of(lat, lon, *expr.value)
+        return found  # whether that is right is tested below
     if expr.op in COMPARE:
         exact = [Fraction(value) if type(value) is float else value for value in args]
         return COMPARE[expr.op](*exact)
@@ -333,9 +337,36 @@ def test_a_circle_has_what_lies_within_it_and_its_bounds_have_the_circle(
     assert both(kivi.within_km("f", "g", lat, lon, 0), f=lat, g=lon) is True
 
 
+@given(
+    LATITUDES | st.sampled_from([-90.0, 0.0, 90.0]),
+    LONGITUDES | st.sampled_from([-360.0, -180.0, 0.0, 180.0]),
+    st.data(),
+)
+def test_a_quad_is_the_quarter_of_a_quarter(lat: float, lon: float, data: st.DataObject) -> None:
+    depth = data.draw(st.integers(1, 24))
+    path = both(kivi.quad("f", "g", depth=depth), f=lat, g=lon)
+    north, west, height, width = 90.0, -180.0, 180.0, 360.0
+    for digit in map(int, path):
+        height, width = height / 2, width / 2
+        north, west = north - height * (digit // 2), west + width * (digit % 2)
+    at = (lon + 180.0) % 360.0 - 180.0
+    assert north - height - 1e-9 <= lat <= north + 1e-9 and west - 1e-9 <= at <= west + width + 1e-9
+    cell = path[: data.draw(st.integers(0, depth))]
+    for where in (kivi.quad("f", "g", depth=depth).under(cell), kivi.quad("f", "g", depth=depth).covers(path + "12")):
+        assert both(where, f=lat, g=lon) is True
+        assert all(matches(bound, {"f": lat, "g": lon}) for bound in bounds_of(bind(where, type_of)))
+    other = cell[:-1] + str((int(cell[-1]) + 1) % 4) if cell else "4"
+    if cell:
+        assert both(kivi.quad("f", "g", depth=depth).under(other), f=lat, g=lon) is False
+    else:
+        with pytest.raises(InvalidArgument):
+            kivi.quad("f", "g").under(other)
+
+
 @pytest.mark.parametrize(("lat", "lon"), [(90.001, 0.0), (0.0, -360.5), (None, 0.0), (0.0, None)])
 def test_what_is_no_position_is_unknown(lat: float | None, lon: float | None) -> None:
     assert both(kivi.within_km("f", "g", 0, 0, 30_000), f=lat, g=lon) is None
+    assert both(kivi.quad("f", "g"), f=lat, g=lon) is None
 
 
 @given(

@@ -28,6 +28,7 @@ from kivi.arrow.columns import arrow_type, decimals, flat, literal, stored_array
 from kivi.errors import OutOfRange
 from kivi.model.expressions import COMPARISONS, HIERARCHY, TEXT, Expr
 from kivi.model.expressions.positions import haversine, haversine_max, is_position, latitudes
+from kivi.model.expressions.quads import cells_of
 from kivi.model.expressions.rows import out_of_range, unresolved
 from kivi.model.expressions.time_parts import parts_of
 from kivi.model.types import ColumnType
@@ -174,12 +175,12 @@ def _evaluated(batch: Any, expr: Expr, types: Types) -> _Values:
         case "part":
             name, zone = expr.value
             return _Values(_parts(name, zone, _as_array(args[0].of, batch.num_rows)), errors)
-        case "within_km":
+        case "within_km" | "quad":
             lat, lon = (
                 _as_array(floats(of.type or _BOOL, arg.of), batch.num_rows)
                 for of, arg in zip(expr.args, args, strict=True)
             )
-            return _Values(_within(lat, lon, expr.value), errors)
+            return _Values((_within if op == "within_km" else _quads)(lat, lon, expr.value), errors)
         case "coalesce":
             return _coalesced(expr, args, batch.num_rows)
         case "case":
@@ -250,6 +251,15 @@ def _within(lat: Any, lon: Any, circle: tuple[float, float, float]) -> Any:
     found = np.zeros(len(lats), np.bool_)
     found[near] = haversine(lats[near], lons[near], circle) <= haversine_max(circle)
     return pa.array(found, mask=~known)
+
+
+def _quads(lat: Any, lon: Any, of: tuple[int]) -> Any:
+    """Two columns of float64."""
+    (depth,) = of
+    lats, lons = (of.fill_null(np.inf).to_numpy() for of in (lat, lon))
+    known = is_position(lats, lons)
+    cells = cells_of(np.where(known, lats, 0.0), np.where(known, lons, 0.0), depth)
+    return pa.array(cells, pa.binary(), mask=~known).cast(pa.string())
 
 
 def _calculated(expr: Expr, args: Sequence[_Values], errors: _Errors | None, rows: int) -> _Values:

@@ -74,7 +74,7 @@ def _may_fail(expr: Expr) -> bool:
     return not plain or any(map(_may_fail, expr.args))
 
 
-_SAFE: Final = TEXT | {"and", "or", "not", "isin", "is_null", "col", "lit", "within_km", "part"}
+_SAFE: Final = TEXT | {"and", "or", "not", "isin", "is_null", "col", "lit", "quad", "within_km", "part"}
 
 
 def _clauses(where: Expr, types: Mapping[str, ColumnType]) -> list[Clause]:
@@ -99,7 +99,7 @@ def _clauses(where: Expr, types: Mapping[str, ColumnType]) -> list[Clause]:
     if not bounds:
         return [_ANY]
     found = _all_of([_clauses(bound, types) for bound in bounds])
-    return found if where.op == "startswith" else _inexact(found)
+    return found if where.op == "startswith" and where.column else _inexact(found)
 
 
 def _negated(inner: Expr, types: Mapping[str, ColumnType]) -> list[Clause]:

@@ -28,6 +28,7 @@ from kivi.model.expressions import (
     coalesce,
     col,
     lit,
+    quad,
     within_km,
 )
 from kivi.model.types import ColumnType
@@ -208,6 +209,8 @@ class _Reader:
                 return coalesce(*self._together(args))
             case ast.Call(func=ast.Name(id="within_km"), args=[lat, lon, *circle], keywords=[]) if len(circle) == 3:
                 return _as_value(self._within(lat, lon, circle))
+            case ast.Call(func=ast.Name(id="quad"), args=[lat, lon], keywords=[ast.keyword("depth", depth)]):
+                return quad(self.value(lat), self.value(lon), self._literal(depth, None))
             case ast.Call(func=ast.Attribute(value=of, attr=name), args=args, keywords=keywords):
                 return _as_value(self._method(node, self.value(of), name, [*args, *(word.value for word in keywords)]))
             case ast.Call(func=ast.Name(id="case"), args=[_, *_] as pairs, keywords=keywords):

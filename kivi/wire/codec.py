@@ -118,6 +118,7 @@ _OPS: Final[dict[str, pb.Expr.Op]] = {
     "matches": pb.Expr.OP_MATCHES,
     "within_km": pb.Expr.OP_WITHIN_KM,
     "part": pb.Expr.OP_TIME_PART,
+    "quad": pb.Expr.OP_QUAD,
     "under": pb.Expr.OP_UNDER,
     "covers": pb.Expr.OP_COVERS,
 }

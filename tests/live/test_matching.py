@@ -51,6 +51,9 @@ def terms(draw: st.DrawFn) -> Expr:
         return Expr(op, name, "^" + text + "b?" if op == "matches" else text)
     if name == "f" and draw(st.booleans()):
         at = Expr("col", "f", type=TYPES["f"]), Expr("col", "i", type=TYPES["i"])
+        if draw(st.booleans()):
+            quads = Expr("quad", value=(6,), args=at, type=TYPES["s"])
+            return Expr("startswith", value=draw(st.sampled_from(["", "1", "30", "122"])), args=(quads,))
         return Expr("within_km", value=draw(st.sampled_from([(0.0, 0.0, 100.0), (1.0, 359.5, 500.0)])), args=at)
     if op == "is_null":
         return Expr(op, name)

@@ -26,6 +26,7 @@ coalesce, case           the type of all values       int64 and decimal become d
 comparison               predicate                    int64, decimal and float64 are compared exactly, not rounded
 startswith, contains     predicate                    of strings by code points, of bytes by bytes
 matches                  predicate                    RE2, of strings (``kivi.model.expressions.texts``)
+quad                     string                       of numbers (``kivi.model.expressions.quads``)
 within_km                predicate                    of numbers (``kivi.model.expressions.positions``)
 under, covers            predicate                    of values in a hierarchy (``kivi.store.hierarchies``)
 year, month, ... second  int64                        of timestamps (``kivi.model.expressions.time_parts``)
@@ -61,6 +62,7 @@ from kivi.model.expressions.nodes import (
     col,
     lit,
     names,
+    quad,
     terms_of,
     within_km,
 )
@@ -86,6 +88,7 @@ __all__ = [
     "lit",
     "matches",
     "names",
+    "quad",
     "terms_of",
     "to_plain",
     "value_of",

@@ -15,6 +15,7 @@ from typing import Any, Final
 from kivi.errors import InvalidArgument, SchemaError
 from kivi.model.expressions.nodes import ARITHMETIC, COMPARISONS, HIERARCHY, TEXT, Expr, check_shape
 from kivi.model.expressions.positions import checked_circle
+from kivi.model.expressions.quads import checked_depth
 from kivi.model.expressions.rows import value_of
 from kivi.model.expressions.texts import check_pattern
 from kivi.model.expressions.time_parts import checked_part
@@ -25,6 +26,7 @@ __all__ = ["bind", "bind_value"]
 _MAX_NODES: Final = 10_000
 _MAX_DEPTH: Final = 50  # protobuf reads messages nested 100 deep, and the predicate lies within some
 _BOOL, _INT, _FLOAT, _TIME = (ColumnType(name) for name in ("bool", "int64", "float64", "timestamp"))
+_TEXT: Final = ColumnType("string")
 _NUMBERS: Final = frozenset({"int64", "float64", "decimal"})
 _DIGITS: Final = 18
 _MIRRORED: Final = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
@@ -100,11 +102,13 @@ class _Binder:
         if node.op in HIERARCHY:
             arg = self.value(node.args[0], depth + 1)
             return Expr(node.op, value=self._placed(node, _type(arg), str(arg)), args=(arg,))
-        if node.op == "within_km":
+        if node.op in ("within_km", "quad"):
             args = [self.value(arg, depth + 1) for arg in node.args]
             for arg in args:
                 if _type(arg).name not in _NUMBERS:
-                    raise SchemaError(f"{arg} is a {_type(arg)}: within_km takes degrees, which are numbers")
+                    raise SchemaError(f"{arg} is a {_type(arg)}: {node.op} takes degrees, which are numbers")
+            if node.op == "quad":
+                return Expr(node.op, value=(checked_depth(node.value),), args=tuple(args), type=_TEXT)
             return Expr(node.op, value=checked_circle(node.value), args=tuple(args))
         if node.op == "part":
             arg = self.value(node.args[0], depth + 1)

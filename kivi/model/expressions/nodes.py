@@ -30,6 +30,7 @@ __all__ = [
     "col",
     "lit",
     "names",
+    "quad",
     "terms_of",
     "within_km",
 ]
@@ -54,6 +55,7 @@ class Expr:
     "startswith" "contains"       of ``column``, or of ``args[0]``; ``value`` is a literal
     "matches"                     of ``column``, or of ``args[0]``; ``value`` is a regular expression
     "under" "covers"              of ``column``, or of ``args[0]``; ``value`` is (literal, hierarchy or "")
+    "quad"                        of ``args``, latitude and longitude; ``value`` is (depth,)
     "within_km"                   of ``args``, latitude and longitude; ``value`` is (latitude, longitude, km)
     "part"                        of ``args[0]``, a timestamp; ``value`` is (one of TIME_PARTS, time zone or "")
     "col" "lit"                   the value of ``column``; the literal ``value``
@@ -99,6 +101,8 @@ class Expr:
             case "under" | "covers":
                 value, hierarchy = self.value
                 return f"{of}.{self.op}({value!r}{f', {hierarchy!r}' if hierarchy else ''})"
+            case "quad":
+                return f"quad({', '.join(map(str, self.args))}, depth={self.value[0]})"
             case "within_km":
                 return f"within_km({', '.join(map(str, (*self.args, *self.value)))})"
             case "part":
@@ -230,8 +234,19 @@ class Value(Expr):
     def _placed(self, op: str, value: object, hierarchy: str) -> Expr:
         if isinstance(value, Expr):
             raise InvalidArgument(f"{op} takes a value, not another column or predicate")
+        if self.op == "quad":
+            return self._in_cell(op, value)
         of = (value, hierarchy)
         return Expr(op, self.column, of) if self.op == "col" else Expr(op, value=of, args=(self,))
+
+    def _in_cell(self, op: str, cell: object) -> Expr:
+        """Of a quad: a cell is over all whose path begins with its own."""
+        if not isinstance(cell, str) or not {*cell} <= {*"0123"}:
+            raise InvalidArgument(f"{op} of a quad takes a cell, which is a text of 0, 1, 2 and 3, not {shown(cell)}")
+        if op == "under":
+            return self.startswith(cell)
+        depth = self.value[0]
+        return self.isin([cell[:depth]] if len(cell) >= depth else [])
 
     # -- parts of a timestamp -----------------------------------------------------------------------
 
@@ -316,18 +331,32 @@ def case(*pairs: tuple[Expr, object], otherwise: object = None) -> Value:
     return Value("case", args=(*args, _node(otherwise)))
 
 
+def quad(lat: str | Value, lon: str | Value, depth: int = 12) -> Value:
+    """The cell of a position in a quad-tree, a text of ``depth`` digits: ``kivi.quad("lat", "lon", depth=12)``.
+
+    ``lat`` and ``lon`` are columns, or values, in degrees. The first digit says which quarter of the map it lies in (0
+    north-west, 1 north-east, 2 south-west, 3 south-east), each further one which quarter of that. So cells are a
+    hierarchy: ``kivi.quad("lat", "lon").under("12")`` is true of what lies in the cell "12", and ``.covers(cell)`` of
+    what lies in a cell that has all of ``cell``. A value like any other, to group by as well.
+    """
+    return Value("quad", value=(depth,), args=_position(lat, lon, "quad takes the columns of latitude and longitude"))
+
+
+def _position(lat: str | Value, lon: str | Value, advice: str) -> tuple[Expr, ...]:
+    args = tuple(col(each) if isinstance(each, str) else each for each in (lat, lon))
+    if not all(isinstance(each, Expr) for each in args):
+        raise InvalidArgument(advice)
+    return args
+
+
 def within_km(lat: str | Value, lon: str | Value, at_lat: float, at_lon: float, km: float) -> Expr:
     """True where a position lies within ``km`` kilometres of another: ``kivi.within_km("lat", "lon", 48.9, 2.4, 5)``.
 
     ``lat`` and ``lon`` are columns, or values, in degrees; ``at_lat`` and ``at_lon`` are degrees. Distances are those
     of great circles on a sphere of 6371.0088 km (``kivi.model.expressions.positions``).
     """
-    args = tuple(col(each) if isinstance(each, str) else each for each in (lat, lon))
-    if not all(isinstance(each, Expr) for each in args):
-        raise InvalidArgument(
-            "within_km takes the columns of latitude and longitude, then a latitude, longitude and km"
-        )
-    return Expr("within_km", value=(at_lat, at_lon, km), args=args)
+    advice = "within_km takes the columns of latitude and longitude, then a latitude, longitude and km"
+    return Expr("within_km", value=(at_lat, at_lon, km), args=_position(lat, lon, advice))
 
 
 def all_of(*terms: Expr | None) -> Expr | None:
@@ -372,9 +401,9 @@ def check_shape(expr: Expr) -> None:
 
 OF_COLUMNS: Final = COMPARISONS | TEXT | HIERARCHY | {"isin", "is_null"}
 """Operators that may have a column beside literals, in one node."""
-TUPLES: Final = HIERARCHY | {"isin", "within_km", "part"}
+TUPLES: Final = HIERARCHY | {"isin", "quad", "within_km", "part"}
 """Operators whose ``value`` is a tuple of literals."""
-_OPERANDS: Final = dict.fromkeys((*COMPARISONS, *ARITHMETIC, "within_km"), 2) | {
+_OPERANDS: Final = dict.fromkeys((*COMPARISONS, *ARITHMETIC, "quad", "within_km"), 2) | {
     "lit": 0,
     "neg": 1,
     "not": 1,

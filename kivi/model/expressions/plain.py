@@ -2,7 +2,7 @@
 
 A node is a list: ["col", name], ["lit", value, type], [op, column, value] of one column beside literals, and [op,
 value, operand, ...] for all others but "and", "or" and "not", which are [op, operand, ...]; the value of "isin",
-"within_km", "part", "under" and "covers" is a list. A literal that JSON has no
+"within_km", "quad", "part", "under" and "covers" is a list. A literal that JSON has no
 form for is a dict of one entry: {"decimal": "1.50"}, {"bytes": base64}, {"timestamp": microseconds}.
 """
 
@@ -22,7 +22,7 @@ from kivi.model.types import ColumnType, shown
 __all__ = ["from_plain", "to_plain"]
 
 _LOGIC: Final = frozenset({"and", "or", "not"})
-_VALUES: Final = ARITHMETIC | {"neg", "coalesce", "case", "part"}
+_VALUES: Final = ARITHMETIC | {"neg", "coalesce", "case", "part", "quad"}
 _DEPTH_MAX: Final = 100
 _TIME: Final = ColumnType("timestamp")
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 from kivi.errors import InvalidArgument, OutOfRange
 from kivi.model.expressions.nodes import HIERARCHY, TEXT, Expr
 from kivi.model.expressions.positions import is_within
+from kivi.model.expressions.quads import quad_of
 from kivi.model.expressions.texts import HAS
 from kivi.model.expressions.time_parts import part_of
 from kivi.model.types import ColumnType
@@ -113,9 +114,9 @@ def _evaluate(expr: Expr, row: Mapping[str, Any]) -> Any:
     if op == "part":
         name, zone = expr.value
         return part_of(name, zone, values[0])
-    if op == "within_km":
+    if op in ("within_km", "quad"):
         lat, lon = (_as_float(value, arg.type) for value, arg in zip(values, expr.args, strict=True))
-        return is_within(lat, lon, expr.value)
+        return is_within(lat, lon, expr.value) if op == "within_km" else quad_of(lat, lon, *expr.value)
     if op in _COMPARE:
         return _COMPARE[op](*_aligned(values, expr.args))
     return _calculated(expr, values)

@@ -79,6 +79,7 @@ class Expr(_message.Message):
         OP_TIME_PART: _ClassVar[Expr.Op]
         OP_UNDER: _ClassVar[Expr.Op]
         OP_COVERS: _ClassVar[Expr.Op]
+        OP_QUAD: _ClassVar[Expr.Op]
     OP_UNSPECIFIED: Expr.Op
     OP_EQ: Expr.Op
     OP_NE: Expr.Op
@@ -107,6 +108,7 @@ class Expr(_message.Message):
     OP_TIME_PART: Expr.Op
     OP_UNDER: Expr.Op
     OP_COVERS: Expr.Op
+    OP_QUAD: Expr.Op
     OP_FIELD_NUMBER: _ClassVar[int]
     COLUMN_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
