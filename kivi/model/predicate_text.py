@@ -132,9 +132,9 @@ def where(text: str, types: Mapping[str, str], what: str = "--where") -> Expr:
     Comparisons of columns, values and arithmetic, ``in [...]``, ``is null``, ``coalesce(a, 0)``, ``case((a > 1, 'x'),
     otherwise='y')``, ``route.startswith('/v1')``, ``.contains``, ``.matches``, ``topic.under('us politics')``,
     ``.covers``, ``ts.hour()`` and the other parts of a time, and ``within_km(lat, lon, 48.9, 2.4, 5)``, joined by
-    ``&``, ``|``, ``~`` or by words. A quoted text beside a column or value of another type is read as one of that type,
-    such as a time. A number with a point is a decimal if its digits fit in one, and a float64 beside a column of
-    float64.
+    ``&``, ``|``, ``~`` or by words; in definitions of patterns ``prev(a)`` and ``next(a, 2)``, too. A quoted text
+    beside a column or value of another type is read as one of that type, such as a time. A number with a point is a
+    decimal if its digits fit in one, and a float64 beside a column of float64.
     ``what`` is how errors call it. Raises InvalidArgument, SchemaError.
     """
     if len(text) > 10_000:
@@ -193,7 +193,7 @@ class _Reader:
             return null if isinstance(op, (ast.Eq, ast.Is)) else ~null
         compared: Expr = _COMPARE[type(op)](first, second)
         if compared.args:  # of a column and a literal it is checked where the schema is known
-            bind(compared, self._type_of)
+            bind(compared, self._type_of, beside=True)
         return compared
 
     def value(self, node: ast.expr) -> Value:
@@ -217,6 +217,10 @@ class _Reader:
                 return self._case(node, pairs, keywords)
             case ast.Call(func=ast.Name(id=name), args=[ast.Name(), *_], keywords=[]) if name in FUNCTIONS:
                 return col(ast.unparse(node))  # a derived column that goes by its text
+            case ast.Call(func=ast.Name(id="prev" | "next" as op), args=[ast.Name() as name, *by], keywords=[]):
+                rows = [self._literal(each, None) for each in by] or [1]
+                if len(rows) == 1:  # of how many is checked where it is bound
+                    return Value(op, self._column(name), rows[0])
             case ast.Name() if not _is_literal(node):
                 return col(self._column(node))
         return lit(self._literal(node, None))
@@ -242,7 +246,7 @@ class _Reader:
             beside = None if name in TIME_PARTS else of
             literals = [self._literal(arg, None if i else beside) for i, arg in enumerate(args)]
             made: Expr = getattr(of, name)(*literals)
-            bind_value(made, self._type_of)
+            bind_value(made, self._type_of, beside=True)
             return made
         raise InvalidArgument(
             f"{self._what}: {ast.unparse(node)!r}: write text.startswith('a'), .contains('a'), .matches('^a'), "
@@ -271,7 +275,11 @@ class _Reader:
         return self._types.get(name, "float64")  # of what is derived, by its text
 
     def _type(self, value: Value) -> str:
-        return self._type_name(value.column) if value.op == "col" else str(bind_value(value, self._type_of)[1])
+        return (
+            self._type_name(value.column)
+            if value.op == "col"
+            else str(bind_value(value, self._type_of, beside=True)[1])
+        )
 
     def _literal(self, node: ast.expr, beside: Value | None) -> Any:
         """``beside``: a value that it is compared with or added to, if there is such a one."""

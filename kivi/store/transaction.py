@@ -86,7 +86,8 @@ class Host(Protocol):
 class Rules(Protocol):
     """What judges the events of a commit (``kivi.store.judging``)."""
 
-    rule_ts: int | None
+    @property
+    def rule_ts(self) -> int | None: ...
 
     def order(self, tables: Iterable[TableSchema]) -> list[TableSchema]: ...
 

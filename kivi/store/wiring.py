@@ -43,6 +43,7 @@ from kivi.store.copies import Copies
 from kivi.store.event_tables import EventTables
 from kivi.store.hierarchies import Hierarchies
 from kivi.store.judging import Judging
+from kivi.store.known_rows import KnownRows
 from kivi.store.opening import Parts
 from kivi.store.plans import GetPlan
 from kivi.store.questions import Questions
@@ -195,7 +196,13 @@ class Wiring:
         views = self.view_rows = ViewRows(self.catalog, self.reader)
         self.own_view_ops = views.own_ops
         judging = Judging(
-            self.catalog, self.reader, self.settings, lambda schema: commits.floor(schema), self.retention.newest_of
+            self.catalog,
+            self.reader,
+            self.settings,
+            lambda schema: commits.floor(schema),
+            self.retention.newest_of,
+            KnownRows(self.pending, self.reader, lambda: self.log.last),
+            self.retention,
         )
         commits = self.commits = Commits(
             self.settings, self.log, self.catalog, self.committer, self.leases, self.moved, self.tokens, self.retention,

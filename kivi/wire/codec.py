@@ -121,8 +121,12 @@ _OPS: Final[dict[str, pb.Expr.Op]] = {
     "quad": pb.Expr.OP_QUAD,
     "under": pb.Expr.OP_UNDER,
     "covers": pb.Expr.OP_COVERS,
+    "prev": pb.Expr.OP_PREV,
+    "next": pb.Expr.OP_NEXT,
 }
 _NAMES: Final = {number: name for name, number in _OPS.items()}
+_SINGLE: Final = COMPARISONS | {"prev", "next"}
+"""Of a column and one value."""
 
 
 def to_expr(expr: Expr) -> pb.Expr:
@@ -155,7 +159,7 @@ def from_expr(message: pb.Expr) -> Expr:
 
 def _is_single(expr: Expr) -> bool:
     """Whether its value is one literal."""
-    return expr.op == "lit" or expr.op in TEXT or bool(expr.column and expr.op in COMPARISONS)
+    return expr.op == "lit" or expr.op in TEXT or bool(expr.column and expr.op in _SINGLE)
 
 
 # -- table definitions ------------------------------------------------------------------------------

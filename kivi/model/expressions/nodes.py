@@ -14,9 +14,11 @@ from kivi.model.types import ColumnType, shown
 
 __all__ = [
     "ARITHMETIC",
+    "BESIDE",
     "COMPARISONS",
     "HIERARCHY",
     "OF_COLUMNS",
+    "ROWS_BESIDE_MAX",
     "TEXT",
     "TIME_PARTS",
     "TUPLES",
@@ -37,6 +39,9 @@ __all__ = [
 
 COMPARISONS: Final = frozenset({"==", "!=", "<", "<=", ">", ">="})
 ARITHMETIC: Final = frozenset({"+", "-", "*", "/"})
+BESIDE: Final = ("prev", "next")
+ROWS_BESIDE_MAX: Final = 1_000
+"""By how many rows ``prev`` and ``next`` look away, at most."""
 HIERARCHY: Final = frozenset({"under", "covers"})
 """Of which the store makes plain values where it reads (``kivi.store.hierarchies``)."""
 TEXT: Final = frozenset({"startswith", "contains", "matches"})
@@ -59,6 +64,7 @@ class Expr:
     "within_km"                   of ``args``, latitude and longitude; ``value`` is (latitude, longitude, km)
     "part"                        of ``args[0]``, a timestamp; ``value`` is (one of TIME_PARTS, time zone or "")
     "col" "lit"                   the value of ``column``; the literal ``value``
+    "prev" "next"                 of ``column`` in the ``value``-th row before or after, in definitions of patterns
     "+" "-" "*" "/" "neg"         of ``args``
     "coalesce" "case"             of ``args``, which of "case" are condition, value, ..., value otherwise
     ============================= ==========================================================================
@@ -112,6 +118,8 @@ class Expr:
                 return self.column
             case "lit":
                 return repr(self.value)
+            case "prev" | "next":
+                return f"{self.op}({self.column}, {self.value})"
             case "neg":
                 return f"(-{of})"
             case "coalesce":
@@ -399,7 +407,7 @@ def check_shape(expr: Expr) -> None:
         )
 
 
-OF_COLUMNS: Final = COMPARISONS | TEXT | HIERARCHY | {"isin", "is_null"}
+OF_COLUMNS: Final = COMPARISONS | TEXT | HIERARCHY | {"isin", "is_null", *BESIDE}
 """Operators that may have a column beside literals, in one node."""
 TUPLES: Final = HIERARCHY | {"isin", "quad", "within_km", "part"}
 """Operators whose ``value`` is a tuple of literals."""

@@ -52,7 +52,7 @@ def _node(data: Any, depth: int) -> Expr:
     if not isinstance(data, (list, tuple)) or not data or not isinstance(data[0], str) or depth > _DEPTH_MAX:
         raise InvalidArgument(f"{shown(data)} is not the plain form of an expression")
     op, *rest = data
-    kind = Value if op in _VALUES or op in ("col", "lit") else Expr
+    kind = Value if op in _VALUES or op in ("col", "lit", *BESIDE) else Expr
     if op in _LOGIC:
         found = Expr(op, args=tuple(_node(arg, depth + 1) for arg in rest))
     elif op == "lit" and len(rest) in (1, 2):
@@ -60,7 +60,7 @@ def _node(data: Any, depth: int) -> Expr:
     elif op == "col" and len(rest) == 1 and isinstance(rest[0], str):
         found = Value(op, rest[0])
     elif len(rest) == 2 and isinstance(rest[0], str) and rest[0] and op in OF_COLUMNS and _is_literal(op, rest[1]):
-        found = Expr(op, rest[0], _values(op, rest[1]))
+        found = kind(op, rest[0], _values(op, rest[1]))
     elif len(rest) > 1:
         found = kind(op, value=_values(op, rest[0]), args=tuple(_node(arg, depth + 1) for arg in rest[1:]))
     else:
