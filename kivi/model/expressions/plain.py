@@ -16,7 +16,7 @@ import math
 from typing import Any, Final
 
 from kivi.errors import InvalidArgument, OutOfRange
-from kivi.model.expressions.nodes import ARITHMETIC, OF_COLUMNS, TUPLES, Expr, Value, check_shape
+from kivi.model.expressions.nodes import ARITHMETIC, BESIDE, OF_COLUMNS, TUPLES, Expr, Value, check_shape
 from kivi.model.types import ColumnType, shown
 
 __all__ = ["from_plain", "to_plain"]
