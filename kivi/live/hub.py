@@ -140,6 +140,7 @@ class Hub:
         with self._entered(live) as group:
             with self._store.snapshots.opened() as lease:
                 schema = self._store.table(table, lease)
+                self._store.shards.check(schema)
                 live.define(schema)
                 live.window = read_window(self._store, lease, schema, live.query)
                 live.read_ts = lease.ts
@@ -160,6 +161,7 @@ class Hub:
 
     def _events(self, table: str, asked: Bind, terms: Terms) -> EventsLive:
         schema, bind = self._store.table(table), self._resolved(asked)
+        self._store.shards.check(schema)
         query, since, skip = bind(schema), terms.since or 0, terms.skip
         if since > self._store.watermark():
             raise InvalidArgument(f"since = {since} is past the watermark: nothing was committed there yet")

@@ -104,6 +104,9 @@ class Store(Wiring):
                 self.engine.flush()
             self.catalog.on_touch, self.catalog.on_define = self.prefix.changed, self.prefix.defined
             self.committer.decode = partial(decoded, self)
+            self.shards.cuts = lambda log=self.committer.log: log.members.cuts  # type: ignore[misc]
+            self.shards.of_cluster = True
+            self.shards.holders = self.committer.log.addresses
         self.before_copy: Callable[[], None] = lambda: None
         """Called before the store is copied."""
         self.cluster_status: Callable[[], Any] = _no_cluster
@@ -225,6 +228,8 @@ class Store(Wiring):
         for schema in schemas:
             if schema.cold is not None:
                 self.cold.check(schema.cold)
+            if schema.kind == "aggregate":  # it is built from its events
+                self.shards.check(schema)
         created = self._tables.create(schemas)
         return self.backfill.build(created, progress) if created[0].kind in ("aggregate", "view") else created
 
@@ -247,6 +252,7 @@ class Store(Wiring):
         """
 
         def altered(schema: TableSchema) -> TableSchema:
+            self.shards.check(schema)
             return altered_schema(self.catalog.entered.table, schema, measures, derived, backfill)
 
         schema = self._tables.alter(name, altered)
