@@ -270,6 +270,11 @@ class Store(Wiring):
         self.check_open()
         return Txn(self.leases.blind(), self.settings, self)
 
+    @property
+    def is_node(self) -> bool:
+        """Whether it is a node of a cluster."""
+        return isinstance(self.committer, ReplicatedCommitter)
+
     def shared_window(self, table: int, columns: tuple[str, ...], seconds: float, ids_max: int) -> SharedWindow | None:
         """The events of a table that any node of the cluster took lately, by these columns; None: this is no node, and
         who takes events is the only one who does. Transactions with its ``once`` are refused for what was taken."""
