@@ -1,12 +1,16 @@
-"""What a thousand subscribers cost those who commit: the same commits with them and without, in turn."""
+"""What a thousand subscribers cost those who commit: the same commits with them and without, in turn.
+
+On a server that has them itself, and on one that has a hub, a process of its own for them.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import kivi
@@ -19,11 +23,12 @@ from bench.streaming import in_flight, stream
 from bench.together import in_tasks, run
 from bench.verify import WrongTotals, each_own
 
-__all__ = ["CASES", "WITH", "take"]
+__all__ = ["CASES", "HUB", "WITH", "take"]
 
 _SUBSCRIBERS: Final = 1_000
 _INTERVAL_MS: Final = 1_000.0
 WITH: Final = "1,000 subscribers"
+HUB: Final = ", hub"
 _BATCHES: Final = (10_000, 100_000)
 _TASKS: Final = 64
 _TRANSACTIONS: Final = f"transactions of one delta, {_TASKS} tasks"
@@ -35,15 +40,24 @@ _PATIENCE_S: Final = 60.0
 
 def take(context: Context, sheet: Sheet) -> None:
     """One run."""
-    for rows in _BATCHES:
-        _appends(context, sheet, rows)
-    _transactions(context, sheet)
+    for hub in ("", HUB):
+        for rows in _BATCHES:
+            _appends(context, sheet, rows, hub)
+        _transactions(context, sheet, hub)
 
 
-def _appends(context: Context, sheet: Sheet, rows: int) -> None:
+@contextlib.contextmanager
+def _server(context: Context, hub: str) -> Iterator[tuple[Server, Any]]:
+    with context.server(*(["--hub", "localhost:0"] if hub else [])) as server, server.connect() as db:
+        while hub and not db.stats()["hub_listens"]:
+            time.sleep(0.1)
+        yield server, db
+
+
+def _appends(context: Context, sheet: Sheet, rows: int, hub: str) -> None:
     """Each subscriber follows the rows of one of the first thousand endpoints, the busiest ones."""
     pool = context.pool("wide", rows)
-    with context.server() as server, server.connect() as db:
+    with _server(context, hub) as (server, db):
         tables.create(db)
         sent = [0] * len(pool)
 
@@ -54,7 +68,7 @@ def _appends(context: Context, sheet: Sheet, rows: int) -> None:
 
         measured()  # the rows exist, and what is compiled, mapped or allocated once is
         order = subscribers.Order(server.endpoint, tables.AGGREGATE, "n", _INTERVAL_MS, _INTERVAL_MS)
-        name = f"append stream, {rows:,}"
+        name = f"append stream, {rows:,}{hub}"
         _in_turn(sheet, name, "events/s", server, order, range(_SUBSCRIBERS), measured, lambda: _rows(db, pool))
         tables.check(db, pool.expected(sent), f"kivi, {name}")
 
@@ -70,9 +84,9 @@ def _rows(db: Any, pool: Any) -> list[list[int]]:
     return found
 
 
-def _transactions(context: Context, sheet: Sheet) -> None:
+def _transactions(context: Context, sheet: Sheet, hub: str) -> None:
     """All follow the hot row: a state a second of a row that changes thousands of times a second."""
-    with context.server() as server, server.connect() as db:
+    with _server(context, hub) as (server, db):
         db.create_table(_COUNTER, key={"id": "int64"}, columns={"hits": kivi.sum("int64")})
         stamps: list[int] = []
 
@@ -88,7 +102,7 @@ def _transactions(context: Context, sheet: Sheet) -> None:
         measured()
         order = subscribers.Order(server.endpoint, _COUNTER, "hits", _INTERVAL_MS, _INTERVAL_MS)
         of_one = itertools.repeat(1, _SUBSCRIBERS)
-        _in_turn(sheet, _TRANSACTIONS, "transactions/s", server, order, of_one, measured, rows)
+        _in_turn(sheet, f"{_TRANSACTIONS}{hub}", "transactions/s", server, order, of_one, measured, rows)
         each_own(f"kivi, {_TRANSACTIONS}", stamps, len(stamps))
         if rows()[0] != [len(stamps)]:
             raise WrongTotals(f"kivi: the row holds {rows()[0]}, and {len(stamps):,} were acknowledged")
@@ -117,20 +131,30 @@ def _in_turn(
     right: Callable[[], list[list[int]]],
 ) -> None:
     prefixes = list(prefixes)
-    alone, beside, told = [], [], []
+    alone, beside, told, cpu = [], [], [], dict[str, list[float]]({"alone": [], WITH: []})
+
+    def timed(what: str) -> tuple[float, float]:
+        """The rate, and how long it took."""
+        before, began = server.cpu_s, time.monotonic()
+        rate = measured()
+        took = time.monotonic() - began
+        cpu[what].append((server.cpu_s - before) / (rate * took) * 1e6)
+        return rate, took
+
     with subscribers.started(order) as crowd:
         for _ in range(_TURNS):
-            alone.append(measured())
+            alone.append(timed("alone")[0])
             crowd.prefixes(prefixes)
             crowd.told()
-            began_s = time.monotonic()
-            beside.append(measured())
-            took_s = time.monotonic() - began_s
+            rate, took_s = timed(WITH)
+            beside.append(rate)
             told.append(_verified(crowd, name, took_s, right) / took_s)
             crowd.keep(0)
     sheet.record("kivi", f"{name}, alone", statistics.median(alone), unit, turns=alone)
     sheet.record("kivi", f"{name}, {WITH}", statistics.median(beside), unit, turns=beside)
     sheet.record("kivi", f"{name}, {WITH}, told", statistics.median(told), "states/s")
+    for what, found in cpu.items():
+        sheet.record("kivi", f"{name}, {what}, processor time of who commits", statistics.median(found), "us each")
 
 
 def _verified(crowd: subscribers.Subscribers, name: str, took_s: float, right: Callable[[], list[list[int]]]) -> int:

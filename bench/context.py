@@ -57,10 +57,10 @@ class Context:
             shutil.rmtree(path, ignore_errors=True)
 
     @contextmanager
-    def server(self) -> Iterator[Server]:
-        """A server on an empty directory."""
+    def server(self, *arguments: str) -> Iterator[Server]:
+        """A server on an empty directory, told what ``kivi serve`` is."""
         with self.directory() as path:
-            server = Server(path / "data")
+            server = Server(path / "data", *arguments)
             with server:
                 yield server
 

@@ -68,6 +68,16 @@ def sheet() -> Sheet:
             return figures["kivi", f"{name}, {beside.WITH}"] / figures["kivi", f"{name}, alone"]
 
         ratios.append(Ratio(f"{name}: {beside.WITH} / alone", share, at_least=0.8))
+
+        def with_hub(figures: Figures, name: str = name) -> float:
+            return figures["kivi", f"{name}{beside.HUB}, {beside.WITH}"] / figures["kivi", f"{name}, alone"]
+
+        def cpu(figures: Figures, name: str = name) -> float:
+            of = "processor time of who commits"
+            return figures["kivi", f"{name}{beside.HUB}, {beside.WITH}, {of}"] / figures["kivi", f"{name}, alone, {of}"]
+
+        ratios.append(Ratio(f"{name}: hub and {beside.WITH} / alone, no hub", with_hub, at_least=0.9))
+        ratios.append(Ratio(f"{name}: processor time of who commits, likewise", cpu, at_most=1.1))
     return Sheet("goal9", "Live queries: matches a second on one core, notifications, commits beside them", ratios)
 
 

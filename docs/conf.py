@@ -64,7 +64,7 @@ nitpick_ignore_regex = [
         r"(DataFrame|SearchStrategy|SparkSession|StructType|pyspark\..*|Future|TracebackType|Generic|ABC|kivi\._.*)",
     ),
     (r"py:.*", r"kivi\.(api|model|arrow|client|aio|spark|store|embedded|wire)\..*"),
-    (r"py:.*", r"(dt\..*|_asyncio\..*|OperatorCall|TimeSlot|Group|Windows|Row|Kind|Dataset)"),
+    (r"py:.*", r"(dt\..*|_asyncio\..*|OperatorCall|TimeSlot|Against|Group|Windows|Row|Kind|Dataset)"),
     (r"py:.*", r".*(Arguments|Outcome|Subscription|Appender|Transaction|Snapshot|Database|TableSchema|TailPoints).*"),
 ]
 

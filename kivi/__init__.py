@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from kivi.model.declarations import time_slot
     from kivi.model.expressions import case, coalesce, col
     from kivi.model.outcomes import ABORTED, UNKNOWN
+    from kivi.model.rules import lookup, previous_slot, ref
     from kivi.model.surface import combine, count, max, min, sum, transactional
 
 __version__ = "0.2.0"
@@ -96,12 +97,15 @@ __all__ = [
     "first",
     "largest",
     "last",
+    "lookup",
     "max",
     "measure",
     "min",
     "open",
     "polars",
+    "previous_slot",
     "quantiles",
+    "ref",
     "register_measure",
     "smallest",
     "spark",
@@ -132,11 +136,14 @@ _LAZY = {
     "first": "kivi.model.surface",
     "largest": "kivi.model.surface",
     "last": "kivi.model.surface",
+    "lookup": "kivi.model.rules",
     "max": "kivi.model.surface",
     "measure": "kivi.model.surface",
     "min": "kivi.model.surface",
     "open": "kivi.embedded.database",
+    "previous_slot": "kivi.model.rules",
     "quantiles": "kivi.model.surface",
+    "ref": "kivi.model.rules",
     "register_measure": "kivi.states.own",
     "smallest": "kivi.model.surface",
     "stddev": "kivi.model.surface",

@@ -45,6 +45,7 @@ def subscribe(hub: Hub, translator: Translator, request: pb.BeginSubscription) -
         raise InvalidArgument("a subscription has an order of its own, and neither measures nor changes")
     if request.interval_ms > _MS_MAX or request.heartbeat_ms > _MS_MAX:
         raise InvalidArgument(f"interval_ms and heartbeat_ms are at most {_MS_MAX:,}")
+    hub.wait_for(request.min_snapshot)
     schema = translator.schema(spec.table, spec.table_id)
     if spec.known_columns > len(schema.output_names):  # as another node of a cluster has it by now
         raise Unavailable(f"table {spec.table!r} was altered, and this node has not come so far: ask again")

@@ -177,6 +177,13 @@ METRICS: Final[dict[str, Metric]] = {
     "otlp_waiting_bytes": _gauge("otlp_waiting_bytes", "Exports that wait for their commit."),
 }
 
+OF_HUBS: Final[dict[str, Metric]] = {
+    "hub_listens": _gauge("hub_up", "1 while the process of subscriptions takes some."),
+    "hub_starts": _counter("hub_starts", "Times that the process of subscriptions was started."),
+    "hub_watermark": _gauge("hub_watermark", "The snapshot that the process of subscriptions has come to."),
+}
+"""Only of a server with ``--hub``."""
+
 OF_NODES: Final[dict[str, Metric]] = {
     "log_sequence": _gauge("cluster_log_applied", "The last message of the cluster's log that this node has applied."),
     "log_age_s": _gauge("cluster_log_age_seconds", "All that the log had so long ago is applied here."),
@@ -221,7 +228,7 @@ class _Collector(Collector):
     def collect(self) -> Iterator[Any]:
         families: dict[str, Any] = {}
         for stat, value in self._stats().items():
-            metric = METRICS.get(stat) or OF_NODES.get(stat)
+            metric = METRICS.get(stat) or OF_NODES.get(stat) or OF_HUBS.get(stat)
             if metric is None:
                 continue
             family = families.get(metric.name)

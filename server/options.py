@@ -77,6 +77,7 @@ class Options:
     otlp_late: str = _told(
         "fail|drop", "spans below the retention floor: told to the sender (default), or only counted", "fail"
     )
+    hub: str | None = _told("HOST:PORT", "subscriptions in a process of their own, which listens there")
     tls_cert: str | None = _told("FILE", "the server's certificate chain (PEM)")
     tls_key: str | None = _told("FILE", "its private key (PEM)")
     tls_client_ca: str | None = _told("FILE", "ask clients for a certificate of this authority")

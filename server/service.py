@@ -19,6 +19,7 @@ from kivi_server.auth import Access, Grant, Tokens
 from kivi_server.calls import Context
 from kivi_server.clients import Client
 from kivi_server.requests import stopping
+from kivi_server.rules import RuleCalls
 from kivi_server.session import Session
 from kivi_server.sessions import Sessions
 from kivi_server.subscriptions import Subscriptions
@@ -56,6 +57,9 @@ _NEEDS: Final = {
     "CreateAggregate": Access.ADMIN,
     "CreateAggregates": Access.ADMIN,
     "CreateView": Access.ADMIN,
+    "CreateRule": Access.ADMIN,
+    "ListRules": Access.READ,
+    "DropRule": Access.ADMIN,
     "AlterTable": Access.ADMIN,
     "AlterAggregate": Access.ADMIN,
     "DropTable": Access.ADMIN,
@@ -70,7 +74,7 @@ _PROGRESS_S: Final = 0.1
 """How often a client that creates an aggregate hears how far that is."""
 
 
-class Service:
+class Service(RuleCalls):
     def __init__(self, sessions: Sessions, tokens: Tokens, stats: Callable[[], dict[str, int | float]]) -> None:
         self.sessions = sessions
         self.store = sessions.store

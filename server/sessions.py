@@ -9,7 +9,7 @@ import asyncio
 import secrets
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Protocol
 
@@ -63,6 +63,8 @@ class Sessions:
         self.clients = Clients(allowance or Allowance())
         self.translator = Translator(store)
         self.hub = Hub(store)
+        self.subscriptions_beside: Callable[[], int] | None = None
+        """At which port of this machine those have a process of their own. Raises Unavailable where it starts."""
         self.version = version
         self.instance = secrets.token_hex(8)
         self.limits = limits.message(store.settings)

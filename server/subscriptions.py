@@ -79,7 +79,8 @@ class Subscriptions:
         self._waiting: deque[tuple[_Subscription, pb.BeginSubscription]] = deque()
         self._beginning: set[asyncio.Task[None]] = set()
         self._beginners = 0  # of these tasks, those that will look at what waits again
-        self._said: deque[tuple[_Subscription, Update | KiviError | None]] = deque()  # None: it is accepted
+        self._said: deque[tuple[_Subscription, Update | KiviError | int | None]] = deque()
+        """None: it is accepted; a number: it is to be begun at that port."""
         self._left: list[_Subscription] = []  # what was said of them has been sent, or is about to be
         self._wake = asyncio.Event()
         self._woken = False
@@ -145,6 +146,10 @@ class Subscriptions:
         began = time.monotonic()
         try:
             self._require(one.table)
+            if (beside := self._sessions.subscriptions_beside) is not None and not wanted.HasField("durable"):
+                self._calls_ended(began)
+                self._put(one, beside())
+                return
             live = await self._opened(wanted)
         except Exception as error:
             self._refuse(one, error, began)
@@ -153,9 +158,12 @@ class Subscriptions:
         if self._held.get(one.number) is not one:
             self._close(one)
             return
-        self._sessions.calls.ended(_CALL, time.monotonic() - began)
+        self._calls_ended(began)
         one.asked = True  # until that it is accepted has left
         self._put(one, None)
+
+    def _calls_ended(self, began: float) -> None:
+        self._sessions.calls.ended(_CALL, time.monotonic() - began)
 
     async def _opened(self, wanted: pb.BeginSubscription) -> Live:
         hub = self._hub
@@ -195,7 +203,7 @@ class Subscriptions:
             one.asked = True
             self._hub.ask(one.live, functools.partial(self._put, one))
 
-    def _put(self, one: _Subscription, said: Update | KiviError | None) -> None:
+    def _put(self, one: _Subscription, said: Update | KiviError | int | None) -> None:
         """From any thread."""
         self._said.append((one, said))
         if not self._woken:  # of those who wake it at the same time any one is enough
@@ -228,10 +236,14 @@ class Subscriptions:
                 yield from self._encoded(one, said)
             self._left.append(one)
 
-    def _encoded(self, one: _Subscription, said: Update | KiviError | None) -> Iterator[bytes]:
+    def _encoded(self, one: _Subscription, said: Update | KiviError | int | None) -> Iterator[bytes]:
         try:
             if isinstance(said, KiviError):
                 raise said
+            if isinstance(said, int):
+                self._held.pop(one.number, None)
+                yield _of(one, moved_to_port=said)
+                return
             if said is None or one.live is None:
                 yield _of(one, accepted=True)
                 return

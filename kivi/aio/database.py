@@ -52,9 +52,10 @@ from kivi.api.arguments import (
 from kivi.api.frames import frame_of
 from kivi.api.interface import BATCH_ROWS, documented_by
 from kivi.api.retry import Retries
+from kivi.api.rules import RuleArguments
 from kivi.api.writes import Write
 from kivi.arrow.columns import rows_from_batch
-from kivi.client import appends
+from kivi.client import appends, declarations
 from kivi.client.core import Core
 from kivi.client.messages import read_batches
 from kivi.client.pages import PageReader
@@ -382,6 +383,9 @@ class Database:
     create_aggregate = takes(AggregateArguments)(asks(Core.create_aggregate))
     create_aggregates = takes(LevelsArguments)(asks(Core.create_aggregates))
     create_view = takes(ViewArguments)(asks(Core.create_view))
+    create_rule = takes(RuleArguments)(asks(declarations.create_rule))
+    rules = asks(declarations.rules)
+    drop_rule = asks(declarations.drop_rule)
     alter_table = takes(AlterTableArguments)(asks(Core.alter_table))
     alter_aggregate = takes(AlterAggregateArguments)(asks(Core.alter_aggregate))
     tables = asks(Core.tables)

@@ -7,6 +7,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -159,8 +160,8 @@ class Transport(Link[_Session]):
     """The channel and the current session; performs effects for the awaiting task."""
 
     def __init__(self, core: Core, access_token: str | None, tls: Tls | None) -> None:
-        super().__init__(core, Calls(grpc.aio, core.endpoint, access_token, tls), _Session)
-        self.lines = Lines(self._begin)
+        super().__init__(core, lambda endpoint: Calls(grpc.aio, endpoint, access_token, tls), _Session)
+        self._lines: dict[int, Lines] = {}
 
     async def connect(self) -> None:
         """The first session: fails at once if nothing listens there; of several servers each may die meanwhile."""
@@ -180,10 +181,16 @@ class Transport(Link[_Session]):
                 raise silent(self.core.endpoint, self.core.timeout_s) from None
             raise
 
-    def _begin(self) -> Any:
+    def lines_at(self, port: int) -> Lines:
+        """Subscriptions at this port of the server's machine; 0 is the server's own."""
+        if port not in self._lines:
+            self._lines[port] = Lines(partial(self._begin, port))
+        return self._lines[port]
+
+    def _begin(self, port: int) -> Any:
         """The stream of subscriptions, which somebody else reads. Raises Closed."""
         self.open()
-        return self.calls.subscriptions()
+        return self._calls_at(port).subscriptions(wait_for_ready=not port)
 
     async def perform(self, effect: Unary | Stream | Upload | Sleep | Receive) -> Any:
         if isinstance(effect, Sleep):
@@ -251,5 +258,7 @@ class Transport(Link[_Session]):
         self._closed = True
         if self._current is not None:
             await self._current.close()
-        await self.lines.close()
-        await self.calls.channel.close()
+        for lines in self._lines.values():
+            await lines.close()
+        for calls in (self.calls, *self._at.values()):
+            await calls.channel.close()

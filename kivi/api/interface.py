@@ -47,6 +47,7 @@ from kivi.api.arguments import (
 )
 from kivi.api.frames import frame_of
 from kivi.api.retry import Retries
+from kivi.api.rules import RuleMethods
 from kivi.api.writes import Write
 from kivi.arrow.columns import rows_from_batch
 from kivi.errors import NotFound, Retryable, SnapshotTooOld
@@ -71,7 +72,7 @@ Snap = TypeVar("Snap", bound="Snapshot")
 BATCH_ROWS: Final = 65_536  # of ``scan_batches``, at most
 
 
-class Database(ABC, Generic[Tx, Snap]):
+class Database(RuleMethods, ABC, Generic[Tx, Snap]):
     """A store, wherever it is. Safe to use from many threads."""
 
     _timeout_s: float | None

@@ -30,7 +30,7 @@ from kivi.model.expressions import COMPARISONS, Expr
 from kivi.model.expressions.rows import out_of_range
 from kivi.model.types import ColumnType
 
-__all__ = ["evaluate", "filter_batch", "mask"]
+__all__ = ["attempted", "evaluate", "filter_batch", "mask"]
 
 Types = Mapping[str, ColumnType]
 _BOOL: Final = ColumnType("bool")
@@ -72,6 +72,18 @@ def evaluate(batch: Any, expr: Expr, types: Types, among: npt.NDArray[np.bool_] 
         found = found._replace(errors=_where(found.errors, among))
     values = _as_array(_checked(found), batch.num_rows)
     return decimals(type_, values) if type_.name == "decimal" else values.cast(arrow_type(type_))
+
+
+def attempted(batch: Any, expr: Expr, types: Types) -> tuple[Any, npt.NDArray[np.bool_] | None]:
+    """``evaluate`` for whoever goes on without the rows whose result is an error: the values, null there, and a mask of
+    these rows; None if there are none."""
+    type_ = expr.type or _BOOL
+    if expr.op == "col":
+        return flat(batch.column(expr.column)), None
+    found = _evaluated(batch, expr, types)
+    values = _as_array(found.of, batch.num_rows)
+    values = decimals(type_, values) if type_.name == "decimal" else values.cast(arrow_type(type_))
+    return values, None if found.errors is None else found.errors.rows
 
 
 # -- values and errors --------------------------------------------------------------------------------------

@@ -332,6 +332,11 @@ def retract(db: Any, args: argparse.Namespace) -> None:
     print_value({"events": events, "commit_ts": tx.commit_ts}, args.output)
 
 
+def rules(db: Any, args: argparse.Namespace) -> None:
+    names = ["name", "source", "against", "where", "into", "judged", "raised", "missing", "failed", "late"]
+    print_rows(db.rules(), names, args.output)
+
+
 def create(db: Any, args: argparse.Namespace) -> None:
     from kivi.cli import create as creating
 
@@ -622,6 +627,7 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--history", metavar="DURATION", help="keep older versions for so long, for example 1h")
     text = "forget rows when their time slot ended so long before the newest event, for example 400d"
     sub.add_argument("--retention", metavar="DURATION", help=text)
+    command("rules", rules, "the rules that judge events, and how many events each has judged and raised")
     sub = command("view", view, "create a secondary view of a row table: its rows under another key")
     sub.add_argument("name", help="of the new view")
     sub.add_argument("source", metavar="SOURCE", help="the row table")

@@ -184,6 +184,9 @@ def _record(record: Any, schema_of: SchemaOf) -> dict[str, Any]:
     def retracted(bulk: Bulk) -> str:
         return f"{name(bulk.table)} {EventNames.decode(bulk.parts[0]).size} events"
 
+    def raised(events: Any) -> list[str]:
+        return [f"{name(table)} {len(places)} events" for table, _, places in events]
+
     if record.kind == Kind.COMMIT and is_events(record.body):
         events = decode_events(record.body)
         return {
@@ -192,6 +195,7 @@ def _record(record: Any, schema_of: SchemaOf) -> dict[str, Any]:
             "derived": [row(*item) for item in events.derived],
             "events": f"{name(events.table)} {len(events.events[0])} bytes, each event a transaction",
             "runs": [f"{name(table)} {len(data[0])} bytes" for table, data in events.runs],
+            **({} if events.rule_ts is None else {"rule_ts": events.rule_ts, "raised": raised(events.raised)}),
         }
     if record.kind == Kind.COMMIT:
         commit = decode_commit(record.body)
@@ -204,6 +208,7 @@ def _record(record: Any, schema_of: SchemaOf) -> dict[str, Any]:
             "guards": [guard(*item) for item in commit.guards],
             "appends": [f"{name(bulk.table)} {bulk.nbytes} bytes" for bulk in commit.appends],
             "runs": [f"{name(bulk.table)} {bulk.nbytes} bytes" for bulk in commit.runs],
+            **({} if commit.rule_ts is None else {"rule_ts": commit.rule_ts}),
             **({"retracted": [retracted(bulk) for bulk in commit.retractions]} if commit.retractions else {}),
         }
     if record.kind == Kind.STAGE:

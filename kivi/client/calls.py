@@ -78,10 +78,10 @@ class Calls:
         call = self.channel.stream_stream(methods.path("Exchange"), response_deserializer=received)
         return call(*frames, metadata=self._metadata, wait_for_ready=wait_for_ready)
 
-    def subscriptions(self, *requests: Any) -> Any:
+    def subscriptions(self, *requests: Any, wait_for_ready: bool) -> Any:
         """The stream of subscriptions, of encoded messages."""
         call = self.channel.stream_stream(methods.path("Subscribe"))
-        return call(*requests, metadata=self._metadata, wait_for_ready=True)
+        return call(*requests, metadata=self._metadata, wait_for_ready=wait_for_ready)
 
     def start(self, effect: Unary | Stream | Upload) -> Any:
         call = self._made.get(effect.method)
@@ -156,9 +156,13 @@ class Link(Generic[S]):
     ``new_session`` begins one: the stream of a client's transport, of that epoch; it may wait for the server.
     """
 
-    def __init__(self, core: Core, calls: Calls, new_session: Callable[[Any, int, bool], S]) -> None:
+    def __init__(
+        self, core: Core, calls_of: Callable[[str], Calls], new_session: Callable[[Any, int, bool], S]
+    ) -> None:
         self.core = core
-        self.calls = calls
+        self.calls = calls_of(core.endpoint)
+        self._calls_of = calls_of
+        self._at: dict[int, Calls] = {}
         self._new_session = new_session
         self._current: S | None = None
         self._epochs = 0
@@ -174,6 +178,15 @@ class Link(Generic[S]):
             self._epochs += 1
             session = self._current = self._new_session(self, self._epochs, wait_for_ready)
         return session
+
+    def _calls_at(self, port: int) -> Calls:
+        """Of the server's machine at another port; 0 is the server's own."""
+        if not port:
+            return self.calls
+        if port not in self._at:
+            host, _, _ = self.core.endpoint.rpartition(":")
+            self._at[port] = self._calls_of(f"{host}:{port}")
+        return self._at[port]
 
     def leave(self, epoch: int | None) -> None:
         """Whatever begins from here on begins on another session than that one; None: than the current one."""

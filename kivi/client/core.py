@@ -77,6 +77,7 @@ _REPEATABLE: Final = frozenset(
         "Describe",
         "DiscardStages",
         "ListBatchScopes",
+        "ListRules",
         "ListSubscriptions",
         "ListTables",
         "SplitTable",
@@ -111,6 +112,8 @@ class Core:
     transport: Transport = field(init=False)
     schemas: dict[str, TableSchema] = field(default_factory=dict)
     seen_ts: int = 0
+    subscriptions_port: int = 0
+    """Where the server's subscriptions have a process of their own; 0: at the server, as far as is known."""
     value_bytes_max: int = MESSAGE_BYTES_MAX  # until the server has said what it is
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 

@@ -29,7 +29,8 @@ from kivi.api.arguments import (
     takes,
 )
 from kivi.api.interface import documented_by
-from kivi.client import appends
+from kivi.api.rules import RuleArguments
+from kivi.client import appends, declarations
 from kivi.client.core import Core
 from kivi.client.live import Live
 from kivi.client.pages import PageReader
@@ -206,6 +207,9 @@ class Database(interface.Database[Transaction, Snapshot]):
     create_aggregate = takes(AggregateArguments)(asks(Core.create_aggregate))
     create_aggregates = takes(LevelsArguments)(asks(Core.create_aggregates))
     create_view = takes(ViewArguments)(asks(Core.create_view))
+    create_rule = takes(RuleArguments)(asks(declarations.create_rule))
+    rules = asks(declarations.rules)
+    drop_rule = asks(declarations.drop_rule)
     alter_table = takes(AlterTableArguments)(asks(Core.alter_table))
     alter_aggregate = takes(AlterAggregateArguments)(asks(Core.alter_aggregate))
     tables = asks(Core.tables)

@@ -219,7 +219,8 @@ def named(method: M, steps: Callable[..., Any]) -> M:
 class Transport(Protocol):
     """What a driver offers besides performing effects."""
 
-    lines: Any
+    def lines_at(self, port: int) -> Any: ...
+
     """``line()`` gives the current ``kivi.client.subscriptions.Line``, or another; it raises Closed."""
 
     def epoch(self) -> int:

@@ -40,8 +40,10 @@ _KINDS: Final[dict[int, Kind]] = {
 }
 
 
-def request(schema: TableSchema, wanted: SubscribeArguments, follower: Follower) -> pb.BeginSubscription:
-    """From where the follower is. Raises SchemaError, InvalidArgument."""
+def request(
+    schema: TableSchema, wanted: SubscribeArguments, follower: Follower, min_snapshot: int
+) -> pb.BeginSubscription:
+    """From where the follower is, and not before ``min_snapshot``. Raises SchemaError, InvalidArgument."""
     query = wanted.bound(schema)
     spec = scan_spec(schema, query.scan)
     if query.limit is not None:
@@ -58,6 +60,7 @@ def request(schema: TableSchema, wanted: SubscribeArguments, follower: Follower)
         skip=follower.skip,
         until_us=wanted.until_us if follower.of_events else None,
         retractions=wanted.retractions,
+        min_snapshot=min_snapshot,
         durable=None
         if wanted.name is None
         else pb.DurableSubscription(user=wanted.user, name=wanted.name, ttl_us=wanted.ttl_us, unseen=wanted.unseen),
@@ -209,29 +212,38 @@ class Live:
 
     def _open(self) -> Steps[None]:
         """From where it is. Waits until the server says that it accepts it, or it is closed."""
-        for attempt in (0, 1):
-            schema = yield from self._core.schema(self._wanted.table)
+        core, again = self._core, True
+        while True:
+            schema = yield from core.schema(self._wanted.table)
             if self.follower is None:
                 self.follower = Follower(self._wanted, schema)
-            message = request(schema, self._wanted, self.follower)
+            message = request(schema, self._wanted, self.follower, core.seen_ts)
             self._reader = Reader(schema, self._wanted, self.follower)
             self.inbox = self._new_inbox()
-            place = self._core.transport.lines.line().begin(message, self.inbox.put_nowait)
+            port = 0 if message.HasField("durable") else core.subscriptions_port
+            place = core.transport.lines_at(port).line().begin(message, self.inbox.put_nowait)
             try:
-                first = yield Receive(self.inbox, self._core.timeout_s)
+                first = yield Receive(self.inbox, core.timeout_s)
             except BaseException:
                 place.end()
                 raise
             if first is None:
                 place.end()
                 return
-            if not isinstance(first, KiviError):
+            if isinstance(first, KiviError):
+                if port and may_return(first):  # that process has ended: the server knows where the next one is
+                    core.subscriptions_port = 0
+                if not again or not core.stale(first, self._wanted.table):
+                    raise first
+                again = False
+            elif first.moved_to_port:
+                place.end()
+                core.subscriptions_port = first.moved_to_port
+            else:
                 self.place = place
                 if self.closed:  # meanwhile: nobody else ends this one
                     place.end()
                 return
-            if attempt or not self._core.stale(first, self._wanted.table):
-                raise first
 
     def read(self, said: Said | None) -> Update | None:
         """An update; None: it goes on, or the place is lost, or it is closed. Raises what ends the subscription."""
@@ -245,8 +257,10 @@ class Live:
                 raise
             self.place = None
             return None
-        if update is not None and self.place is not None:
-            self.place.took(update)
+        if update is not None:
+            self._core.saw(update.ts)
+            if self.place is not None:
+                self.place.took(update)
         return update
 
     def close(self) -> None:

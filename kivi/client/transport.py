@@ -30,6 +30,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -250,10 +251,10 @@ class Transport(Link[_Session]):
     """The channel and the current session; performs effects on the calling thread."""
 
     def __init__(self, core: Core, access_token: str | None, tls: Tls | None) -> None:
-        super().__init__(core, Calls(grpc, core.endpoint, access_token, tls), _Session)
+        super().__init__(core, lambda endpoint: Calls(grpc, endpoint, access_token, tls), _Session)
         self._lock = threading.Lock()
         self.threads = Threads()
-        self.lines = Lines(self.threads, self.begin)
+        self._lines: dict[int, Lines] = {}
         self.is_parents = False
         close_at_exit(self)
         register_fork_handler(self)
@@ -264,7 +265,7 @@ class Transport(Link[_Session]):
         self.is_parents = self._closed = True
         self._why_closed = "this client was connected before os.fork(), and is the parent's: connect again here"
         self._current = None
-        self.lines = Lines(self.threads, self.begin)  # whose line and lock are the parent's, too
+        self._lines = {}  # whose lines and locks are the parent's, too
 
     def connect(self) -> None:
         """The first session: fails at once if nothing listens there; of several servers each may die meanwhile."""
@@ -294,13 +295,21 @@ class Transport(Link[_Session]):
             time.sleep(0.001)
         return super().tell(request, epoch)
 
-    def begin(self, requests: Iterator[bytes]) -> Any:
+    def lines_at(self, port: int) -> Lines:
+        """Subscriptions at this port of the server's machine; 0 is the server's own."""
+        with self._lock:
+            if port not in self._lines:
+                self._lines[port] = Lines(self.threads, partial(self._begin, port))
+            return self._lines[port]
+
+    def _begin(self, port: int, requests: Iterator[bytes]) -> Any:
         """The stream of subscriptions, which somebody else reads. Raises Closed."""
         self.open()
         with self._lock:
             if self._closed:
                 raise Closed(self._why_closed)
-            return self.threads.watch(self.calls.subscriptions(requests))
+            # Where a process of subscriptions has ended, the server is to be asked for the next one, and not that port.
+            return self.threads.watch(self._calls_at(port).subscriptions(requests, wait_for_ready=not port))
 
     def perform(self, effect: Effect) -> Any:
         if isinstance(effect, (Ask, CommitPlain)):
@@ -359,5 +368,6 @@ class Transport(Link[_Session]):
             session = self._current
         if session is not None:
             session.close(Closed("this client is closed"))
-        self.calls.channel.close()
+        for calls in (self.calls, *self._at.values()):
+            calls.channel.close()
         self.threads.join()

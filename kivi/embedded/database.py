@@ -43,6 +43,7 @@ from kivi.api.arguments import (
     takes,
 )
 from kivi.api.results import Result
+from kivi.api.rules import RuleArguments, rule_name
 from kivi.api.subscription import Follower, Subscription, listed, told
 from kivi.arrow.records import event_batch, row_batch, table_batch
 from kivi.errors import InvalidArgument, KiviError
@@ -354,6 +355,16 @@ class Database(interface.Database[Transaction, Snapshot]):
     def create_view(self, wanted: ViewArguments) -> None:
         source = self.store.table(wanted.source)
         self.store.create(view_schema(wanted.name, source, wanted.key, wanted.columns, wanted.unique))
+
+    @takes(RuleArguments)
+    def create_rule(self, wanted: RuleArguments) -> None:
+        self.store.create_rule(wanted.rule)
+
+    def rules(self) -> list[dict[str, Any]]:
+        return [listed for _, listed in self.store.rules()]
+
+    def drop_rule(self, name: str) -> None:
+        self.store.drop_rule(rule_name(name))
 
     @takes(AlterTableArguments)
     def alter_table(self, wanted: AlterTableArguments) -> None:

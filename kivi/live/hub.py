@@ -116,6 +116,11 @@ class Hub:
             )
         return self._rows(table, bind, terms)
 
+    def wait_for(self, min_snapshot: int) -> None:
+        """Until the store has come to what a subscriber has seen, perhaps elsewhere (R17). Raises Unavailable."""
+        if min_snapshot > self._store.watermark():
+            self._store.release(self._store.begin(min_snapshot=min_snapshot))
+
     def _rows(self, table: str, bind: Bind, terms: Terms) -> RowsLive:
         live = RowsLive(table, bind, terms)
         since = terms.since

@@ -162,6 +162,9 @@ class CommitLog(ABC):
     is_judged_again = False
     """Whether records behind a position are judged again, where others are replayed: nothing may be known of these."""
 
+    is_followed = False
+    """Whether another process writes it, and this one only reads it (``kivi.log.followed``)."""
+
     on_room: Callable[[KiviError | None], None]
     """Called, by a thread of the log, with why there is no room for more, and with None when there is (again)."""
 

@@ -172,30 +172,33 @@ class End:
     damage: str | None
 
 
-def walk(files: Files, fd: int, size: int, start: End, *, bodies: bool = True) -> Iterator[Found | End]:
+def walk(
+    files: Files, fd: int, size: int, start: End, *, bodies: bool = True, window: int = _WINDOW_BYTES
+) -> Iterator[Found | End]:
     """The valid records from ``start`` on, and the `End` as the last item.
 
     ``start.sequence`` is the number before the first record (so a segment's first number minus one), and
-    ``size`` where to stop. Without ``bodies`` the records come with empty ones (verified all the same).
+    ``size`` where to stop. Without ``bodies`` the records come with empty ones (verified all the same). ``window``: how
+    many bytes are read at a time, about.
     Bodies never keep the read buffer alive. Raises ``OSError`` if reading fails.
     """
     offset, sequence, time_us, chain = start.offset, start.sequence, start.time_us, start.chain
-    base, window = offset, memoryview(b"")
+    base, read = offset, memoryview(b"")
     unpack, new = _RECORD.unpack_from, tuple.__new__
     while True:
         at = offset - base
-        if at + HEADER_BYTES > len(window):
+        if at + HEADER_BYTES > len(read):
             base, at = offset, 0
-            window = memoryview(files.pread(fd, min(_WINDOW_BYTES, max(size - offset, 0)), offset))
-            if len(window) < HEADER_BYTES:
-                damage = f"a record header is cut off after {len(window)} bytes" if any(window) else None
+            read = memoryview(files.pread(fd, min(window, max(size - offset, 0)), offset))
+            if len(read) < HEADER_BYTES:
+                damage = f"a record header is cut off after {len(read)} bytes" if any(read) else None
                 yield End(offset, sequence, time_us, chain, damage)
                 return
-        checksum, magic, kind, zero, packed, number, when = unpack(window, at)
+        checksum, magic, kind, zero, packed, number, when = unpack(read, at)
         length, more = packed & _LENGTH, packed >> _LENGTH_BITS
         damage = None
         if magic != _RECORD_MAGIC or zero or kind not in _KINDS:
-            if window[at : at + HEADER_BYTES] != _NO_RECORD:
+            if read[at : at + HEADER_BYTES] != _NO_RECORD:
                 damage = "the record header is not one"
             yield End(offset, sequence, time_us, chain, damage)
             return
@@ -206,21 +209,21 @@ def walk(files: Files, fd: int, size: int, start: End, *, bodies: bool = True) -
             damage = "the record's time is before that of the one before it"
         elif offset + HEADER_BYTES + length > size:
             damage = f"the record's length, {length} bytes, reaches past the end of the file"
-        if damage is None and end > len(window):
+        if damage is None and end > len(read):
             base, at, end = offset, 0, HEADER_BYTES + length
-            count = min(max(_WINDOW_BYTES, end), size - offset)
-            window = memoryview(files.pread(fd, end if end > _WINDOW_BYTES else count, offset))
-            if len(window) < end:
-                damage = f"the record is cut off after {len(window)} of {end} bytes"
-        if damage is None and crc32(window[at + 4 : end], chain) != checksum:
+            count = min(max(window, end), size - offset)
+            read = memoryview(files.pread(fd, end if end > window else count, offset))
+            if len(read) < end:
+                damage = f"the record is cut off after {len(read)} of {end} bytes"
+        if damage is None and crc32(read[at + 4 : end], chain) != checksum:
             damage = "the record's checksum is wrong"
         if damage is not None:
             yield End(offset, sequence, time_us, chain, damage)
             return
         body: bytes | memoryview = b""
         if bodies:
-            part = window[at + HEADER_BYTES : end]
-            body = part if len(window) == end - at else bytes(part)
+            part = read[at + HEADER_BYTES : end]
+            body = part if len(read) == end - at else bytes(part)
         following = offset + end - at
         sequence = number + more
         yield new(Found, (offset, following, checksum, number, sequence, when, kind, body))

@@ -48,6 +48,7 @@ __all__ = [
     "Events",
     "Outcome",
     "Part",
+    "Raised",
     "Single",
     "Tell",
     "WriteSet",
@@ -57,6 +58,8 @@ __all__ = [
 ]
 
 Row = tuple[int, bytes, RowOp]
+Raised = tuple[int, pa.RecordBatch, Any]
+"""Events of a table that rules raised, and the place of each among the members, ascending."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,8 +353,8 @@ class Events(Part):
     """Events of one table, each a transaction of its own, and the deltas that they derive.
 
     They have one ``token``: a member is (token, place). ``places``: which member each row of ``batch`` is, if some
-    members bring none (they were late, and are counted in ``derived``). The CTS of ``runs`` are places, too. ``body``
-    is the record.
+    members bring none (they were late, and are counted in ``derived``). The CTS of ``runs`` are places, too.
+    ``raised``: what rules raised. ``body`` is the record.
     """
 
     def __init__(
@@ -364,6 +367,7 @@ class Events(Part):
         answer: Answer,
         guards: Sequence[Guard],
         body: list[Any] | None = None,
+        raised: Sequence[Raised] = (),
     ) -> None:
         token, digest = record.request
         super().__init__(derived_at, members, (token,), (digest,), (None,), answer)
@@ -372,22 +376,28 @@ class Events(Part):
         self.batch = batch
         self.runs = runs
         self.guards = guards
+        self.raised = raised
 
     def written(self, first: int) -> Iterator[tuple[int, Footprint]]:
         yield first + self.members - 1, Footprint(0, (), self.guards)
 
     def tables(self) -> set[int]:
-        return {self.record.table}
+        return {self.record.table, *(table for table, _, _ in self.raised)}
 
     def entries(self) -> Sequence[Entry]:
         return [Entry(Kind.COMMIT, self.body, self.members)]
 
     def applied(self) -> Applied:
-        return events_applied(self.record, self.first, self.members, self.batch, self.runs)
+        return events_applied(self.record, self.first, self.members, self.batch, self.runs, self.raised)
 
 
 def events_applied(
-    record: EventsRecord, first: int, members: int, batch: pa.RecordBatch, runs: Sequence[tuple[int, DeltaRun]]
+    record: EventsRecord,
+    first: int,
+    members: int,
+    batch: pa.RecordBatch,
+    runs: Sequence[tuple[int, DeltaRun]],
+    raised: Sequence[Raised],
 ) -> Applied:
     """What a record with the CTS from ``first`` on does, with its events and runs decoded: also when it is replayed."""
     last = first + members - 1
@@ -396,5 +406,6 @@ def events_applied(
     else:
         stamps = record.places + np.uint64(first)
     events = [(record.table, PendingEvents(first, last, batch, stamps))] if batch.num_rows else []
+    events += [(table, PendingEvents(first, last, more, places + np.uint64(first))) for table, more, places in raised]
     runs = [(table, shifted(run, first)) for table, run in runs if run.rows]
     return Applied([(last, *row) for row in record.derived], events, runs)

@@ -3,13 +3,14 @@
 ::
 
     COMMIT body
-      u8   version (2; 4 with retractions; 5 with either of what only a cluster has)
+      u8   version (2; 4 with retractions; 5 with one of those that only version 5 has)
       u8   token kind: 0 none, 1 request token, 2 batch token
       u64  start_ts (2**64 - 1: it has read nothing, and began just before its own CTS)
       u32  guards   u32 rows   u32 derived rows   u32 appends   u32 runs
       token        request: text, 16-byte payload digest | batch: scope text, u64 sequence
       u32  retractions   (versions 4 and 5 only)
       u64  gathered since, once: text, JSON   (version 5 only)
+      u64  rule_ts       (version 5 only: the snapshot that rules judged its events at, R25; 2**64 - 1: none did)
       guard...     u32 table, key, i16 column (-1: the row's existence)
       row...       u32 table, key, u8 barrier, u16 puts, (u16 column, cell)..., u16 deltas, (u16 column, cell)...
       derived...   the same, for rows of aggregates: small deltas derived from this commit's own appends
@@ -18,7 +19,7 @@
       retraction...   u32 table, u64 0, u64 length, names of events (kivi.encoding.event_names), padded to 8
 
     EVENTS body  (a COMMIT record, too; of one number for each member) events that are each a transaction of its own
-      u8   version (3), 3 zeros
+      u8   version (3; 6 if rules judged its events), 3 zeros
       u32  table    u32 derived rows   u32 runs
       token        text, 16-byte payload digest: of all members, each of which is (token, place)
       derived...   as above, of the last member: late events that were left out are counted
@@ -26,6 +27,8 @@
       append       u64 length, Arrow IPC stream, padded to 8
       places       u64 length, u32 per event: which member it is, padded to 8; none: event i is member i
       run...       u64 table, u64 length, delta run whose CTS are places, padded to 8
+      u64  rule_ts   u64 raised   (version 6 only)
+      raised...    u64 table, append, places: events that rules raised, each of the member that raised it
 
     text, key    u32 length, bytes
     cell         u8 tag: 0 null, 1 i64, 2 i128, 3 f64, 4 text, 5 bytes, 6 true, 7 false; then its bytes
@@ -90,7 +93,9 @@ Buffer = bytes | bytearray | memoryview
 _VERSION: Final = 2
 _EVENTS_VERSION: Final = 3
 _RETRACTING_VERSION: Final = 4
-_REPLICATED_VERSION: Final = 5
+_FULL_VERSION: Final = 5
+_JUDGED_EVENTS_VERSION: Final = 6
+_UNJUDGED: Final = 2**64 - 1
 _HEAD: Final = struct.Struct("<BBQIIIII")
 _EVENTS_HEAD: Final = struct.Struct("<B3xIII")
 _U16: Final = struct.Struct("<H")
@@ -132,7 +137,8 @@ class Once(NamedTuple):
 
 @dataclass(slots=True)
 class Commit:
-    """What one transaction does, ready for the log."""
+    """What one transaction does, ready for the log. ``rule_ts``: the snapshot that rules judged its events at; None: no
+    rule did."""
 
     start_ts: int
     rows: list[tuple[int, bytes, RowOp]] = field(default_factory=list)
@@ -143,6 +149,7 @@ class Commit:
     retractions: list[Bulk] = field(default_factory=list)
     request: tuple[str, bytes] | None = None
     batch: tuple[str, int] | None = None
+    rule_ts: int | None = None
     once: Once | None = None
     gathered_since: int = 0
     """Of a retraction in a cluster: the number of the GATHER record as of which rows begin anew; 0: none do."""
@@ -162,13 +169,15 @@ class Commit:
         elif self.batch:
             _put_bytes(out, self.batch[0].encode())
             out += _U64.pack(self.batch[1])
-        if self.retractions or self.once:
+        judged = self.rule_ts is not None
+        if self.retractions or self.once or judged:
             out[0] = _RETRACTING_VERSION
             out += _U32.pack(len(self.retractions))
-            if self.gathered_since or self.once:
-                out[0] = _REPLICATED_VERSION
+            if self.gathered_since or self.once or judged:
+                out[0] = _FULL_VERSION
                 out += _U64.pack(self.gathered_since)
                 _put_bytes(out, json.dumps(self.once).encode())
+                out += _U64.pack(_UNJUDGED if self.rule_ts is None else self.rule_ts)
         for guard in self.guards:
             out += _U32.pack(guard.table)
             _put_bytes(out, guard.key)
@@ -236,7 +245,7 @@ def decode_commit(body: Buffer) -> Commit:
     """The inverse of ``Commit.encode``. Raises DataLoss."""
     reader = _Reader(body)
     version, kind, start_ts, guards, rows, derived, appends, runs = reader.unpack(_HEAD)
-    if version not in (_VERSION, _RETRACTING_VERSION, _REPLICATED_VERSION):
+    if version not in (_VERSION, _RETRACTING_VERSION, _FULL_VERSION):
         raise DataLoss(f"a commit record has version {version}; this program knows {_VERSION}")
     commit = Commit(start_ts)
     if kind == 1:
@@ -244,10 +253,12 @@ def decode_commit(body: Buffer) -> Commit:
     elif kind == 2:
         commit.batch = (reader.sized().decode(), reader.unpack(_U64)[0])
     retractions = reader.unpack(_U32)[0] if version != _VERSION else 0
-    if version == _REPLICATED_VERSION:
+    if version == _FULL_VERSION:
         commit.gathered_since = reader.unpack(_U64)[0]
         if (once := json.loads(reader.sized())) is not None:
             commit.once = Once(once[0], tuple(once[1]), once[2])
+        rule_ts = reader.unpack(_U64)[0]
+        commit.rule_ts = None if rule_ts == _UNJUDGED else rule_ts
     for _ in range(guards):
         table = reader.unpack(_U32)[0]
         commit.guards.append(Guard(table, reader.sized(), struct.unpack("<h", reader.take(2))[0]))
@@ -263,7 +274,8 @@ def decode_commit(body: Buffer) -> Commit:
 class EventsRecord:
     """Events of one table, each a transaction of its own. See the table above.
 
-    ``places``: which member each event is, a NumPy array of uint64; None: event i is member i.
+    ``places``: which member each event is, a NumPy array of uint64; None: event i is member i. ``raised``: (table,
+    events, places) that rules raised, judging at ``rule_ts``.
     """
 
     table: int
@@ -272,31 +284,45 @@ class EventsRecord:
     events: Sequence[Any]
     places: Any
     runs: Sequence[tuple[int, Sequence[Any]]]
+    rule_ts: int | None = None
+    raised: Sequence[tuple[int, Sequence[Any], Any]] = ()
 
     def encode(self) -> list[Any]:
         """Buffers whose concatenation is the body."""
-        head = bytearray(_EVENTS_HEAD.pack(_EVENTS_VERSION, self.table, len(self.derived), len(self.runs)))
+        version = _EVENTS_VERSION if self.rule_ts is None else _JUDGED_EVENTS_VERSION
+        head = bytearray(_EVENTS_HEAD.pack(version, self.table, len(self.derived), len(self.runs)))
         _put_bytes(head, self.request[0].encode())
         head += self.request[1]
         _put_rows(head, self.derived)
         head += bytes(-len(head) % 8)
-        places = [] if self.places is None else [memoryview(self.places.astype("<u4")).cast("B")]
         buffers: list[Any] = [head]
-        for before, parts in ((b"", self.events), (b"", places), *((_U64.pack(t), run) for t, run in self.runs)):
-            size = sum(memoryview(part).nbytes for part in parts)
-            buffers += [before + _U64.pack(size), *parts, bytes(-size % 8)]
+        parts = [(b"", self.events), (b"", _packed(self.places)), *((_U64.pack(t), run) for t, run in self.runs)]
+        if self.rule_ts is not None:
+            judged = _U64.pack(self.rule_ts) + _U64.pack(len(self.raised))
+            for table, events, places in self.raised:
+                parts += [(judged + _U64.pack(table), events), (b"", _packed(places))]
+                judged = b""
+        for before, part in parts:
+            size = sum(memoryview(piece).nbytes for piece in part)
+            buffers += [before + _U64.pack(size), *part, bytes(-size % 8)]
+        if self.rule_ts is not None and not self.raised:
+            buffers.append(judged)
         return buffers
+
+
+def _packed(places: Any) -> list[Any]:
+    return [] if places is None else [memoryview(places.astype("<u4")).cast("B")]
 
 
 def is_events(body: Buffer) -> bool:
     """Whether it is the body of an ``EventsRecord``, and not of a ``Commit``."""
-    return memoryview(body)[:1] == bytes([_EVENTS_VERSION])
+    return memoryview(body)[0] in (_EVENTS_VERSION, _JUDGED_EVENTS_VERSION)
 
 
 def decode_events(body: Buffer) -> EventsRecord:
     """The inverse of ``EventsRecord.encode``. Raises DataLoss."""
     reader = _Reader(body)
-    _, table, derived, runs = reader.unpack(_EVENTS_HEAD)
+    version, table, derived, runs = reader.unpack(_EVENTS_HEAD)
     request = reader.sized().decode(), bytes(reader.take(16))
     rows = [_get_row(reader) for _ in range(derived)]
     reader.take(-reader.at % 8)
@@ -307,11 +333,17 @@ def decode_events(body: Buffer) -> EventsRecord:
         reader.take(-size % 8)
         return data
 
-    events, packed = part(), part()
-    places = np.frombuffer(packed, "<u4").astype(np.uint64) if len(packed) else None
-    return EventsRecord(
-        table, request, rows, [events], places, [(reader.unpack(_U64)[0], [part()]) for _ in range(runs)]
-    )
+    def places() -> Any:
+        packed = part()
+        return np.frombuffer(packed, "<u4").astype(np.uint64) if len(packed) else None
+
+    record = EventsRecord(table, request, rows, [part()], places(), [])
+    record.runs = [(reader.unpack(_U64)[0], [part()]) for _ in range(runs)]
+    if version == _JUDGED_EVENTS_VERSION:
+        record.rule_ts = reader.unpack(_U64)[0]
+        raised = reader.unpack(_U64)[0]
+        record.raised = [(reader.unpack(_U64)[0], [part()], places()) for _ in range(raised)]
+    return record
 
 
 def _get_bulk(reader: _Reader) -> Bulk:

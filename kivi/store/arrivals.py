@@ -135,6 +135,6 @@ def _undescribed(collision: Collision) -> tuple[str, tuple[object, ...], str | N
 
 def _events(catalog: Catalog, body: bytes | memoryview, members: int, derived_at: int) -> Events:
     record = decode_events(body)
-    batch, runs = decoded_columns(record, catalog.schema_of)
-    guards = [schema_guard(record.table)]
-    return Events(derived_at, record, batch, runs, members, told(_told_nobody), guards, [body])
+    batch, runs, raised = decoded_columns(record, catalog.schema_of)
+    guards = [schema_guard(table) for table in (record.table, *(table for table, _, _ in record.raised))]
+    return Events(derived_at, record, batch, runs, members, told(_told_nobody), guards, [body], raised)

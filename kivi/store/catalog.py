@@ -6,6 +6,10 @@
     4 late       (table) -> dropped (SUM)               late events left out, by table (kivi.store.retention)
     5 subscriptions (user, name) -> query, position ... durable subscriptions (kivi.live.durable)
     6 retractions (table) -> events                     of the newest retraction: two of one table conflict here
+    7 judged     (rule)  -> judged, raised ... (SUM)    what became of the events that each rule judged
+
+Rules (``kivi.model.rules``) are definitions among those of tables, with ids of the same counter; their names are theirs
+alone, and stand among the others as ``rule:NAME``.
 
 A commit that names a table implies a guard on its definition cell, so it conflicts with a concurrent drop or overwrite.
 Creating an aggregate or a view touches only its own row: writers of the source are not disturbed; those that enter
@@ -36,6 +40,7 @@ from typing import Final
 from kivi.delta.ops import Barrier, RowOp
 from kivi.encoding.keys import decode_key, encode_key
 from kivi.errors import NotFound, SnapshotTooOld
+from kivi.model.rules import Rule
 from kivi.model.schema import Alteration, Column, TableSchema
 from kivi.model.types import ColumnType
 from kivi.mvcc.record import Commit
@@ -44,6 +49,7 @@ from kivi.states.registry import check_known
 
 __all__ = [
     "COUNTERS",
+    "JUDGED",
     "LATE",
     "NAMES",
     "RETRACTIONS",
@@ -88,7 +94,14 @@ SUBSCRIPTIONS: Final = TableSchema(
     id=5,
 )
 RETRACTIONS: Final = TableSchema("kivi.retractions", "row", (Column("table", _INT),), (Column("events", _INT),), id=6)
-SYSTEM: Final = {schema.id: schema for schema in (TABLES, NAMES, COUNTERS, LATE, SUBSCRIPTIONS, RETRACTIONS)}
+JUDGED: Final = TableSchema(
+    "kivi.judged",
+    "row",
+    (Column("rule", _INT),),
+    tuple(Column(name, _INT, "sum") for name in ("judged", "raised", "missing", "failed", "late")),
+    id=7,
+)
+SYSTEM: Final = {schema.id: schema for schema in (TABLES, NAMES, COUNTERS, LATE, SUBSCRIPTIONS, RETRACTIONS, JUDGED)}
 FIRST_ID: Final = 16
 _DEFINITION: Final = 1
 _ALTERED: Final = 2
@@ -101,6 +114,11 @@ def table_key(table_id: int) -> bytes:
 def late_row(origin: int, dropped: int) -> tuple[int, bytes, RowOp]:
     """The operation that counts events that were left out."""
     return LATE.id, table_key(origin), RowOp(Barrier.PATCH, {}, {0: dropped})
+
+
+def judged_row(rule_id: int, counts: Mapping[int, int]) -> tuple[int, bytes, RowOp]:
+    """The operation that counts what became of the events that a rule judged; by the columns of ``JUDGED``."""
+    return JUDGED.id, table_key(rule_id), RowOp(Barrier.PATCH, {}, counts)
 
 
 def retraction_row(table_id: int, events: int) -> tuple[int, bytes, RowOp]:
@@ -151,6 +169,12 @@ class View:
     views: dict[int, tuple[TableSchema, ...]] = field(default_factory=dict)
     replaced: dict[int, Replaced] = field(default_factory=dict)
     last_id: int = FIRST_ID - 1
+    rules: dict[int, Rule] = field(default_factory=dict)
+    """By id, in their order, in which they judge."""
+
+    def rules_of(self, table: TableSchema) -> list[Rule]:
+        """Those that judge the events of a table."""
+        return [rule for rule in self.rules.values() if rule.source == table.name] if self.rules else []
 
     def table(self, name: str) -> TableSchema:
         try:
@@ -162,15 +186,18 @@ class View:
     def with_rows(self, rows: Iterable[tuple[int, RowOp]], cts: int) -> View:
         """After operations on the tables table: (table id, operation). Raises FormatTooNew for a definition with a
         measure that is not known here: such a store is not opened."""
-        by_id = dict(self.by_id)
+        by_id, rules = dict(self.by_id), dict(self.rules)
         gone: list[TableSchema] = []
         origins: set[int] = set()
         last_id = self.last_id
         for table_id, op in rows:
             last_id = max(last_id, table_id)
             if op.barrier is Barrier.DELETE:
+                rules.pop(table_id, None)
                 if (old := by_id.pop(table_id, None)) is not None:
                     gone.append(old)
+            elif Rule.is_json(text := op.puts.get(_DEFINITION) or ""):
+                rules[table_id] = replace(Rule.from_json(text), created_ts=cts)
             elif text := op.puts.get(_ALTERED) or op.puts.get(_DEFINITION):
                 new = by_id[table_id] = dated(TableSchema.from_json(text.encode()), cts)
                 check_known(column.state for column in new.columns if column.state is not None)
@@ -178,7 +205,8 @@ class View:
         replaced = {**self.replaced, **{old.id: Replaced(old, cts) for old in gone if old.origin in origins}}
         by_name = {schema.name: schema for schema in by_id.values()}
         aggregates, views = _by_source(by_id, "aggregate"), _by_source(by_id, "view")
-        return View(self.version + 1, by_id, by_name, aggregates, views, replaced, last_id)
+        rules = dict(sorted(rules.items()))
+        return View(self.version + 1, by_id, by_name, aggregates, views, replaced, last_id, rules)
 
     def successor(self, schema: TableSchema) -> TableSchema | None:
         """The generation that overwrote an old one of this table; None if it was not overwritten, or dropped since."""
@@ -230,7 +258,12 @@ class Catalog:
             self.changes[of] = max(cts, self.changes.get(of, 0))
             self.on_touch(of, cts)
             schema = self.entered.by_id.get(of) or (view.by_id.get(of) if view is not None else None)
-            of = schema.source_id if schema is not None and schema.kind in ("aggregate", "view") else None
+            rule = self.entered.rules.get(of) or (view.rules.get(of) if view is not None else None)
+            if rule is not None:
+                judged = self.entered.by_name.get(rule.source)
+                of = None if judged is None else judged.id
+            else:
+                of = schema.source_id if schema is not None and schema.kind in ("aggregate", "view") else None
         self.changed_at = max(self.changed_at, cts)
 
     def restore(self, changes: Mapping[int, int]) -> None:
@@ -248,10 +281,9 @@ class Catalog:
             self.visible = self.visible.with_rows(rows, cts)
 
     def load(self, rows: list[tuple[int, RowOp]], cts: int) -> None:
-        """One definition found in base at open, or in a replayed record: no snapshot of before is open."""
+        """Definitions found in base at open, or in a replayed record: entered and applied in one step."""
         self.enter(rows, cts)
         self.apply(rows, cts)
-        self.release(list(self.visible.replaced))
 
     def given(self, last_id: int) -> None:
         """At open: ids up to this one were given, to tables that may be gone."""

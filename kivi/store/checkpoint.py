@@ -14,7 +14,7 @@ from kivi.runtime.files import is_no_space, sync_directory
 from kivi.store.host import Running
 from kivi.store.opening import cluster_of, mark, no_space
 
-__all__ = ["begin_copy", "checkpoint"]
+__all__ = ["begin_copy", "checkpoint", "followers_copy"]
 
 
 def checkpoint(store: Running, path: str) -> int:
@@ -45,9 +45,7 @@ def checkpoint(store: Running, path: str) -> int:
     try:
         with store.cold.kept():
             with store.consolidator.paused() as position:
-                store.engine.checkpoint(os.path.join(partial, "engine"))
-                if store.parts.path is not None:
-                    link_files(store.engine, store.parts.path, partial)
+                _copy_base(store, partial)
                 objects = cold_objects(store.engine)
             pins = store.cold.pin(objects, path)
         begin_copy(store, partial, position)
@@ -64,6 +62,31 @@ def checkpoint(store: Running, path: str) -> int:
                 f"the checkpoint {path} could not be written ({error.strerror}): nothing is left of it"
             ) from error
         raise
+    return position
+
+
+def _copy_base(store: Running, path: str) -> None:
+    """Engine and settled files, by hard links where the file system can. The consolidator is paused."""
+    store.engine.checkpoint(os.path.join(path, "engine"))
+    if store.parts.path is not None:
+        link_files(store.engine, store.parts.path, path)
+
+
+def followers_copy(store: Running, path: str) -> int:
+    """What a process begins with that follows this store's log (``kivi.store.following``): its watermark.
+
+    It has the identity of the store and no log. Whoever made a directory for it removes what a crash leaves there.
+    Objects of cold tiers are not kept for it. Raises Unavailable, DiskFull.
+    """
+    try:
+        os.makedirs(path)
+        with store.consolidator.paused() as position:
+            _copy_base(store, path)
+        mark(path, store.parts.store_id)
+    except OSError as error:
+        shutil.rmtree(path, ignore_errors=True)
+        kind = DiskFull if is_no_space(error) else Unavailable
+        raise kind(f"a copy could not be made in {path} ({error.strerror}): nothing is left of it") from error
     return position
 
 

@@ -46,6 +46,7 @@ from kivi.runtime.settings import Settings
 from kivi.store.catalog import SYSTEM, Catalog, changes
 from kivi.store.checks import check_batch_token, check_events, check_token
 from kivi.store.event_commits import prepare_events
+from kivi.store.judging import Judgement, Judging
 from kivi.store.overwrite import new_generations
 from kivi.store.plans import WritePlan
 from kivi.store.retention import Retention, earliest_times
@@ -104,6 +105,7 @@ class Commits:
     computing: Turns
     retractions: Retractions
     view_rows: ViewRows
+    judging: Judging
     check_open: Callable[[], None]
     late_dropped: int = 0
 
@@ -290,10 +292,11 @@ class Commits:
                 answer.apart(None, Outcome(None, error))
 
         while True:
-            with self.computing:
+            with self.computing, contextlib.ExitStack() as opened:
                 derived_at, view = self.catalog.changed_at, self.catalog.entered
+                rules = Judgement(self.judging, view, functools.cache(functools.partial(self._opened, opened)))
                 part = prepare_events(
-                    schema, batch, token, drop_late, view, derived_at, self.floor, self.retention, answer
+                    schema, batch, token, drop_late, view, derived_at, self.floor, self.retention, answer, rules
                 )
             part.on_enter, part.derive_again = functools.partial(enter, part), again
             if not self.committer.submit([part], may_wait=may_wait):
@@ -323,8 +326,10 @@ class Commits:
             return self.reader.newest(schema, key) if schema is not None and schema.kind == "aggregate" else None
 
         new = new_generations(view, [txn.schemas[table] for table in txn.overwritten])
-        derived = (a for table in txn.event_tables - txn.overwritten for a in view.aggregates.get(table, ()))
-        row_floors = self.retention.newest_of(derived)
+        rules = Judgement(self.judging, view, snapshot)
+        named = rules.order(view.by_id[table] for table in txn.event_tables if table in view.by_id)
+        kept = {table.id for table in named} - txn.overwritten
+        row_floors = self.retention.newest_of(a for table in kept for a in view.aggregates.get(table, ()))
         refused: KiviError | None = None
         try:
             in_views = self.view_rows.derive(txn, view, new, snapshot) or Derived()
@@ -341,6 +346,7 @@ class Commits:
             newest=newest,
             name_of=lambda t: SYSTEM.get(t) or view.by_id.get(t),
             in_views=in_views,
+            rules=rules,
         )
         prepared.lease = in_views.lease or txn.lease
         gone = [schema for table, schema in txn.schemas.items() if not (table in SYSTEM or table in view.by_id)]
@@ -351,7 +357,7 @@ class Commits:
         run_stages = [stage for stages in txn.run_stages.values() for stage in stages]
         if run_stages:
             self._attach(prepared, txn.run_stages)
-        named = sequences_of([*commit.appends, *commit.runs])
+        staged = sequences_of([*commit.appends, *commit.runs])
         earliest = earliest_times(
             (schema, txn.events_of(schema.id)) for schema in txn.schemas.values() if schema.id not in txn.overwritten
         )
@@ -373,15 +379,15 @@ class Commits:
 
         def enter(cts: int) -> None:
             self.late_dropped += sum(txn.late.values())
-            self.staging.index.use(named, cts)
+            self.staging.index.use(staged, cts)
             if catalog_rows:
                 self.catalog.enter(catalog_rows, cts)
 
-        prepared.on_check = check if named or earliest or gone or refused else None
-        prepared.on_enter = enter if named or catalog_rows or txn.late else None
+        prepared.on_check = check if staged or earliest or gone or refused else None
+        prepared.on_enter = enter if staged or catalog_rows or txn.late else None
         if catalog_rows:
             prepared.on_apply = lambda cts: self.catalog.apply(catalog_rows, cts)
-        prepared.on_abort = self.staging.index.undo if named else None
+        prepared.on_abort = self.staging.index.undo if staged else None
         return prepared
 
     def _attach(self, prepared: Single, run_stages: dict[int, list[int]]) -> None:

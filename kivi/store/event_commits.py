@@ -20,11 +20,12 @@ import pyarrow as pa
 from kivi.arrow.columns import padded, trimmed
 from kivi.arrow.dictionaries import coded
 from kivi.arrow.ipc import encode_ipc
-from kivi.errors import NotFound
+from kivi.errors import KiviError, NotFound
 from kivi.model.schema import TableSchema
-from kivi.mvcc.groups import Answer, Events
+from kivi.mvcc.groups import Answer, Events, Raised
 from kivi.mvcc.record import Bulk, Commit, EventsRecord
 from kivi.store.catalog import View, late_row, schema_guard
+from kivi.store.judging import Judgement
 from kivi.store.late_deltas import each_in_time
 from kivi.store.retention import Retention, earliest_times
 from kivi.store.transaction import payload_digest
@@ -42,8 +43,10 @@ def prepare_events(
     floor: Callable[[TableSchema], int | None],
     retention: Retention,
     answer: Answer,
+    rules: Judgement,
 ) -> Events:
-    """Derives and encodes, without a lock. ``floor`` gives the table's retention floor in microseconds, and locks.
+    """Derives, judges and encodes, without a lock. ``floor`` gives the table's retention floor in microseconds, and
+    locks.
 
     They have read nothing: of a table that was overwritten since its caller looked it up, they go to what is there now.
     Raises NotFound, and what deriving raises: InvalidArgument for a null group key, OutOfRange.
@@ -69,9 +72,27 @@ def prepare_events(
     runs, late = each_in_time(aggregates, row_floors, kept, places)
     derived += [late_row(table, dropped) for table, dropped in late.items()]
     encoded = sent if kept is whole else encode_ipc(trimmed(kept, schema))
+    raised: list[Raised] = []
+    for table in rules.order([schema]):
+        if table is schema:
+            rules.judge(schema, kept, places)
+        elif (found := rules.raised(table)) is not None:
+            into = view.aggregates.get(table.id, ())
+            try:
+                more, late = each_in_time(into, retention.newest_of(into), *found)
+            except KiviError:
+                rules.give_up(table)
+                continue
+            runs += more
+            derived += [late_row(aggregate, dropped) for aggregate, dropped in late.items()]
+            raised.append((table.id, *found))
+            rules.judge(table, *found)
+    derived += rules.rows()
     of_runs = [(table, run.to_buffers()) for table, run in runs]
-    record = EventsRecord(schema.id, (token, digest), derived, [encoded], places, of_runs)
-    part = Events(derived_at, record, kept, runs, members, answer, [schema_guard(schema.id)])
+    bytes_raised = [(table, [encode_ipc(trimmed(batch, view.by_id[table]))], at) for table, batch, at in raised]
+    record = EventsRecord(schema.id, (token, digest), derived, [encoded], places, of_runs, rules.rule_ts, bytes_raised)
+    guards = [schema_guard(table) for table in (schema.id, *(table for table, _, _ in raised))]
+    part = Events(derived_at, record, kept, runs, members, answer, guards, raised=raised)
     earliest = earliest_times([(schema, [kept])])
 
     if earliest:

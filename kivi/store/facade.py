@@ -49,6 +49,7 @@ from kivi.store.opening import Parts, open_parts
 from kivi.store.plans import GetPlan, WritePlan
 from kivi.store.replay import load_base, replay
 from kivi.store.rollups import rolled_batches
+from kivi.store.rules import Rules
 from kivi.store.settler import Settler
 from kivi.store.shared_events import SharedEvents
 from kivi.store.shared_window import SharedWindow
@@ -107,6 +108,11 @@ class Store(Wiring):
         """What a node of a cluster says of it (``kivi.cluster.status``)."""
         self._tables = Tables(self.catalog, self.commits, self.transaction, self.check_open)
         self.drop = self._tables.drop
+        rules = Rules(
+            self.catalog, self.commits, self.reads, self._tables, self.transaction, self.begin, self.release,
+            self.check_open,
+        )  # fmt: skip
+        self.create_rule, self.drop_rule, self.rules = rules.create, rules.drop, rules.listed
         self.backfill = Backfill(self, self._tables, ViewFilling(self, self._tables))
         self.event_tables.forget_unknown()
         self.housekeeping = Housekeeping(self)
@@ -117,9 +123,9 @@ class Store(Wiring):
             self.consolidator.start(self.housekeeping.step)
             if settings.settle:
                 self.settler.start()
-            if parts.path is not None:
+            if parts.path is not None and not parts.log.is_followed:
                 self.cooler.start()
-        self._resumed = None if parts.log.is_judged_again else self.backfill.resume()
+        self._resumed = None if parts.log.is_judged_again or parts.log.is_followed else self.backfill.resume()
 
     @staticmethod
     def open(

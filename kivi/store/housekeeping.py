@@ -57,7 +57,7 @@ class Housekeeping:
     def _step(self) -> None:
         store = self._store
         self._rounds += 1
-        if self._rounds % 20 == 0:
+        if self._rounds % 20 == 0 and not store.log.is_followed:
             limit = store.committer.now_us() - int(store.settings.stage_ttl_s * 1_000_000)
             with store.committer.entry_lock:
                 expired = store.staging.index.expired(limit)
@@ -84,7 +84,7 @@ class Housekeeping:
         for schema in list(store.catalog.visible.by_id.values()):
             if schema.retention_us is None or schema.state != "ready":
                 continue
-            if not self._moving[schema.id]:
+            if not self._moving[schema.id] and not store.log.is_followed:
                 self._move_floor(schema, schema.retention_us, self._set_floor if wait else self._log_floor)
             events = store.event_tables.of(schema.id)
             if events is not None:

@@ -66,7 +66,8 @@ FORMAT: Final = 8
 6  rows, runs and blocks of tables that were altered, which say how many columns they have (``kivi.model.schema``), and
    states of measures in rows, runs and the catalog (``kivi.states``)
 7  settled files beside the engine, and headers of blocks whose events lie in them (``kivi.events``); secondary views,
-   which every write of their source has to follow (``kivi.store.view_rows``)
+   which every write of their source has to follow (``kivi.store.view_rows``); rules, which judge every event of their
+   source (``kivi.store.judging``), and records that say at which snapshot they did
 8  only a node of a cluster, whose log is elsewhere: nothing may be written but what that log brings
 """
 FORMAT_ALONE: Final = 7

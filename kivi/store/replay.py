@@ -32,7 +32,7 @@ from kivi.log.replicated import ReplicatedLog
 from kivi.model.schema import TableSchema
 from kivi.mvcc.applied import Applied, PendingEvents, Retracted
 from kivi.mvcc.consolidate import POSITION
-from kivi.mvcc.groups import events_applied
+from kivi.mvcc.groups import Raised, events_applied
 from kivi.mvcc.prefix import Definition
 from kivi.mvcc.record import (
     Abort,
@@ -54,7 +54,7 @@ from kivi.store.catalog import COUNTERS, TABLES, changes
 from kivi.store.host import Contents
 from kivi.store.staging import STAGE_INDEX, data_of, sequences_of
 
-__all__ = ["load_base", "replay"]
+__all__ = ["enter_other", "load_base", "replay", "replay_record"]
 
 
 def load_base(store: Contents) -> int:
@@ -104,12 +104,16 @@ def _definitions(engine: Engine) -> tuple[dict[int, Definition], int]:
 def replay(store: Contents, position: int) -> None:
     """Everything in the log after ``position``, into memory."""
     for record in store.log.replay(position):
-        try:
-            _replay_one(store, record, position)
-        except DataLoss as error:
-            raise DataLoss(
-                f"log record {record.sequence} cannot be replayed: {error.message}", path=error.path
-            ) from None
+        replay_record(store, record, position)
+    store.catalog.release(list(store.catalog.visible.replaced))  # no snapshot of before is open
+
+
+def replay_record(store: Contents, record: Record, position: int = 0) -> None:
+    """One of them, behind ``position``; of a log that is followed, too, under the entry lock. Raises DataLoss."""
+    try:
+        _replay_one(store, record, position)
+    except DataLoss as error:
+        raise DataLoss(f"log record {record.sequence} cannot be replayed: {error.message}", path=error.path) from None
 
 
 def _replay_one(store: Contents, record: Record, position: int) -> None:
@@ -188,8 +192,8 @@ def _replay_commit(store: Contents, record: Record) -> None:
 
 def decoded_columns(
     record: EventsRecord, known: Callable[[int], TableSchema | None]
-) -> tuple[pa.RecordBatch, list[tuple[int, DeltaRun]]]:
-    """The events of a record and its runs, of the tables that are there."""
+) -> tuple[pa.RecordBatch, list[tuple[int, DeltaRun]], list[Raised]]:
+    """The events of a record, its runs, and what rules raised, of the tables that are there."""
     source = known(record.table)
     batches = [] if source is None else [padded(batch, source) for batch in own_batches(record.events[0])]
     runs = [
@@ -197,14 +201,19 @@ def decoded_columns(
         for table, data in record.runs
         if (schema := known(table)) is not None
     ]
-    return together(batches) if batches else pa.RecordBatch.from_pylist([]), runs
+    raised = [
+        (table, together([padded(batch, into) for batch in own_batches(data[0])]), places)
+        for table, data, places in record.raised
+        if (into := known(table)) is not None
+    ]
+    return together(batches) if batches else pa.RecordBatch.from_pylist([]), runs, raised
 
 
 def _replay_events(store: Contents, record: Record) -> None:
     found = decode_events(record.body)
     known = store.catalog.schema_of
-    batch, runs = decoded_columns(found, known)
+    batch, runs, raised = decoded_columns(found, known)
     found.derived = [row for row in found.derived if known(row[0]) is not None]
-    store.pending.apply(record.last, events_applied(found, record.sequence, record.count, batch, runs))
+    store.pending.apply(record.last, events_applied(found, record.sequence, record.count, batch, runs, raised))
     store.timeline.note(record.sequence, record.time_us, record.count)
     store.tokens.remember(found.request[0], record.sequence, found.request[1], record.count)

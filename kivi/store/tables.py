@@ -126,7 +126,7 @@ class Tables:
                     self.commits.rollback(txn)
 
     def drop(self, name: str) -> None:
-        """Drops a table and its rows. InvalidArgument while aggregates or views depend on it."""
+        """Drops a table and its rows. InvalidArgument while aggregates, views or rules depend on it."""
         self._drop(lambda: [self.catalog.entered.table(name)])
 
     def drop_those(self, schemas: Sequence[TableSchema]) -> None:
@@ -149,6 +149,10 @@ class Tables:
                             raise InvalidArgument(
                                 f"{schema.name!r} is the source of {', '.join(dependent)}: drop these first"
                             )
+                        rules = [rule for rule in self.catalog.entered.rules.values() if schema.name in rule.tables]
+                        if rules:
+                            names = ", ".join(rule.name for rule in rules)
+                            raise InvalidArgument(f"{schema.name!r} is named by the rules {names}: drop these first")
                         txn.delete(TABLES, (schema.id,))
                         txn.delete(NAMES, (schema.name,))
                     self.commits.commit_wait(txn)

@@ -31,7 +31,7 @@ from kivi.delta.runs import DeltaRun
 from kivi.encoding.base_rows import Version
 from kivi.encoding.event_names import EventNames
 from kivi.encoding.keys import decode_key, encode_key, encode_key_columns
-from kivi.errors import InvalidArgument, ResourceExhausted, RowExists
+from kivi.errors import InvalidArgument, KiviError, ResourceExhausted, RowExists
 from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
 from kivi.mvcc.groups import Single
@@ -81,6 +81,22 @@ class Host(Protocol):
     def own_view_ops(self, txn: Txn, schema: TableSchema) -> dict[bytes, RowOp]: ...
 
     def rollback(self, txn: Txn) -> None: ...
+
+
+class Rules(Protocol):
+    """What judges the events of a commit (``kivi.store.judging``)."""
+
+    rule_ts: int | None
+
+    def order(self, tables: Iterable[TableSchema]) -> list[TableSchema]: ...
+
+    def raised(self, into: TableSchema) -> tuple[pa.RecordBatch, Any] | None: ...
+
+    def give_up(self, into: TableSchema) -> None: ...
+
+    def judge(self, source: TableSchema, batch: pa.RecordBatch) -> None: ...
+
+    def rows(self) -> list[tuple[int, bytes, RowOp]]: ...
 
 
 @dataclass(slots=True)
@@ -453,10 +469,12 @@ def prepare(
     newest: Callable[[int, bytes], int | None],
     name_of: Callable[[int], TableSchema | None],
     in_views: Derived,
+    rules: Rules,
 ) -> Single:
     """Derive, validate and encode. ``view`` is the catalog as entered, of ``derived_at`` or later.
 
     ``new``: the generations that the tables it overwrites will have. ``row_floors``: of aggregates with retention.
+    ``rules`` judge what it brings: each table after those from whose events they raise some for it.
     """
     start_ts = txn.start_ts if in_views.lease is None else in_views.lease.ts
     commit = Commit(BLIND if txn.blind and in_views.lease is None else start_ts, batch=batch)
@@ -467,11 +485,15 @@ def prepare(
     commit.once = txn.once
     events: list[tuple[int, pa.RecordBatch]] = []
     runs: list[tuple[int, DeltaRun]] = []
-    sent: list[Bulk] = []  # the appends as the caller sent them: the record leaves out what is dropped as late
+    sent_of: dict[
+        int, list[Bulk]
+    ] = {}  # appends as the caller sent them: the record leaves out what is dropped as late
     txn.late = txn.count_late()
-    for old in sorted(txn.event_tables):
+    for found in rules.order(view.by_id.get(old) or txn.schemas[old] for old in sorted(txn.event_tables)):
+        old = found.id
         table = new.id(old)
-        schema = new.of.get(old) or view.by_id.get(old) or txn.schemas[old]  # the last: the commit will be refused
+        schema = new.of.get(old) or found  # of a table that has gone: the commit will be refused
+        as_sent = sent_of[old] = []
         direct = [padded(batch, schema) for batch in txn.kept(old)]
         if direct:
             joined = coded(together(direct))
@@ -482,27 +504,29 @@ def prepare(
             if old in txn.late and request is not None:
                 whole = coded(together([padded(batch, schema) for batch in txn.sent(old)]))
                 bulk = Bulk(table, 0, [encode_ipc(trimmed(whole, schema))])
-            sent.append(bulk)
+            as_sent.append(bulk)
         for staged in txn.staged_kept(old):
             commit.appends.append(Bulk(table, staged.sequence, []))
-            sent.append(commit.appends[-1])
+            as_sent.append(commit.appends[-1])
             events.append((table, padded(staged.batch, schema)))
         batches = [batch for of, batch in events if of == table]
-        small = _row_count(batches) <= SMALL_EVENTS
         aggregates = new.aggregates_of(old, view)
-        if not batches:
-            continue
-        late: dict[int, int] = {}
-        if small:
-            few, late = few_in_time(aggregates, row_floors, together(batches))
-            for aggregate_id, rows in few:
-                commit.derived += [(aggregate_id, key, RowOp(Barrier.PATCH, {}, deltas)) for key, deltas in rows]
-        elif aggregates:
-            derived, late = runs_in_time(aggregates, row_floors, together(batches))
-            for aggregate_id, run in derived:
-                runs.append((aggregate_id, run))
-                commit.runs.append(Bulk(aggregate_id, 0, run.to_buffers()))
-        commit.derived += [late_row(aggregate_id, left_out) for aggregate_id, left_out in late.items()]
+        if (raised := rules.raised(schema)) is not None:
+            try:
+                _derive(commit, runs, aggregates, row_floors, [*batches, raised[0]])
+            except KiviError:
+                rules.give_up(schema)
+            else:
+                commit.appends.append(Bulk(table, 0, [encode_ipc(trimmed(raised[0], schema))]))
+                events.append((table, raised[0]))
+                rules.judge(schema, together([*batches, raised[0]]))
+                continue
+        if batches:
+            _derive(commit, runs, aggregates, row_floors, batches)
+            rules.judge(schema, together(batches))
+    sent = [bulk for old in sorted(sent_of) for bulk in sent_of[old]]  # whatever order rules ask for
+    commit.rule_ts = rules.rule_ts
+    commit.derived += rules.rows()
     commit.derived += [late_row(txn.schemas[table].origin, dropped) for table, dropped in txn.late.items()]
     for table, sequences in sorted(txn.staged_rows.items()):
         named = [Bulk(new.id(table), sequence, []) for sequence in sequences]
@@ -538,6 +562,28 @@ def prepare(
         describe=describe,
         aggregate_newest=newest,
     )
+
+
+def _derive(
+    commit: Commit,
+    runs: list[tuple[int, DeltaRun]],
+    aggregates: Sequence[TableSchema],
+    row_floors: Mapping[int, int | None],
+    batches: Sequence[pa.RecordBatch],
+) -> None:
+    """Adds to a commit what the events of one table are for its aggregates; nothing if it raises."""
+    joined = together(batches)
+    late: dict[int, int] = {}
+    if joined.num_rows <= SMALL_EVENTS:
+        few, late = few_in_time(aggregates, row_floors, joined)
+        for aggregate_id, rows in few:
+            commit.derived += [(aggregate_id, key, RowOp(Barrier.PATCH, {}, deltas)) for key, deltas in rows]
+    elif aggregates:
+        derived, late = runs_in_time(aggregates, row_floors, joined)
+        for aggregate_id, run in derived:
+            runs.append((aggregate_id, run))
+            commit.runs.append(Bulk(aggregate_id, 0, run.to_buffers()))
+    commit.derived += [late_row(aggregate_id, left_out) for aggregate_id, left_out in late.items()]
 
 
 def _as_sent(txn: Txn, new: Generations, appends: Iterable[Bulk]) -> tuple[Commit, list[int]]:

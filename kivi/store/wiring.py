@@ -12,9 +12,12 @@ from functools import partial
 
 from kivi.errors import KiviError, Unavailable
 from kivi.events.cold_tier import ColdTier
+from kivi.log import CommitLog
+from kivi.log.followed import FollowedLog
 from kivi.log.replicated import ReplicatedLog
 from kivi.mvcc.commit import Committer
 from kivi.mvcc.consolidate import AHEAD, Consolidator
+from kivi.mvcc.following import FollowingCommitter
 from kivi.mvcc.forgetting import Forgetting
 from kivi.mvcc.groups import Part
 from kivi.mvcc.leases import Leases
@@ -35,6 +38,7 @@ from kivi.store.change_reads import ChangeReads
 from kivi.store.commits import Commits
 from kivi.store.copies import Copies
 from kivi.store.event_tables import EventTables
+from kivi.store.judging import Judging
 from kivi.store.opening import Parts
 from kivi.store.plans import GetPlan
 from kivi.store.questions import Questions
@@ -47,6 +51,12 @@ from kivi.store.staging import Stages, Staging
 from kivi.store.view_rows import ViewRows
 
 __all__ = ["Wiring"]
+
+
+def _committer_of(log: CommitLog) -> type[Committer]:
+    if isinstance(log, FollowedLog):
+        return FollowingCommitter
+    return ReplicatedCommitter if isinstance(log, ReplicatedLog) else Committer
 
 
 class Wiring:
@@ -87,7 +97,7 @@ class Wiring:
         log.on_room = self._room_in_the_log
         self.prefix = Prefix(engine) if log.is_judged_again else None
         self._ahead = int.from_bytes(engine.get(AHEAD) or b"", "little") if log.is_judged_again else 0
-        self.committer = (ReplicatedCommitter if isinstance(log, ReplicatedLog) else Committer)(
+        self.committer = _committer_of(log)(
             log,
             self.pending,
             self.moved,
@@ -180,9 +190,12 @@ class Wiring:
         self.find_events = retractions.find
         views = self.view_rows = ViewRows(self.catalog, self.reader)
         self.own_view_ops = views.own_ops
+        judging = Judging(
+            self.catalog, self.reader, self.settings, lambda schema: commits.floor(schema), self.retention.newest_of
+        )
         commits = self.commits = Commits(
             self.settings, self.log, self.catalog, self.committer, self.leases, self.moved, self.tokens, self.retention,
-            staging, self.reader, self.computing, retractions, views, opened,
+            staging, self.reader, self.computing, retractions, views, judging, opened,
         )  # fmt: skip
         self.commit, self.commit_together = commits.commit, commits.commit_together
         self.commit_wait, self.wait = commits.commit_wait, commits.wait
@@ -210,7 +223,7 @@ class Wiring:
     def check_open(self) -> None:
         if self._closed:
             raise Unavailable(self._why_closed)
-        if isinstance(self.log, ReplicatedLog) and (stopped := self.log.failed) is not None:
+        if isinstance(self.log, (ReplicatedLog, FollowedLog)) and (stopped := self.log.failed) is not None:
             raise Unavailable(f"this node has stopped ({stopped.message}): ask another one")
         if self.is_catching_up:
             raise Unavailable("this node has not caught up with what it had before it was stopped: ask another one")

@@ -19,7 +19,7 @@ import ssl
 import sys
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import grpc
 import pyarrow as pa
@@ -29,6 +29,7 @@ from kivi_server import logs, metrics
 from kivi_server.auth import Allowance, Tokens
 from kivi_server.http import rows
 from kivi_server.options import Options, host_and_port
+from kivi_server.process.hub import HubProcess, forget_copies
 from kivi_server.service import Service, handlers
 from kivi_server.sessions import Sessions
 from kivi_server.wsgi import serving
@@ -67,7 +68,12 @@ def credentials(options: Options) -> grpc.ServerCredentials | None:
         return grpc.ssl_server_credentials([pair], ca, require_client_auth=ca is not None)
     if options.tls_client_ca:
         raise InvalidArgument("--tls-client-ca needs --tls-cert and --tls-key")
-    for flag, endpoint in (("--listen", options.listen), ("--otlp", options.otlp), ("--http", options.http)):
+    for flag, endpoint in (
+        ("--listen", options.listen),
+        ("--otlp", options.otlp),
+        ("--http", options.http),
+        ("--hub", options.hub),
+    ):
         if endpoint:
             _check_plaintext(flag, endpoint, options)
     return None
@@ -187,15 +193,18 @@ async def _serve(
     https: ssl.SSLContext | None,
     tokens: Tokens,
     listens: Callable[[str], None],
+    each_second: Callable[[metrics.Stats], None],
 ) -> None:
     allowance = Allowance(options.client_rate, options.client_snapshots, options.client_staged_bytes)
     sessions = Sessions(store, metrics.version_of("kivi"), allowance, slow_call_s=options.slow_call_s)
 
     def stats() -> dict[str, int | float]:
         spans = otlp.intake.stats() if otlp is not None else metrics.NO_SPANS
-        return {**store.stats(), **sessions.stats(), **spans, **_disk(options.data)}
+        beside = hub.stats() if hub is not None else {}
+        return {**store.stats(), **sessions.stats(), **spans, **beside, **_disk(options.data)}
 
     otlp = _otlp(options, sessions, tokens)
+    hub = None if options.hub is None else HubProcess(store, options)
     server, healthy, endpoint = listener(sessions, options, secure, tokens, stats)
     http = contextlib.ExitStack()
     if options.metrics:
@@ -210,6 +219,9 @@ async def _serve(
         address = _bind(otlp.server, options.otlp or "", "--otlp", secure)
         await otlp.start()
         print(f"otlp on {address}", flush=True)
+    if hub is not None:
+        sessions.subscriptions_beside = hub.port
+        hub.start()
     await server.start()
     for name in ("", methods.SERVICE):
         await healthy.set(name, health_pb2.HealthCheckResponse.SERVING)
@@ -232,7 +244,7 @@ async def _serve(
     listens(endpoint)
     print(f"listening on {endpoint}", flush=True)
     failures: list[str] = []
-    watching = asyncio.create_task(_watch(sessions, tokens, stop, failures))
+    watching = asyncio.create_task(_watch(sessions, tokens, stop, failures, lambda: each_second(stats)))
     await stop.wait()
 
     print("stopping", flush=True)
@@ -240,6 +252,8 @@ async def _serve(
     sessions.stopping = True
     if not await sessions.drained(options.grace_s):
         _log.warning("%d commits were not answered in time", sessions.commits_in_flight)
+    if hub is not None:
+        await loop.run_in_executor(None, hub.stop)
     await loop.run_in_executor(None, sessions.hub.stop)  # whose subscribers learn why
     if otlp is not None:
         await otlp.stop()
@@ -251,7 +265,9 @@ async def _serve(
         raise Unavailable(f"the store stopped: {failures[0]}; start the server again to recover")
 
 
-async def _watch(sessions: Sessions, tokens: Tokens, stop: asyncio.Event, failures: list[str]) -> None:
+async def _watch(
+    sessions: Sessions, tokens: Tokens, stop: asyncio.Event, failures: list[str], each_second: Callable[[], None]
+) -> None:
     """Ends sessions whose client has stopped reading or lost its token, and the process if the store has stopped.
 
     A store whose log could not be synced does not know what is on disk: only opening it again tells.
@@ -272,6 +288,7 @@ async def _watch(sessions: Sessions, tokens: Tokens, stop: asyncio.Event, failur
             _log.error("the store has stopped, and so does the server: %s", error.message)
             stop.set()
             return
+        each_second()
         for session in list(sessions.live.values()):
             if session.stalled():
                 sessions.dropped += 1
@@ -313,6 +330,7 @@ def _opened(options: Options, opened: contextlib.ExitStack) -> tuple[Store, Call
     if options.cluster is None:
         store = Store.open(options.data, settings=options.settings)
         opened.callback(store.close)
+        forget_copies(options.data)
         return store, lambda endpoint: None
     from kivi.cluster import ClusterNode
 
@@ -364,12 +382,29 @@ def _log_server(options: Options, cluster: str, peers: str, opened: contextlib.E
     return server
 
 
+Opening: TypeAlias = Callable[[Options, contextlib.ExitStack], tuple[Store, Callable[[str], None]]]
+
+
+def _check_hub(options: Options) -> None:
+    """Before anything is opened. Raises InvalidArgument."""
+    if options.hub is None:
+        return
+    host_and_port(options.hub, "--hub")
+    if options.cluster is not None:
+        raise InvalidArgument("a node of a cluster follows its log already: give --hub to a server of its own")
+
+
 def _interrupted(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def run(options: Options) -> int:
-    """Serves until it is told to stop; 0 after a graceful stop."""
+def run(
+    options: Options,
+    opened: Opening = _opened,
+    each_second: Callable[[metrics.Stats], None] = lambda stats: None,
+) -> int:
+    """Serves until it is told to stop; 0 after a graceful stop. ``opened`` opens the store, ``each_second`` is told its
+    figures."""
     do_without_pandas()
     logs.begin(options.log_format)
     # Threads hand the interpreter to each other many times per request; the default of 5 ms is what a read would
@@ -381,12 +416,13 @@ def run(options: Options) -> int:
     _check_metrics(options)
     _check_otlp(options)
     _check_cluster(options)
-    with contextlib.ExitStack() as opened:
+    _check_hub(options)
+    with contextlib.ExitStack() as stack:
         try:
-            store, listens = _opened(options, opened)
+            store, listens = opened(options, stack)
         except KeyboardInterrupt:
             print("stopped before it listened", flush=True)
             return 0
-        asyncio.run(_serve(store, options, secure, https, tokens, listens))
+        asyncio.run(_serve(store, options, secure, https, tokens, listens, each_second))
     print("stopped", flush=True)
     return 0

@@ -107,6 +107,8 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 
 def _clean(db: Any) -> None:
+    for rule in db.rules():
+        db.drop_rule(rule["name"])
     described = [db.describe(name) for name in db.tables()]
     for found in sorted(described, key=lambda found: ("source" not in found, -found["id"])):  # before their sources
         db.drop(found["name"])

@@ -213,7 +213,6 @@ class Unconnected:
     """A transport of one session, from whose queue nothing leaves."""
 
     session = b""
-    lines: Any = None
 
     def __init__(self) -> None:
         self.queued: list[Any] = []
@@ -225,6 +224,9 @@ class Unconnected:
     def tell(self, request: Any, epoch: int | None = None) -> int:
         self.queued.append(request)
         return self.epochs
+
+    def lines_at(self, port: int) -> Any:
+        raise AssertionError("nobody subscribes")
 
     def leave(self, epoch: int | None) -> None:
         raise AssertionError("no server is stopping")

@@ -173,6 +173,36 @@ class CreateViewResponse(_message.Message):
     table: _types_pb2.Table
     def __init__(self, done_rows: _Optional[int] = ..., table: _Optional[_Union[_types_pb2.Table, _Mapping]] = ...) -> None: ...
 
+class CreateRuleRequest(_message.Message):
+    __slots__ = ("definition",)
+    DEFINITION_FIELD_NUMBER: _ClassVar[int]
+    definition: str
+    def __init__(self, definition: _Optional[str] = ...) -> None: ...
+
+class CreateRuleResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListRulesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListRulesResponse(_message.Message):
+    __slots__ = ("rules",)
+    RULES_FIELD_NUMBER: _ClassVar[int]
+    rules: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, rules: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class DropRuleRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class DropRuleResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class AlterTableRequest(_message.Message):
     __slots__ = ("name", "columns")
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -470,7 +500,7 @@ class SubscribeRequest(_message.Message):
     def __init__(self, begin: _Optional[_Iterable[_Union[BeginSubscription, _Mapping]]] = ..., taken: _Optional[_Iterable[int]] = ..., end: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class BeginSubscription(_message.Message):
-    __slots__ = ("number", "room", "spec", "order_by", "offset", "interval_ms", "heartbeat_ms", "since", "skip", "until_us", "durable", "retractions")
+    __slots__ = ("number", "room", "spec", "order_by", "offset", "interval_ms", "heartbeat_ms", "since", "skip", "until_us", "durable", "retractions", "min_snapshot")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     ROOM_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
@@ -483,6 +513,7 @@ class BeginSubscription(_message.Message):
     UNTIL_US_FIELD_NUMBER: _ClassVar[int]
     DURABLE_FIELD_NUMBER: _ClassVar[int]
     RETRACTIONS_FIELD_NUMBER: _ClassVar[int]
+    MIN_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     number: int
     room: int
     spec: _types_pb2.ScanSpec
@@ -495,7 +526,8 @@ class BeginSubscription(_message.Message):
     until_us: int
     durable: DurableSubscription
     retractions: str
-    def __init__(self, number: _Optional[int] = ..., room: _Optional[int] = ..., spec: _Optional[_Union[_types_pb2.ScanSpec, _Mapping]] = ..., order_by: _Optional[_Iterable[str]] = ..., offset: _Optional[int] = ..., interval_ms: _Optional[int] = ..., heartbeat_ms: _Optional[int] = ..., since: _Optional[int] = ..., skip: _Optional[int] = ..., until_us: _Optional[int] = ..., durable: _Optional[_Union[DurableSubscription, _Mapping]] = ..., retractions: _Optional[str] = ...) -> None: ...
+    min_snapshot: int
+    def __init__(self, number: _Optional[int] = ..., room: _Optional[int] = ..., spec: _Optional[_Union[_types_pb2.ScanSpec, _Mapping]] = ..., order_by: _Optional[_Iterable[str]] = ..., offset: _Optional[int] = ..., interval_ms: _Optional[int] = ..., heartbeat_ms: _Optional[int] = ..., since: _Optional[int] = ..., skip: _Optional[int] = ..., until_us: _Optional[int] = ..., durable: _Optional[_Union[DurableSubscription, _Mapping]] = ..., retractions: _Optional[str] = ..., min_snapshot: _Optional[int] = ...) -> None: ...
 
 class DurableSubscription(_message.Message):
     __slots__ = ("user", "name", "ttl_us", "unseen")
@@ -572,7 +604,7 @@ class SubscribeResponse(_message.Message):
     def __init__(self, updates: _Optional[_Iterable[_Union[SubscriptionUpdate, _Mapping]]] = ...) -> None: ...
 
 class SubscriptionUpdate(_message.Message):
-    __slots__ = ("number", "accepted", "error", "ts", "kinds", "old", "new", "columns", "reset", "skip", "ended", "more")
+    __slots__ = ("number", "accepted", "error", "ts", "kinds", "old", "new", "columns", "reset", "skip", "ended", "more", "moved_to_port")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
@@ -585,6 +617,7 @@ class SubscriptionUpdate(_message.Message):
     SKIP_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
+    MOVED_TO_PORT_FIELD_NUMBER: _ClassVar[int]
     number: int
     accepted: bool
     error: _types_pb2.Error
@@ -597,4 +630,5 @@ class SubscriptionUpdate(_message.Message):
     skip: int
     ended: bool
     more: bool
-    def __init__(self, number: _Optional[int] = ..., accepted: _Optional[bool] = ..., error: _Optional[_Union[_types_pb2.Error, _Mapping]] = ..., ts: _Optional[int] = ..., kinds: _Optional[_Iterable[_Union[ChangeKind, str]]] = ..., old: _Optional[_Iterable[int]] = ..., new: _Optional[_Iterable[int]] = ..., columns: _Optional[_Iterable[_Union[_types_pb2.ColumnValues, _Mapping]]] = ..., reset: _Optional[bool] = ..., skip: _Optional[int] = ..., ended: _Optional[bool] = ..., more: _Optional[bool] = ...) -> None: ...
+    moved_to_port: int
+    def __init__(self, number: _Optional[int] = ..., accepted: _Optional[bool] = ..., error: _Optional[_Union[_types_pb2.Error, _Mapping]] = ..., ts: _Optional[int] = ..., kinds: _Optional[_Iterable[_Union[ChangeKind, str]]] = ..., old: _Optional[_Iterable[int]] = ..., new: _Optional[_Iterable[int]] = ..., columns: _Optional[_Iterable[_Union[_types_pb2.ColumnValues, _Mapping]]] = ..., reset: _Optional[bool] = ..., skip: _Optional[int] = ..., ended: _Optional[bool] = ..., more: _Optional[bool] = ..., moved_to_port: _Optional[int] = ...) -> None: ...

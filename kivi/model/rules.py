@@ -1,0 +1,404 @@
+"""Rules as they are declared: which events of a table raise something, measured against what, and what that is (R25).
+
+A rule is plain data: what the catalog stores, and what travels from a client to its server. ``declared`` checks one
+against the tables that it names and settles what ``select=None`` stands for, so that columns that are added to a table
+later change no rule. ``bind`` makes of it what is evaluated; both work on the same names:
+
+=====================  ============================================================================================
+``kivi.col("x")``      a column of the event
+``kivi.ref("x")``      a column, key column or derived column of the row that the event is measured against
+``kivi.ref("a.x")``    the same, where ``against`` is a dict of names
+=====================  ============================================================================================
+
+A reference is a column of the name ``ref(x)``, which no table has: expressions, their plain form and their evaluators
+know of nothing else than columns.
+
+Which row that is: ``lookup`` names the columns of the event that are the row's key; ``previous_slot`` those that are
+its key but for the slot, which is counted from the slot of the aggregate that the event's own time falls in: the one
+before it, or the one that a moment ``back`` lies in; with ``slots=n`` the n slots that end there are combined, as if
+they were one, and the slot column is that of the last.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from kivi.errors import InvalidArgument, SchemaError
+from kivi.model.expressions import Expr, Value, bind, bind_value, col, from_plain, lit, to_plain
+from kivi.model.names import check_name, column_names
+from kivi.model.schema import Column, GroupKey, TableSchema
+from kivi.model.slots import Slot, parse_duration_us
+from kivi.model.types import ColumnType, shown
+
+__all__ = [
+    "SLOTS_MAX",
+    "Against",
+    "Bound",
+    "Rule",
+    "bind_rule",
+    "check_acyclic",
+    "declared_rule",
+    "key_of",
+    "lookup",
+    "named",
+    "previous_slot",
+    "ref",
+]
+
+SLOTS_MAX: Final = 1_000
+"""Slots that a rule combines at most."""
+_FAR_US: Final = 2**60
+_OPEN, _CLOSE = "ref(", ")"
+Find = Callable[[str], TableSchema]
+
+
+def ref(name: str) -> Value:
+    """A column of what a rule's ``against`` finds: ``kivi.ref("avg_resp_time")``, ``kivi.ref("prices.price")``."""
+    if not isinstance(name, str) or not name:
+        raise InvalidArgument(f"kivi.ref takes the name of a column, not {shown(name)}")
+    return col(f"{_OPEN}{name}{_CLOSE}")
+
+
+def _reference(column: str) -> str | None:
+    """What ``ref`` was given; None for a column of the event."""
+    return column[len(_OPEN) : -len(_CLOSE)] if column.startswith(_OPEN) and column.endswith(_CLOSE) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Against:
+    """Rows that events are measured against: get one with ``previous_slot`` or ``lookup``."""
+
+    table: str
+    by: tuple[str, ...]
+    kind: Literal["slot", "row"]
+    back_us: int = 0
+    """Of a slot: how long before the event's own it lies; 0: it is the one before that."""
+    slots: int = 1
+
+    def __str__(self) -> str:
+        more = [f", back={Slot.parse(self.back_us).width!r}"] if self.back_us else []
+        more += [f", slots={self.slots}"] if self.slots != 1 else []
+        name = "previous_slot" if self.kind == "slot" else "lookup"
+        return f"{name}({self.table!r}, by={list(self.by)}{''.join(more)})"
+
+
+def previous_slot(
+    table: str, by: Sequence[str], back: str | int | dt.timedelta | None = None, slots: int = 1
+) -> Against:
+    """The slot just before the event's own, of the aggregate ``table``; ``by``: the event's columns that are the rest
+    of its key, in its order.
+
+    ``back``: how far back instead, such as "1w" (seven days): the slot in which the moment lies that is so long before
+    the beginning of the event's own. ``slots``: so many slots, of which that is the last, combined; slots without a row
+    are left out. A missing row is no match.
+    """
+    if not isinstance(slots, int) or isinstance(slots, bool) or not 1 <= slots <= SLOTS_MAX:
+        raise InvalidArgument(f"slots is how many slots are combined, 1 to {SLOTS_MAX:,}, not {shown(slots)}")
+    return Against(table, _names(table, by), "slot", 0 if back is None else _back_us(back), slots)
+
+
+def _back_us(back: str | int | dt.timedelta) -> int:
+    weeks = re.fullmatch(r"([0-9]{1,9})\s*w(?:eeks?)?", back.strip()) if isinstance(back, str) else None
+    return parse_duration_us(f"{int(weeks[1]) * 7}d" if weeks else back, "back")
+
+
+def lookup(table: str, by: Sequence[str]) -> Against:
+    """The row of ``table`` under the key that the columns ``by`` of the event are, in the key's order. A missing row is
+    no match."""
+    return Against(table, _names(table, by), "row")
+
+
+def _names(table: object, by: Sequence[str]) -> tuple[str, ...]:
+    if not isinstance(table, str):
+        raise InvalidArgument(f"the table to look in is a name, not {shown(table)}")
+    return tuple(column_names(f"what is looked up in {table!r}", "by", by))
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rule. ``where`` and what ``select`` computes are JSON of ``kivi.model.expressions.to_plain``, and come with
+    literals as they were given. ``select`` maps columns of ``into``; ``id`` is never reused."""
+
+    name: str
+    source: str
+    into: str
+    against: tuple[tuple[str, Against], ...] = ()
+    """By name; the name of a single one is empty."""
+    where: str | None = None
+    select: tuple[tuple[str, str], ...] | None = None
+    own_events: bool = False
+    id: int = 0
+    created_ts: int = 0
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Which it names."""
+        return tuple(dict.fromkeys((self.source, self.into, *(each.table for _, each in self.against))))
+
+    def description(self) -> dict[str, Any]:
+        """For people and programs."""
+        against: Any = {name: str(each) for name, each in self.against}
+        return {
+            "name": self.name,
+            "source": self.source,
+            "against": against.get("", against or None),
+            "where": None if self.where is None else str(_expression(self.where)),
+            "into": self.into,
+            "select": {name: str(_expression(text)) for name, text in self.select or ()},
+            "own_events": self.own_events,
+            "created_ts": self.created_ts,
+        }
+
+    def to_json(self) -> str:
+        """The form in the catalog, beside definitions of tables: see ``is_rule``."""
+        return json.dumps({"rule": dataclasses.asdict(self)}, separators=(",", ":"))
+
+    @staticmethod
+    def is_json(text: str) -> bool:
+        """Whether it is a rule's form, and not a table's."""
+        return text.startswith('{"rule":')
+
+    @staticmethod
+    def from_json(text: str) -> Rule:
+        """The inverse. Raises InvalidArgument for what ``to_json`` does not make."""
+        try:
+            known = json.loads(text)["rule"]
+            known["against"] = tuple((name, _against(each)) for name, each in known["against"])
+            if known["select"] is not None:
+                known["select"] = tuple((name, expression) for name, expression in known["select"])
+            return Rule(**known)
+        except (ValueError, KeyError, TypeError):
+            raise InvalidArgument("the definition of a rule cannot be read") from None
+
+
+def _against(known: Mapping[str, Any]) -> Against:
+    by = known["by"]
+    if known["kind"] == "slot":
+        return previous_slot(known["table"], by, known["back_us"] or None, known["slots"])
+    return lookup(known["table"], by)
+
+
+def named(
+    name: str,
+    source: str,
+    against: Against | Mapping[str, Against] | None,
+    where: Expr | None,
+    into: str,
+    select: Mapping[str, object] | None,
+    own_events: bool,
+) -> Rule:
+    """A rule as its caller writes it. Nothing is known about the tables yet. Raises InvalidArgument, SchemaError."""
+    check_name(name, "rule")
+    for what, table in (("source", source), ("into", into)):
+        if not isinstance(table, str):
+            raise InvalidArgument(f"{what} of rule {name!r} is the name of a table, not {shown(table)}")
+    found: tuple[tuple[str, Against], ...] = ()
+    if isinstance(against, Against):
+        found = (("", against),)
+    elif isinstance(against, Mapping):
+        for alias in against:
+            check_name(alias, f"rule {name!r}: against")
+        found = tuple(against.items())
+    elif against is not None:
+        raise InvalidArgument(f"rule {name!r}: against is kivi.previous_slot(...), kivi.lookup(...) or a dict of these")
+    if any(not isinstance(each, Against) for _, each in found):
+        raise InvalidArgument(f"rule {name!r}: against maps names to kivi.previous_slot(...) and kivi.lookup(...)")
+    if where is not None and not isinstance(where, Expr):
+        raise InvalidArgument(f"rule {name!r}: where is a predicate over kivi.col and kivi.ref, not {shown(where)}")
+    if select is not None and not isinstance(select, Mapping):
+        raise InvalidArgument(f"rule {name!r}: select maps columns of {into!r} to expressions, and is {shown(select)}")
+    computed = tuple((column, _text(_node(value))) for column, value in (select or {}).items())
+    for column, _ in computed:
+        check_name(column, "column")
+    condition = None if where is None else _text(where)
+    return Rule(name, source, into, found, condition, computed, bool(own_events))
+
+
+def _node(value: object) -> Expr:
+    return value if isinstance(value, Expr) else lit(value)
+
+
+def _text(expr: Expr) -> str:
+    return json.dumps(to_plain(expr), separators=(",", ":"))
+
+
+def _expression(text: str) -> Expr:
+    return from_plain(json.loads(text))
+
+
+# -- against the tables ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A rule that can be evaluated. ``where`` and ``select`` are bound; ``types`` are those of all that they read.
+
+    ``refs``: of each of ``against`` the columns that are read, and by which names.
+    """
+
+    rule: Rule
+    where: Expr | None
+    select: tuple[tuple[str, Expr], ...]
+    types: Mapping[str, ColumnType]
+    refs: tuple[tuple[Against, Mapping[str, str]], ...]
+
+
+def declared_rule(rule: Rule, find: Find) -> Rule:
+    """The rule with all that it raises: columns that both tables have are taken over unless ``select`` names them.
+
+    ``find`` gives a table by its name. Raises NotFound, SchemaError, InvalidArgument.
+    """
+    what = f"rule {rule.name!r}"
+    source, into = find(rule.source), find(rule.into)
+    for part, table in (("its source", source), ("into", into)):
+        if table.kind != "event":
+            raise SchemaError(f"{what}: {part} {table.name!r} is a {table.kind} table: rules judge and raise events")
+    if source.name == into.name:
+        raise SchemaError(f"{what} would raise events of {source.name!r} into itself: raise them into another table")
+    for _, against in rule.against:
+        _check_against(what, rule, against, source, find(against.table))
+    select = dict(rule.select or ())
+    taken = {
+        column.name: _text(col(column.name))
+        for column in into.shown_columns
+        if column.name not in select
+        and (own := source.by_name.get(column.name)) is not None
+        and own.type == column.type
+    }
+    whole = {column.name: {**taken, **select}[column.name] for column in into.shown_columns
+             if column.name in taken or column.name in select}  # fmt: skip
+    for column_name in select:
+        into.column(column_name)
+    if into.event_time not in whole:
+        raise SchemaError(
+            f"{what} gives no {into.event_time!r}, the event time of {into.name!r}: name it in select, like "
+            f"select={{{into.event_time!r}: kivi.col({source.event_time!r})}}"
+        )
+    complete = dataclasses.replace(rule, select=tuple(whole.items()))
+    bind_rule(complete, find)
+    return complete
+
+
+def _check_against(what: str, rule: Rule, against: Against, source: TableSchema, table: TableSchema) -> None:
+    if not table.key:
+        raise SchemaError(f"{what}: {table.name!r} is an event table, which has no rows to look up")
+    key = list(table.key)
+    if against.kind == "slot":
+        slots = [group for group in table.group_by if group.slot is not None]
+        if table.kind != "aggregate" or len(slots) != 1:
+            raise SchemaError(f"{what}: {table.name!r} is no aggregate with one slot of time: use kivi.lookup")
+        key = [column for column in key if column.name != slots[0].name]
+        if against.back_us > _FAR_US or against.slots * (slots[0].slot or Slot("us", 1)).nominal_us > _FAR_US:
+            raise SchemaError(f"{what}: {against} looks more than 36,000 years back")
+        if rule.own_events and table.source != source.name:
+            raise SchemaError(
+                f"{what}: own_events adds the events of {source.name!r} in the same commit, and {table.name!r} is an "
+                f"aggregate of {table.source!r}"
+            )
+    elif rule.own_events and all(each.kind == "row" for _, each in rule.against):
+        raise SchemaError(f"{what}: own_events adds to slots; what kivi.lookup finds is as it was before the commit")
+    names = ", ".join(column.name for column in key)
+    if len(against.by) != len(key):
+        raise SchemaError(f"{what}: by names {len(key)} columns of {source.name!r}, for {names} of {table.name!r}")
+    for name, column in zip(against.by, key, strict=True):
+        own = source.column(name).type
+        if own != column.type:
+            raise SchemaError(
+                f"{what}: {name!r} of {source.name!r} is a {own}, and {column.name!r} of {table.name!r} a {column.type}"
+            )
+
+
+def check_acyclic(rule: Rule, others: Sequence[Rule]) -> None:
+    """Raises InvalidArgument if what the rule raises would come back to its source through other rules."""
+    reached, todo = set[str](), [rule.into]
+    while todo:
+        table = todo.pop()
+        if table == rule.source:
+            raise InvalidArgument(
+                f"rule {rule.name!r} raises into {rule.into!r}, from which other rules lead back to {rule.source!r}: "
+                "rules must not form a circle"
+            )
+        if table not in reached:
+            reached.add(table)
+            todo += [each.into for each in others if each.source == table]
+
+
+def bind_rule(rule: Rule, find: Find) -> Bound:
+    """The rule as it is evaluated. Raises NotFound, SchemaError, InvalidArgument."""
+    source, into = find(rule.source), find(rule.into)
+    aliases = dict(rule.against)
+    types: dict[str, ColumnType] = {}
+    read: dict[str, dict[str, str]] = {alias: {} for alias in aliases}
+
+    def type_of(name: str) -> ColumnType:
+        if (reference := _reference(name)) is None:
+            types[name] = source.column(name).type
+            return types[name]
+        alias, column = _resolved(rule, reference)
+        table = find(aliases[alias].table)
+        table.output_columns([column])
+        types[name] = table.output_type(column)
+        read[alias][name] = column
+        return types[name]
+
+    where = None if rule.where is None else bind(_expression(rule.where), type_of)
+    select = []
+    for name, text in rule.select or ():
+        column = into.column(name)
+        select.append((name, _bound_to(rule, column, _expression(text), type_of)))
+    refs = tuple((against, read[alias]) for alias, against in rule.against)
+    return Bound(rule, where, tuple(select), types, refs)
+
+
+def _bound_to(rule: Rule, column: Column, expr: Expr, type_of: Callable[[str], ColumnType]) -> Expr:
+    """What is computed for a column, in its type."""
+    if expr.op == "lit":
+        stored = None if expr.value is None else column.type.to_stored(expr.value, f"select of {column.name!r}")
+        return Expr("lit", value=stored, type=column.type)
+    bound, type_ = bind_value(expr, type_of)
+    if type_ != column.type:
+        raise SchemaError(
+            f"rule {rule.name!r}: {expr} is a {type_}, and {column.name!r} of {rule.into!r} a {column.type}: declare "
+            f"the column as {type_}, or compute another value"
+        )
+    return bound
+
+
+def _resolved(rule: Rule, reference: str) -> tuple[str, str]:
+    """Of which of ``against`` a reference speaks, and the column."""
+    aliases = dict(rule.against)
+    if not aliases:
+        raise SchemaError(f"rule {rule.name!r} has no against= for kivi.ref({reference!r}) to refer to")
+    if "" in aliases:
+        return "", reference
+    alias, dot, column = reference.partition(".")
+    if not dot or alias not in aliases:
+        raise SchemaError(
+            f"rule {rule.name!r}: write kivi.ref('NAME.column') with one of the names in against: "
+            f"{', '.join(aliases)}; not {reference!r}"
+        )
+    return alias, column
+
+
+def key_of(against: Against, table: TableSchema, event_time: str) -> TableSchema:
+    """How events are grouped by the row that they are measured against: an aggregate's key and nothing else. Of slots
+    the key holds the event's own."""
+
+    def work_out() -> TableSchema:
+        by = iter(against.by)
+        groups = []
+        for i, column in enumerate(table.key):
+            slotted = against.kind == "slot" and table.group_by[i].slot is not None
+            if slotted:
+                groups.append(dataclasses.replace(table.group_by[i], source=event_time))
+            else:
+                groups.append(GroupKey(column.name, next(by)))
+        return TableSchema(table.name, "aggregate", table.key, (), group_by=tuple(groups))
+
+    return table.remembered(("rule's key", against, event_time), work_out)

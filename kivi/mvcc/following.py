@@ -1,0 +1,54 @@
+"""Committing where another process commits: not at all. What a follower has instead is what its owner has committed.
+
+Verdicts, numbers and times are in the records (``kivi.store.following`` enters them), so nothing is judged here.
+Whoever asks for a commit is told where to commit. How old an answer may be is known exactly: what the owner had
+acknowledged when its mark was read is applied once W has come to that mark.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from kivi.errors import InvalidArgument, Unavailable
+from kivi.log.followed import FollowedLog
+from kivi.mvcc.commit import Committer
+from kivi.mvcc.groups import Outcome, Part
+from kivi.mvcc.record import Other
+
+__all__ = ["FollowingCommitter"]
+
+_READS_ONLY: Final = "this process follows a store and only reads: commit at the server that owns it"
+_LOOK_S: Final = 0.002
+
+
+class FollowingCommitter(Committer):
+    """Thread safe."""
+
+    log: FollowedLog
+
+    def submit(self, parts: Sequence[Part], *, may_wait: bool = True) -> Sequence[Part]:
+        for part in parts:
+            for tag in part.tags:
+                part.answer.apart(tag, Outcome(None, InvalidArgument(_READS_ONLY)))
+        return ()
+
+    def log_other(self, other: Other, done: Callable[[BaseException | None, int], None]) -> None:
+        raise InvalidArgument(_READS_ONLY)
+
+    def fence(self, token: str) -> bool:
+        raise InvalidArgument(_READS_ONLY)
+
+    def staleness_s(self) -> float:
+        return time.monotonic() - self.log.checked_at
+
+    def newest(self, timeout_s: float) -> int:
+        wanted, until = self.log.mark().sequence, time.monotonic() + timeout_s
+        while self.watermark.value < wanted:
+            if time.monotonic() >= until:
+                raise Unavailable(
+                    f"this follower has not come to {wanted} in {timeout_s:.0f} s: ask the server that it follows"
+                )
+            time.sleep(_LOOK_S)
+        return self.watermark.value
