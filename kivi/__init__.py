@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from kivi.model.declarations import time_slot
     from kivi.model.expressions import case, coalesce, col
     from kivi.model.outcomes import ABORTED, UNKNOWN
+    from kivi.model.patterns import next, pattern, prev
     from kivi.model.rules import lookup, previous_slot, ref
     from kivi.model.surface import combine, count, max, min, sum, transactional
 
@@ -101,8 +102,11 @@ __all__ = [
     "max",
     "measure",
     "min",
+    "next",
     "open",
+    "pattern",
     "polars",
+    "prev",
     "previous_slot",
     "quantiles",
     "ref",
@@ -140,7 +144,10 @@ _LAZY = {
     "max": "kivi.model.surface",
     "measure": "kivi.model.surface",
     "min": "kivi.model.surface",
+    "next": "kivi.model.patterns",
     "open": "kivi.embedded.database",
+    "pattern": "kivi.model.patterns",
+    "prev": "kivi.model.patterns",
     "previous_slot": "kivi.model.rules",
     "quantiles": "kivi.model.surface",
     "ref": "kivi.model.rules",

@@ -39,6 +39,7 @@ def subscribe(hub: Hub, translator: Translator, request: pb.BeginSubscription) -
         or spec.measures
         or spec.HasField("changes")
         or spec.HasField("question")
+        or spec.HasField("match")
         or spec.order_by
         or spec.offset
     ):

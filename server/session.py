@@ -543,7 +543,7 @@ class Session(Requests):
                 return pages.pool if (pages := self._pages(request)) is not None else pools.scans
             case "scan_open":
                 spec = request.scan_open.spec
-                if spec.HasField("question") or spec.order_by:
+                if spec.HasField("question") or spec.HasField("match") or spec.order_by:
                     return pools.questions
                 others = ("where", "changes", "rollup")
                 few = 0 < spec.limit + spec.offset <= _FEW_ROWS and not any(map(spec.HasField, others))

@@ -35,6 +35,7 @@ from kivi.store.facade import Lease, Scan, Store, Txn
 from kivi.wire.codec import OPERATOR_NAMES, from_expr, from_measures, from_question, from_rollup, from_values
 from kivi.wire.columns import column_writer
 from kivi.wire.frames import KEPT_MAX, Bodies
+from kivi.wire.patterns import from_match
 from kivi.wire.v1 import service_pb2, session_pb2, types_pb2
 
 __all__ = ["Translator"]
@@ -244,7 +245,7 @@ class Translator:
     def scan(self, schema: TableSchema, spec: types_pb2.ScanSpec, *, reads: bool = False) -> Scan:
         """``reads``: of a request for rows, which may name the hidden columns of events, as a question may."""
         is_plain = reads and not spec.HasField("changes")
-        seen = seen_schema(schema) if is_plain or spec.HasField("question") else schema
+        seen = seen_schema(schema) if is_plain or spec.HasField("question") or spec.HasField("match") else schema
         return Scan(
             prefix=self._bound(schema, spec.prefix) if spec.prefix.values else (),
             start=self._bound(schema, spec.start) if spec.HasField("start") else None,
@@ -256,6 +257,7 @@ class Translator:
             changes=_changes(spec.changes) if spec.HasField("changes") else None,
             rollup=from_rollup(schema, spec.rollup) if spec.HasField("rollup") else None,
             question=self._question(schema, spec),
+            match=from_match(schema, spec.match, self._value) if spec.HasField("match") else None,
             order=order_of(spec.order_by, seen.output_type),
             offset=spec.offset,
             any_order=spec.any_order,

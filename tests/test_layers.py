@@ -113,9 +113,15 @@ ROOMS: dict[str, Room] = {
         packages="numpy pyarrow",
         not_stdlib=f"{IO} {CONCURRENCY} {CLOCKS}",
     ),
+    "patterns": Room(
+        "matches patterns to rows that it is handed: it knows no snapshot, no catalog and no log",
+        below="errors model arrow encoding",
+        packages="numpy pyarrow",
+        not_stdlib=f"{IO} {CONCURRENCY} {CLOCKS}",
+    ),
     "store": Room(
         "wires the rooms below into transactions, reads and one store; knows neither server nor wire nor clients",
-        below="errors runtime engine log model arrow states encoding delta mvcc events query",
+        below="errors runtime engine log model arrow states encoding delta mvcc events query patterns",
         packages="numpy pyarrow",
     ),
     "cluster": Room(

@@ -51,6 +51,7 @@ from kivi.api.arguments import (
 )
 from kivi.api.frames import frame_of
 from kivi.api.interface import BATCH_ROWS, documented_by
+from kivi.api.match_arguments import MatchArguments
 from kivi.api.retry import Retries
 from kivi.api.rules import RuleArguments
 from kivi.api.writes import Write
@@ -264,6 +265,7 @@ class Snapshot(_Reads):
     rollup = takes(RollupArguments)(asks(TransactionCore.answer))
     query = takes(QuestionArguments)(asks(TransactionCore.answer))
     windows = takes(windows_arguments)(asks(TransactionCore.answer))
+    match = takes(MatchArguments)(asks(TransactionCore.answer))
     sql = takes(SqlArguments)(asks(TransactionCore.sql))
 
     async def dataset(self, table: str, *, commits: bool = False) -> Dataset:

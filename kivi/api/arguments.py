@@ -58,6 +58,7 @@ __all__ = [
     "TransactionArguments",
     "ViewArguments",
     "check_batch",
+    "check_limit",
     "check_names",
     "check_order",
     "check_rows",
@@ -622,6 +623,11 @@ def _number(value: object, rule: str, least: int = 0, below: int = 2**63) -> int
 
 def _number_or_none(value: object, rule: str, least: int = 0, below: int = 2**63) -> int | None:
     return None if value is None else _number(value, rule, least, below)
+
+
+def check_limit(limit: object) -> None:
+    """Raises InvalidArgument for what is no number of rows, and not None."""
+    _number_or_none(limit, "limit is a number of rows")
 
 
 def _is_real(value: object) -> TypeGuard[float]:

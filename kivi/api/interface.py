@@ -46,6 +46,7 @@ from kivi.api.arguments import (
     windows_arguments,
 )
 from kivi.api.frames import frame_of
+from kivi.api.match_arguments import AnswerArguments, MatchArguments
 from kivi.api.retry import Retries
 from kivi.api.rules import RuleMethods
 from kivi.api.writes import Write
@@ -697,8 +698,21 @@ class Snapshot(Reads):
         """
         return self._answer(wanted)
 
+    @takes(MatchArguments)
+    def match(self, wanted: MatchArguments) -> Result:
+        """The matches of a pattern over an event table, one row each: ``snap.match("calls", kivi.pattern("A B+ C"))``.
+
+        What a pattern means, and what its rows are, ``kivi.model.patterns`` says: SQL's MATCH_RECOGNIZE with one row
+        per match. ``start`` and ``end`` (exclusive) bound the event time, and ``where`` selects events: what they leave
+        out is no row of any partition. At most ``limit`` matches, the first ones in the order of their first rows.
+
+        Raises SchemaError, InvalidArgument, OutOfRange for a sum that does not fit, and ResourceExhausted where the
+        events to match take more than the setting ``query_bytes``, or the pattern has too many states.
+        """
+        return self._answer(wanted)
+
     @abstractmethod
-    def _answer(self, wanted: RollupArguments | QuestionArguments) -> Result: ...
+    def _answer(self, wanted: AnswerArguments) -> Result: ...
 
     @takes(SqlArguments)
     def sql(self, wanted: SqlArguments) -> pa.Table:

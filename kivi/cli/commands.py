@@ -244,6 +244,13 @@ def query(db: Any, args: argparse.Namespace) -> None:
         answer(snap, args)
 
 
+def match(db: Any, args: argparse.Namespace) -> None:
+    from kivi.cli.match import answer
+
+    with db.snapshot(as_of=as_of(args)) as snap:
+        answer(snap, args)
+
+
 def export(db: Any, args: argparse.Namespace) -> None:
     from kivi.cli.export import export
 
@@ -497,6 +504,28 @@ def add_question(to: argparse.ArgumentParser) -> None:
     to.add_argument("--explain", action="store_true", help="say what was read, on standard error")
 
 
+def add_pattern(to: argparse.ArgumentParser) -> None:
+    """A pattern: see ``kivi.cli.match``."""
+    to.add_argument("table")
+    to.add_argument("pattern", help="'A B+ C': symbols, with ( ) | and the quantifiers * + ? {m,n}")
+    to.add_argument("--by", action="append", default=[], metavar="COLUMN", help="events are apart by it; repeat it")
+    to.add_argument("--within", metavar="DURATION", help="of a match from its first row to its last: 15m")
+    to.add_argument(
+        "--define", action="append", default=[], metavar="SYMBOL=PREDICATE",
+        help="B=resp_time_us > prev(resp_time_us); repeat it for each; without one a symbol is any row",
+    )  # fmt: skip
+    to.add_argument(
+        "--measure", action="append", default=[], metavar="NAME=MEASURE",
+        help="began=first:A.ts, rises=count:B, rows=count, total=sum:COLUMN ...; repeat it for each",
+    )  # fmt: skip
+    to.add_argument("--skip", default="past_last_row", metavar="WHERE", help="past_last_row (default), to_next_row ...")
+    to.add_argument("--start", metavar="TIME", help="from this event time on")
+    to.add_argument("--end", metavar="TIME", help="before this event time")
+    to.add_argument("--where", metavar="PREDICATE", help="of events, before they are matched")
+    to.add_argument("--limit", type=int, metavar="N")
+    to.add_argument("--explain", action="store_true", help="say what was read, on standard error")
+
+
 def parser() -> argparse.ArgumentParser:
     from kivi_server.options import add_arguments as add_server_arguments  # light: loads no store
 
@@ -562,6 +591,9 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--as-of", metavar="TS", help="a commit timestamp or a time")
     sub = command("query", query, "a question of events, grouped and measured, or of an aggregate's rows", reads=True)
     add_question(sub)
+    sub.add_argument("--as-of", metavar="TS", help="a commit timestamp or a time")
+    sub = command("match", match, "the matches of a pattern over a table's events", reads=True)
+    add_pattern(sub)
     sub.add_argument("--as-of", metavar="TS", help="a commit timestamp or a time")
     sub = command(
         "export", export, "a table at a snapshot, as files that others read: Parquet or Delta", "table", reads=True

@@ -12,6 +12,7 @@ from kivi.model.declarations import TimeSlot, declared_columns, parse_duration_u
 from kivi.model.schema import GroupKey, OperatorCall
 from kivi.wire.codec import fill_values, to_columns, to_expr, to_groups, to_measures, to_order, to_question, to_rollup
 from kivi.wire.columns import row_reader
+from kivi.wire.patterns import to_match
 from kivi.wire.v1 import service_pb2, session_pb2, types_pb2
 
 if TYPE_CHECKING:
@@ -147,6 +148,8 @@ def scan_spec(schema: TableSchema, wanted: Scan) -> types_pb2.ScanSpec:
         spec.rollup.CopyFrom(to_rollup(wanted.rollup))
     if wanted.question is not None:
         spec.question.CopyFrom(to_question(wanted.question))
+    if wanted.match is not None:
+        spec.match.CopyFrom(to_match(wanted.match))
     if wanted.changes is not None:
         spec.changes.CopyFrom(types_pb2.Changes(**asdict(wanted.changes)))
     return spec

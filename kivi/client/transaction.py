@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 from kivi import errors
 from kivi.api.arguments import (
     GetArguments,
-    QuestionArguments,
-    RollupArguments,
     ScanArguments,
     SnapshotArguments,
     SqlArguments,
@@ -21,6 +19,7 @@ from kivi.api.arguments import (
     stage_ids,
 )
 from kivi.api.interface import BATCH_ROWS
+from kivi.api.match_arguments import AnswerArguments
 from kivi.api.results import Result
 from kivi.api.retry import backoff_s
 from kivi.api.writes import Write
@@ -513,7 +512,7 @@ class TransactionCore:
 
     def scan_open(
         self,
-        wanted: ScanArguments | RollupArguments | QuestionArguments,
+        wanted: ScanArguments | AnswerArguments,
         page_rows: int | None = None,
         *,
         rows: bool = False,
@@ -528,7 +527,7 @@ class TransactionCore:
 
         return (yield from self._read(wanted.table, request))
 
-    def answer(self, wanted: RollupArguments | QuestionArguments) -> Steps[Result]:
+    def answer(self, wanted: AnswerArguments) -> Steps[Result]:
         """All of the answer."""
         schema, page = yield from self.scan_open(wanted)
         first, batches = page, read_batches(page.arrow)

@@ -20,7 +20,6 @@ from kivi.api.arguments import (
     GetArguments,
     LevelsArguments,
     QuestionArguments,
-    RollupArguments,
     ScanArguments,
     SnapshotArguments,
     SqlArguments,
@@ -42,6 +41,7 @@ from kivi.api.arguments import (
     table_name,
     takes,
 )
+from kivi.api.match_arguments import AnswerArguments
 from kivi.api.results import Result
 from kivi.api.rules import RuleArguments, rule_name
 from kivi.api.subscription import Follower, Subscription, listed, told
@@ -195,7 +195,7 @@ class Snapshot(interface.Snapshot):
         schema = self._db._schema(wanted.table, self._lease)
         return _each(self._db.store.scan(self._lease, schema, wanted.bound(schema)))
 
-    def _answer(self, wanted: RollupArguments | QuestionArguments) -> Result:
+    def _answer(self, wanted: AnswerArguments) -> Result:
         schema = self._db._schema(wanted.table, self._lease)
         rolled = self._db.store.answer(self._lease, schema, wanted.bound(schema))
         return Result(wanted.arrow_schema(schema), list(rolled), rolled.explanation(), rolled.complete_since_us)

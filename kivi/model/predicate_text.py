@@ -116,7 +116,8 @@ def where(text: str, types: Mapping[str, str], what: str = "--where") -> Expr:
     """``tokens * price > 100 & slot >= '2023-11-16T18:00:00Z'`` as a predicate; nothing is run.
 
     Comparisons of columns, values and arithmetic, ``in [...]``, ``is null``, ``coalesce(a, 0)`` and
-    ``case((a > 1, 'x'), otherwise='y')``, joined by ``&``, ``|``, ``~`` or by words. A quoted text beside a column or
+    ``case((a > 1, 'x'), otherwise='y')``, joined by ``&``, ``|``, ``~`` or by words; in definitions of patterns
+    ``prev(a)`` and ``next(a, 2)``, too. A quoted text beside a column or
     value of another type is read as one of that type, such as a time. A number with a point is a decimal if its digits
     fit in one, and a float64 beside a column of float64.
     ``what`` is how errors call it. Raises InvalidArgument, SchemaError.
@@ -177,7 +178,7 @@ class _Reader:
             return null if isinstance(op, (ast.Eq, ast.Is)) else ~null
         compared: Expr = _COMPARE[type(op)](first, second)
         if compared.args:  # of a column and a literal it is checked where the schema is known
-            bind(compared, self._type_of)
+            bind(compared, self._type_of, beside=True)
         return compared
 
     def value(self, node: ast.expr) -> Value:
@@ -195,6 +196,10 @@ class _Reader:
                 return self._case(node, pairs, keywords)
             case ast.Call(func=ast.Name(id=name), args=[ast.Name(), *_], keywords=[]) if name in FUNCTIONS:
                 return col(ast.unparse(node))  # a derived column that goes by its text
+            case ast.Call(func=ast.Name(id="prev" | "next" as op), args=[ast.Name() as name, *by], keywords=[]):
+                rows = [self._literal(each, None) for each in by] or [1]
+                if len(rows) == 1:  # of how many is checked where it is bound
+                    return Value(op, self._column(name), rows[0])
             case ast.Name() if not _is_literal(node):
                 return col(self._column(node))
         return lit(self._literal(node, None))
@@ -231,7 +236,7 @@ class _Reader:
         return self._types.get(name, "float64")  # of what is derived, by its text
 
     def _type(self, value: Value) -> str:
-        return self._type_name(value.column) if value.column else str(bind_value(value, self._type_of)[1])
+        return self._type_name(value.column) if value.column else str(bind_value(value, self._type_of, beside=True)[1])
 
     def _literal(self, node: ast.expr, beside: Value | None) -> Any:
         """``beside``: a value that it is compared with or added to, if there is such a one."""

@@ -9,6 +9,7 @@ from typing import Any
 from kivi.model.changes import Changes
 from kivi.model.expressions import Expr
 from kivi.model.orders import Order
+from kivi.model.patterns import Match
 from kivi.model.questions import Question
 from kivi.model.rollups import Rollup
 
@@ -40,6 +41,13 @@ class Scan:
     """Of an aggregate: its rows combined, instead of the rows. ``where`` selects rows before that."""
     question: Question | None = None
     """Of events, or of an aggregate: its answer, instead of the rows. ``where`` selects what it is about."""
+    match: Match | None = None
+    """Of events: the matches of a pattern, instead of the rows. ``where`` selects events before that."""
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether rows that were computed are asked for."""
+        return self.rollup is not None or self.question is not None or self.match is not None
 
     @property
     def is_ordered(self) -> bool:

@@ -44,6 +44,7 @@ from kivi.store.event_parts import event_times, pieces, trimmer
 from kivi.store.event_selection import Captured, shown_events
 from kivi.store.event_tables import EventTables
 from kivi.store.key_ranges import key_range
+from kivi.store.patterns import Patterns
 from kivi.store.plans import GetPlan
 from kivi.store.questions import Questions
 from kivi.store.retention import Retention
@@ -150,7 +151,7 @@ class Reads:
             raise InvalidArgument("changes are read in a snapshot, not in a transaction")
         if wanted.limit is not None and wanted.limit < 0:
             raise InvalidArgument(f"limit must not be negative: {wanted.limit}")
-        if wanted.rollup is not None or wanted.question is not None:
+        if wanted.is_answered:
             return self.answer(lease, schema, wanted, txn)
         if wanted.order:
             return self._ordered(lease, schema, wanted, txn)
@@ -202,6 +203,8 @@ class Reads:
             raise InvalidArgument("rollups and questions of aggregates are for snapshots, not for transactions")
         if wanted.rollup is not None:
             return self._rollup(lease, schema, wanted)
+        if txn is not None and wanted.match is not None:
+            raise InvalidArgument("patterns are for snapshots, not for transactions")
         return self._question(lease, schema, wanted, txn)
 
     def _rollup(self, lease: Lease, schema: TableSchema, wanted: Scan) -> Answer:
@@ -227,7 +230,7 @@ class Reads:
         self.check_open()
         if schema.kind == "event" or wanted.where is not None or wanted.limit is None or wanted.limit > FEW_ROWS:
             return None
-        if wanted.changes is not None or wanted.rollup is not None or wanted.question is not None:
+        if wanted.changes is not None or wanted.is_answered:
             return None
         if wanted.order or wanted.offset:
             return None
@@ -329,7 +332,10 @@ class Reads:
             raise self.catalog.missing(schema)
         view, waiting, own = self._viewed(lease, schema, events, txn)
         captured = Captured(schema, view, waiting, own, txn is not None)
-        answer = self.questions.of_events(self.rollups, lease, captured, wanted)
+        if wanted.match is not None:
+            answer = Patterns(self.questions.timeline, self.questions.bytes_max).of_events(lease, captured, wanted)
+        else:
+            answer = self.questions.of_events(self.rollups, lease, captured, wanted)
 
         def ask() -> tuple[Iterator[pa.RecordBatch], Explain]:
             try:

@@ -112,8 +112,12 @@ _OPS: Final[dict[str, pb.Expr.Op]] = {
     "neg": pb.Expr.OP_NEGATE,
     "coalesce": pb.Expr.OP_COALESCE,
     "case": pb.Expr.OP_CASE,
+    "prev": pb.Expr.OP_PREV,
+    "next": pb.Expr.OP_NEXT,
 }
 _NAMES: Final = {number: name for name, number in _OPS.items()}
+_SINGLE: Final = COMPARISONS | {"prev", "next"}
+"""Of a column and one value."""
 
 
 def to_expr(expr: Expr) -> pb.Expr:
@@ -121,7 +125,7 @@ def to_expr(expr: Expr) -> pb.Expr:
     out = pb.Expr(op=_OPS[expr.op], column=expr.column, args=map(to_expr, expr.args))
     if expr.op == "isin":
         fill_values(out.values, expr.value)
-    elif expr.op == "lit" or (expr.column and expr.op in COMPARISONS):
+    elif expr.op == "lit" or (expr.column and expr.op in _SINGLE):
         fill_values(out.values, (expr.value,))
     if expr.op == "lit":
         out.type = str(expr.type)
@@ -134,7 +138,7 @@ def from_expr(message: pb.Expr) -> Expr:
     if op is None:
         raise InvalidArgument(f"{message.op} is not an operator of a predicate")
     values = from_values(message.values)
-    single = op == "lit" or bool(message.column and op in COMPARISONS)
+    single = op == "lit" or bool(message.column and op in _SINGLE)
     if single and len(values) != 1:
         raise InvalidArgument(f"{op!r} takes one value, not {len(values)}")
     value = values[0] if single else tuple(values) if op == "isin" else None

@@ -1,4 +1,4 @@
-"""The decisions: numbered without a gap, short, each with its four parts; and what the code cites is there."""
+"""The decisions: numbered, short, each with its four parts; and what the code cites is there."""
 
 from __future__ import annotations
 

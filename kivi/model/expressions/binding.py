@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from kivi.errors import InvalidArgument, SchemaError
-from kivi.model.expressions.nodes import ARITHMETIC, COMPARISONS, Expr, check_shape
+from kivi.model.expressions.nodes import ARITHMETIC, BESIDE, COMPARISONS, ROWS_BESIDE_MAX, Expr, check_shape
 from kivi.model.expressions.rows import value_of
 from kivi.model.types import ColumnType, shown
 
@@ -31,23 +31,26 @@ Stored = Callable[[ColumnType, Any, str], Any]
 """(type, literal, how errors call it) -> the literal in stored form. Raises SchemaError, InvalidArgument."""
 
 
-def bind(expr: Expr, type_of: TypeOf, stored: Stored = ColumnType.to_stored) -> Expr:
+def bind(expr: Expr, type_of: TypeOf, stored: Stored = ColumnType.to_stored, *, beside: bool = False) -> Expr:
     """The same predicate with literals in stored form. Raises SchemaError for what does not fit the columns.
 
     ``type_of`` gives a column's type or raises SchemaError. Predicates deeper than 50 or larger than 10,000 nodes are
     refused, so that a stranger's predicate cannot exhaust the stack. An expression that was bound before, and has come
     over the wire or from a catalog, is bound again with a ``stored`` that checks stored forms instead of making them.
+    ``beside``: whether there are rows beside it, of which ``prev`` and ``next`` are.
     """
     if not isinstance(expr, Expr):
         raise InvalidArgument(f"{shown(expr)} is not a predicate: compare kivi.col(name) with a value first")
-    return _Binder(type_of, stored).predicate(expr, 0)
+    return _Binder(type_of, stored, beside).predicate(expr, 0)
 
 
-def bind_value(expr: Expr, type_of: TypeOf, stored: Stored = ColumnType.to_stored) -> tuple[Expr, ColumnType]:
+def bind_value(
+    expr: Expr, type_of: TypeOf, stored: Stored = ColumnType.to_stored, *, beside: bool = False
+) -> tuple[Expr, ColumnType]:
     """A value expression with literals in stored form, and its type; a predicate is a bool. As ``bind``."""
     if not isinstance(expr, Expr):
         raise InvalidArgument(f"{shown(expr)} is not an expression: begin with kivi.col(name)")
-    bound = _Binder(type_of, stored).value(expr, 0)
+    bound = _Binder(type_of, stored, beside).value(expr, 0)
     return bound, _type(bound)
 
 
@@ -56,8 +59,8 @@ def _type(bound: Expr) -> ColumnType:
 
 
 class _Binder:
-    def __init__(self, type_of: TypeOf, stored: Stored) -> None:
-        self._type_of, self._stored = type_of, stored
+    def __init__(self, type_of: TypeOf, stored: Stored, beside: bool = False) -> None:
+        self._type_of, self._stored, self._beside_rows = type_of, stored, beside
         self._budget = _MAX_NODES
 
     def predicate(self, node: Expr, depth: int) -> Expr:
@@ -114,6 +117,14 @@ class _Binder:
             )
         if node.op == "col":
             return Expr("col", node.column, type=type_)
+        if node.op in BESIDE:
+            if not self._beside_rows:
+                raise InvalidArgument(f"{node}: prev and next are for the definitions of a pattern, kivi.pattern(...)")
+            if type(node.value) is not int or not 0 <= node.value <= ROWS_BESIDE_MAX:
+                raise InvalidArgument(
+                    f"{node.op}({node.column!r}, {shown(node.value)}): by 0 to {ROWS_BESIDE_MAX:,} rows"
+                )
+            return Expr(node.op, node.column, node.value, type=type_)
         if node.op == "isin":
             return Expr("isin", node.column, self._literals(node, type_, node.column))
         return Expr(node.op, node.column, self._comparable(type_, node.value, node.column))

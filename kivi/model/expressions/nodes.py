@@ -14,7 +14,9 @@ from kivi.model.types import ColumnType, shown
 
 __all__ = [
     "ARITHMETIC",
+    "BESIDE",
     "COMPARISONS",
+    "ROWS_BESIDE_MAX",
     "Expr",
     "Value",
     "all_of",
@@ -30,6 +32,9 @@ __all__ = [
 
 COMPARISONS: Final = frozenset({"==", "!=", "<", "<=", ">", ">="})
 ARITHMETIC: Final = frozenset({"+", "-", "*", "/"})
+BESIDE: Final = ("prev", "next")
+ROWS_BESIDE_MAX: Final = 1_000
+"""By how many rows ``prev`` and ``next`` look away, at most."""
 _MIRRORED: Final = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
@@ -42,6 +47,7 @@ class Expr:
     a comparison                  ``column`` with the literal ``value``; without a column, of the two ``args``
     "isin" "is_null"              of ``column``, or of ``args[0]``; ``value`` is a tuple of literals
     "col" "lit"                   the value of ``column``; the literal ``value``
+    "prev" "next"                 of ``column`` in the ``value``-th row before or after, in definitions of patterns
     "+" "-" "*" "/" "neg"         of ``args``
     "coalesce" "case"             of ``args``, which of "case" are condition, value, ..., value otherwise
     ============================= ==========================================================================
@@ -83,6 +89,8 @@ class Expr:
                 return self.column
             case "lit":
                 return repr(self.value)
+            case "prev" | "next":
+                return f"{self.op}({self.column}, {self.value})"
             case "neg":
                 return f"(-{of})"
             case "coalesce":
@@ -241,7 +249,7 @@ def check_shape(expr: Expr) -> None:
     """Raises InvalidArgument for a node that the functions here do not make. Its operands are not looked at."""
     op, count = expr.op, len(expr.args)
     if expr.column:
-        right = count == 0 and (op in COMPARISONS or op in ("isin", "is_null", "col"))
+        right = count == 0 and (op in COMPARISONS or op in ("isin", "is_null", "col", *BESIDE))
     elif op in ("and", "or", "coalesce"):
         right = count > 0
     elif op == "case":

@@ -15,7 +15,7 @@ import math
 from typing import Any, Final
 
 from kivi.errors import InvalidArgument, OutOfRange
-from kivi.model.expressions.nodes import ARITHMETIC, COMPARISONS, Expr, Value, check_shape
+from kivi.model.expressions.nodes import ARITHMETIC, BESIDE, COMPARISONS, Expr, Value, check_shape
 from kivi.model.types import ColumnType, shown
 
 __all__ = ["from_plain", "to_plain"]
@@ -51,15 +51,20 @@ def _node(data: Any, depth: int) -> Expr:
     if not isinstance(data, (list, tuple)) or not data or not isinstance(data[0], str) or depth > _DEPTH_MAX:
         raise InvalidArgument(f"{shown(data)} is not the plain form of an expression")
     op, *rest = data
-    kind = Value if op in _VALUES or op in ("col", "lit") else Expr
+    kind = Value if op in _VALUES or op in ("col", "lit", *BESIDE) else Expr
     if op in _LOGIC:
         found = Expr(op, args=tuple(_node(arg, depth + 1) for arg in rest))
     elif op == "lit" and len(rest) in (1, 2):
         found = Value(op, value=_from_literal(rest[0]), type=ColumnType.parse(rest[1]) if len(rest) == 2 else None)
     elif op == "col" and len(rest) == 1 and isinstance(rest[0], str):
         found = Value(op, rest[0])
-    elif len(rest) == 2 and isinstance(rest[0], str) and rest[0] and (op in COMPARISONS or op in ("isin", "is_null")):
-        found = Expr(op, rest[0], _values(op, rest[1]))
+    elif (
+        len(rest) == 2
+        and isinstance(rest[0], str)
+        and rest[0]
+        and (op in COMPARISONS or op in ("isin", "is_null", *BESIDE))
+    ):
+        found = kind(op, rest[0], _values(op, rest[1]))
     elif len(rest) > 1:
         found = kind(op, value=_values(op, rest[0]), args=tuple(_node(arg, depth + 1) for arg in rest[1:]))
     else:

@@ -72,6 +72,8 @@ class Expr(_message.Message):
         OP_NEGATE: _ClassVar[Expr.Op]
         OP_COALESCE: _ClassVar[Expr.Op]
         OP_CASE: _ClassVar[Expr.Op]
+        OP_PREV: _ClassVar[Expr.Op]
+        OP_NEXT: _ClassVar[Expr.Op]
     OP_UNSPECIFIED: Expr.Op
     OP_EQ: Expr.Op
     OP_NE: Expr.Op
@@ -93,6 +95,8 @@ class Expr(_message.Message):
     OP_NEGATE: Expr.Op
     OP_COALESCE: Expr.Op
     OP_CASE: Expr.Op
+    OP_PREV: Expr.Op
+    OP_NEXT: Expr.Op
     OP_FIELD_NUMBER: _ClassVar[int]
     COLUMN_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
@@ -106,7 +110,7 @@ class Expr(_message.Message):
     def __init__(self, op: _Optional[_Union[Expr.Op, str]] = ..., column: _Optional[str] = ..., values: _Optional[_Iterable[_Union[Value, _Mapping]]] = ..., args: _Optional[_Iterable[_Union[Expr, _Mapping]]] = ..., type: _Optional[str] = ...) -> None: ...
 
 class ScanSpec(_message.Message):
-    __slots__ = ("table", "table_id", "prefix", "start", "end", "where", "columns", "limit", "reverse", "measures", "changes", "known_columns", "rollup", "question", "order_by", "offset", "any_order")
+    __slots__ = ("table", "table_id", "prefix", "start", "end", "where", "columns", "limit", "reverse", "measures", "changes", "known_columns", "rollup", "question", "order_by", "offset", "any_order", "match")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     TABLE_ID_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
@@ -124,6 +128,7 @@ class ScanSpec(_message.Message):
     ORDER_BY_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     ANY_ORDER_FIELD_NUMBER: _ClassVar[int]
+    MATCH_FIELD_NUMBER: _ClassVar[int]
     table: str
     table_id: int
     prefix: Key
@@ -141,7 +146,35 @@ class ScanSpec(_message.Message):
     order_by: _containers.RepeatedScalarFieldContainer[str]
     offset: int
     any_order: bool
-    def __init__(self, table: _Optional[str] = ..., table_id: _Optional[int] = ..., prefix: _Optional[_Union[Key, _Mapping]] = ..., start: _Optional[_Union[Key, _Mapping]] = ..., end: _Optional[_Union[Key, _Mapping]] = ..., where: _Optional[_Union[Expr, _Mapping]] = ..., columns: _Optional[_Iterable[str]] = ..., limit: _Optional[int] = ..., reverse: _Optional[bool] = ..., measures: _Optional[_Iterable[_Union[Measure, _Mapping]]] = ..., changes: _Optional[_Union[Changes, _Mapping]] = ..., known_columns: _Optional[int] = ..., rollup: _Optional[_Union[Rollup, _Mapping]] = ..., question: _Optional[_Union[Question, _Mapping]] = ..., order_by: _Optional[_Iterable[str]] = ..., offset: _Optional[int] = ..., any_order: _Optional[bool] = ...) -> None: ...
+    match: Match
+    def __init__(self, table: _Optional[str] = ..., table_id: _Optional[int] = ..., prefix: _Optional[_Union[Key, _Mapping]] = ..., start: _Optional[_Union[Key, _Mapping]] = ..., end: _Optional[_Union[Key, _Mapping]] = ..., where: _Optional[_Union[Expr, _Mapping]] = ..., columns: _Optional[_Iterable[str]] = ..., limit: _Optional[int] = ..., reverse: _Optional[bool] = ..., measures: _Optional[_Iterable[_Union[Measure, _Mapping]]] = ..., changes: _Optional[_Union[Changes, _Mapping]] = ..., known_columns: _Optional[int] = ..., rollup: _Optional[_Union[Rollup, _Mapping]] = ..., question: _Optional[_Union[Question, _Mapping]] = ..., order_by: _Optional[_Iterable[str]] = ..., offset: _Optional[int] = ..., any_order: _Optional[bool] = ..., match: _Optional[_Union[Match, _Mapping]] = ...) -> None: ...
+
+class Match(_message.Message):
+    __slots__ = ("pattern", "partition_by", "within_us", "definitions", "measures", "skip", "start_us", "end_us")
+    class Definition(_message.Message):
+        __slots__ = ("symbol", "condition")
+        SYMBOL_FIELD_NUMBER: _ClassVar[int]
+        CONDITION_FIELD_NUMBER: _ClassVar[int]
+        symbol: str
+        condition: Expr
+        def __init__(self, symbol: _Optional[str] = ..., condition: _Optional[_Union[Expr, _Mapping]] = ...) -> None: ...
+    PATTERN_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_BY_FIELD_NUMBER: _ClassVar[int]
+    WITHIN_US_FIELD_NUMBER: _ClassVar[int]
+    DEFINITIONS_FIELD_NUMBER: _ClassVar[int]
+    MEASURES_FIELD_NUMBER: _ClassVar[int]
+    SKIP_FIELD_NUMBER: _ClassVar[int]
+    START_US_FIELD_NUMBER: _ClassVar[int]
+    END_US_FIELD_NUMBER: _ClassVar[int]
+    pattern: str
+    partition_by: _containers.RepeatedScalarFieldContainer[str]
+    within_us: int
+    definitions: _containers.RepeatedCompositeFieldContainer[Match.Definition]
+    measures: _containers.RepeatedCompositeFieldContainer[Measure]
+    skip: str
+    start_us: int
+    end_us: int
+    def __init__(self, pattern: _Optional[str] = ..., partition_by: _Optional[_Iterable[str]] = ..., within_us: _Optional[int] = ..., definitions: _Optional[_Iterable[_Union[Match.Definition, _Mapping]]] = ..., measures: _Optional[_Iterable[_Union[Measure, _Mapping]]] = ..., skip: _Optional[str] = ..., start_us: _Optional[int] = ..., end_us: _Optional[int] = ...) -> None: ...
 
 class Question(_message.Message):
     __slots__ = ("groups", "measures", "derived", "start_us", "end_us", "having", "order_by", "offset", "columns", "windows")

@@ -1,0 +1,54 @@
+"""``kivi match TABLE PATTERN ...``: the matches of a pattern over a table's events, one row each.
+
+::
+
+    kivi match invocations 'A B+ C' --by endpoint_id --within 15m --define 'B=resp_time_us > prev(resp_time_us)' \\
+        --define 'C=resp_time_us < prev(resp_time_us, 1)' --measure began=first:A.ts --measure rises=count:B
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any, Final
+
+from kivi.cli.aggregate import pairs
+from kivi.cli.text import print_rows
+from kivi.errors import InvalidArgument
+from kivi.model import surface
+from kivi.model.patterns import pattern
+from kivi.model.predicate_text import parse_value, type_names, where
+
+__all__ = ["answer"]
+
+_MEASURES: Final = ("first", "last", "count", "sum", "min", "max", "avg")
+
+
+def answer(snap: Any, args: argparse.Namespace) -> None:
+    """Prints the matches at a snapshot."""
+    types = {**type_names(snap._table_schema(args.table).description()), "_commit_ts": "int64"}
+    types["_commit_time"] = "timestamp"
+    define = dict(pairs(args.define, "--define is SYMBOL=PREDICATE"))
+    measures = {}
+    for name, text in pairs(args.measure, "--measure is name=first:A.ts"):
+        operator, _, source = text.partition(":")
+        if operator not in _MEASURES or (not source and operator != "count"):
+            raise InvalidArgument(f"measure {name!r} is {text!r}: write first:A.ts, count:B, count, sum:COLUMN ...")
+        measures[name] = getattr(surface, operator)(source or None)
+    asked = pattern(
+        args.pattern,
+        partition_by=args.by,
+        within=args.within,
+        define={symbol: where(text, types, f"symbol {symbol!r}") for symbol, text in define.items()},
+        measures=measures,
+        skip=args.skip,
+    )
+    moments = {
+        name: parse_value("timestamp", text, f"--{name}") if (text := getattr(args, name)) else None
+        for name in ("start", "end")
+    }
+    chosen = where(args.where, types) if args.where else None
+    result = snap.match(args.table, asked, **moments, where=chosen, limit=args.limit)
+    if args.explain:
+        print(result.explain(), file=sys.stderr)
+    print_rows(result, result.to_arrow().column_names, args.output)

@@ -1,0 +1,67 @@
+"""Matches equal the naive matcher over the events that a snapshot sees (R24, R26), wherever these lie.
+
+Events come in disorder, with equal times, and are in pending, in blocks, in settled files, some retracted.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import kivi
+from kivi import col
+from tests.golden.driver import EmbeddedDriver
+from tests.naive_patterns import COLUMNS, Case, event
+
+S = 1_000_000
+T0 = 1_774_000_000 * S
+
+
+def check(snap: Any, rng: random.Random) -> None:
+    """One pattern at random, over all events or some."""
+    case = Case(rng, [1, 3 * S, 10 * S])
+    low, high = sorted(rng.sample(range(200), 2))
+    start, end = rng.choice([None, T0 + low * S]), rng.choice([None, T0 + high * S])
+    where, selects = rng.choice([(None, lambda row: True), (col("host") == 1, lambda row: row["host"] == 1)])
+    result = snap.match("calls", case.pattern, start, end, where)
+    rows = [row for row in snap.scan("calls", start=start, end=end) if selects(row)]
+    assert list(result) == case.answer(rows), (str(case.pattern), result.explain())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_matches_equal_the_naive_matcher_r26(seed: int) -> None:
+    driver, rng = EmbeddedDriver(None, block_rows=64), random.Random(seed)
+    db = driver.db
+    db.create_event_table("calls", event_time="ts", columns=COLUMNS)
+    steps: list[Callable[[], Any]] = [db.consolidate, lambda: driver.store.settle(64), lambda: None]
+    for i in range(4):
+        moments = [T0 + rng.randrange(30 * i, 30 * i + 60) * S for _ in range(rng.choice([1, 15, 40]))]
+        db.append("calls", [event(rng, moment) for moment in moments])
+        old = db.snapshot()
+        if i == 2:
+            with db.transaction() as tx:
+                tx.retract("calls", where=col("x") == rng.randrange(5), start=T0 + 40 * S)
+        rng.choice(steps)()
+        for snap in (old, db.snapshot()):
+            for _ in range(20):
+                check(snap, rng)
+    driver.close()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 2**32), st.lists(st.integers(0, 12), min_size=1, max_size=12))
+def test_small_patterns_equal_the_naive_matcher_r26(seed: int, moments: list[int]) -> None:
+    rng = random.Random(seed)
+    with kivi.open() as db:
+        db.create_event_table("calls", event_time="ts", columns=COLUMNS)
+        db.append("calls", [event(rng, T0 + moment) for moment in moments])
+        with db.snapshot() as snap:
+            rows = list(snap.scan("calls"))
+            for _ in range(5):
+                case = Case(rng, [None, 1, 3, 7])
+                assert list(snap.match("calls", case.pattern)) == case.answer(rows), str(case.pattern)
