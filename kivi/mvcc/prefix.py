@@ -219,8 +219,8 @@ class Prefix:
                     self._pins.pop(name, None)
                     if held is not None:
                         self._pins[name] = held
-                    content = [(pin.name.hex(), pin.number, pin.until_us) for pin in self._pins.values()]
-                    batch.put(_PINS, json.dumps(content).encode())
+                    pins = [(pin.name.hex(), pin.number, pin.until_us) for pin in self._pins.values()]
+                    batch.put(_PINS, json.dumps(pins).encode())
                 case Taken() as taken:
                     batch.put(taken_key(taken.cts), _taken_bytes(taken))
                     self._taken.append((taken.cts, taken.is_over_at_us))
