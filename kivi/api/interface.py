@@ -112,6 +112,9 @@ class Database(RuleMethods, ABC, Generic[Tx, Snap]):
         ``index=["user"]``: columns of text, bytes or integers by whose values events are looked for. Of text and of
         values that hardly repeat, such as trace ids, nothing need be said.
 
+        ``shard_by=["customer"]``: a node of a cluster may hold the events of some values of these columns alone, and
+        the rows of the table's aggregates, which group by them first.
+
         ``local="30d", cold="s3://bucket/prefix"``: settled files whose events are all older than that move to this
         object store, any URL that ``pyarrow.fs`` knows, and are read there. Unavailable if it cannot be reached now;
         InvalidArgument for a URL that cannot be, or has a secret in it, and in a store in memory.

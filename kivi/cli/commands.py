@@ -414,6 +414,12 @@ def cluster_status(db: Any, args: argparse.Namespace) -> int:
     return status(db, args)
 
 
+def cluster_shards(db: Any, args: argparse.Namespace) -> int:
+    from kivi.cli.cluster import shards
+
+    return shards(db, args)
+
+
 def cluster_begin(args: argparse.Namespace) -> int:
     from kivi.cli.cluster import begin
 
@@ -698,6 +704,9 @@ def parser() -> argparse.ArgumentParser:
     text = "its nodes, its log, and what somebody has to do; 1 if there is something"
     sub = actions.add_parser("status", help=text, description=text, parents=[common], allow_abbrev=False)
     sub.set_defaults(run=cluster_status, connects=True)
+    text = "which of its nodes hold which shards of sharded tables; 1 if nobody holds some"
+    sub = actions.add_parser("shards", help=text, description=text, parents=[common], allow_abbrev=False)
+    sub.set_defaults(run=cluster_shards, connects=True)
     for name, text in (
         ("adopt", "make a cluster of the store in DIR, which nobody has open: with a log that begins after it"),
         ("reseed", "end a cluster's log, and begin anew with the best node: with DIR, which nobody has open"),

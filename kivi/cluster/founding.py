@@ -65,6 +65,8 @@ def adopt(
     """
     content = content_of(path)
     begun = first_log_of(path) if "genesis" in content else None
+    if "shards" in content:
+        raise InvalidArgument(f"{path} holds the shards {content['shards']} alone: take a node that holds all of them")
     with contextlib.ExitStack() as opened:
         nats, there, last_message = None, None, 0
         if servers:

@@ -39,6 +39,7 @@ from kivi.store.commits import Commits
 from kivi.store.copies import Copies
 from kivi.store.event_tables import EventTables
 from kivi.store.judging import Judging
+from kivi.store.known_rows import KnownRows
 from kivi.store.opening import Parts
 from kivi.store.plans import GetPlan
 from kivi.store.questions import Questions
@@ -46,6 +47,7 @@ from kivi.store.reads import Reads
 from kivi.store.replay import enter_other
 from kivi.store.retention import Retention
 from kivi.store.retraction import Retractions
+from kivi.store.shards import Shards
 from kivi.store.snapshots import Snapshots
 from kivi.store.staging import Stages, Staging
 from kivi.store.view_rows import ViewRows
@@ -74,6 +76,7 @@ class Wiring:
         self.tokens = Tokens(engine, ttl_us=int(settings.request_token_ttl_s * 1_000_000))
         self.stages = Stages(parts.store_id, max_bytes=settings.stage_bytes)
         self.cold = ColdTier(parts.path, cache_bytes=settings.cold_cache_bytes, timeout_s=settings.cold_timeout_s)
+        self.shards = Shards()
         self.event_tables = EventTables(engine, self.catalog, settings.block_rows, parts.path, self.cold)
         self._closed = False
         self._why_closed = "the store is closed"
@@ -170,7 +173,15 @@ class Wiring:
 
         questions = self.questions = Questions(self.catalog, self.retention, self.timeline, self.settings.query_bytes)
         reads = self.reads = Reads(
-            self.catalog, self.reader, self.pending, self.leases, self.retention, self.event_tables, questions, opened
+            self.catalog,
+            self.reader,
+            self.pending,
+            self.leases,
+            self.retention,
+            self.event_tables,
+            questions,
+            self.shards,
+            opened,
         )
         self.get, self.get_each, self.few_rows = reads.get, reads.get_each, reads.few_rows
         self.has_row, self.has_bounded_rows = reads.has_row, reads.has_bounded_rows
@@ -191,11 +202,17 @@ class Wiring:
         views = self.view_rows = ViewRows(self.catalog, self.reader)
         self.own_view_ops = views.own_ops
         judging = Judging(
-            self.catalog, self.reader, self.settings, lambda schema: commits.floor(schema), self.retention.newest_of
+            self.catalog,
+            self.reader,
+            self.settings,
+            lambda schema: commits.floor(schema),
+            self.retention.newest_of,
+            KnownRows(self.pending, self.reader, lambda: self.log.last),
+            self.retention,
         )
         commits = self.commits = Commits(
             self.settings, self.log, self.catalog, self.committer, self.leases, self.moved, self.tokens, self.retention,
-            staging, self.reader, self.computing, retractions, views, judging, opened,
+            staging, self.reader, self.computing, retractions, views, judging, self.shards, opened,
         )  # fmt: skip
         self.commit, self.commit_together = commits.commit, commits.commit_together
         self.commit_wait, self.wait = commits.commit_wait, commits.wait
