@@ -22,6 +22,7 @@ from kivi_server.sql.workers import Workers
 from kivi_server.translate import Translator
 from kivi_server.waiting import Waiting
 
+from kivi.alerts import Alerts
 from kivi.errors import KiviError, SnapshotTooOld, Unauthenticated
 from kivi.live.hub import Hub
 from kivi.runtime.scheduling import use_batch_scheduling
@@ -63,6 +64,7 @@ class Sessions:
         self.clients = Clients(allowance or Allowance())
         self.translator = Translator(store)
         self.hub = Hub(store)
+        self.alerts = Alerts(store)
         self.subscriptions_beside: Callable[[], int] | None = None
         """At which port of this machine those have a process of their own. Raises Unavailable where it starts."""
         self.version = version
@@ -167,6 +169,7 @@ class Sessions:
             "server_commits_in_flight": self.commits_in_flight,
             "server_sql_answered": self.workers.answered,
             "server_sql_killed": self.workers.killed,
+            **self.alerts.stats(),
         }
 
     async def drained(self, grace_s: float) -> bool:
@@ -179,6 +182,7 @@ class Sessions:
         return False
 
     def close(self) -> None:
+        self.alerts.stop()
         self.hub.stop()
         self.waiting.close()
         self.workers.close()

@@ -231,6 +231,11 @@ class Wiring:
         return not self._closed
 
     @property
+    def is_follower(self) -> bool:
+        """Whether another process commits, and this one reads: see ``kivi.store.following``."""
+        return isinstance(self.log, FollowedLog)
+
+    @property
     def is_catching_up(self) -> bool:
         """Base has more than W says, so that nothing can be read, nor derived: see ``kivi.mvcc.replicated``."""
         return self.moved.value < self._ahead
