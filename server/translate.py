@@ -229,6 +229,10 @@ class Translator:
             column_writer(schema, names)(page.columns, zip(*rows, strict=True))
         return page
 
+    def where(self, schema: TableSchema, expr: types_pb2.Expr) -> Expr:
+        """A predicate over the rows of a table."""
+        return self._where(schema, from_expr(expr))
+
     def _where(self, schema: TableSchema, expr: Expr) -> Expr:
         """The predicate as ``bind`` gives it, its literals checked: they are in stored form already."""
         return bind(expr, lambda name: type_of(schema, name), self._value)

@@ -15,6 +15,7 @@ from contextlib import closing
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
+from kivi.api.alerting import Alerting
 from kivi.api.arguments import (
     NO_ARGUMENTS,
     AggregateArguments,
@@ -73,7 +74,7 @@ Snap = TypeVar("Snap", bound="Snapshot")
 BATCH_ROWS: Final = 65_536  # of ``scan_batches``, at most
 
 
-class Database(RuleMethods, ABC, Generic[Tx, Snap]):
+class Database(RuleMethods, Alerting, ABC, Generic[Tx, Snap]):
     """A store, wherever it is. Safe to use from many threads."""
 
     _timeout_s: float | None

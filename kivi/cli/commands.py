@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from kivi.cli.alerts import alerts, silence
 from kivi.cli.text import assignments, key_of, outputs, print_columns, print_rows, print_value
 from kivi.errors import InvalidArgument, KiviError, Unavailable
 from kivi.model.predicate_text import parse_value, split_names, type_names, where
@@ -575,6 +576,10 @@ def parser() -> argparse.ArgumentParser:
     command("status", status, "healthy or not, and what it is doing", connects=False)
     command("tables", tables, "all tables", reads=True)
     command("describe", describe, "one table's columns", "table", reads=True)
+    command("alerts", alerts, "alerts and their instances: pending, firing, resolved", reads=True)
+    sub = command("silence", silence, "tell nobody that an alert fires, until a time, for a while (2h), or not (now)")
+    sub.add_argument("name")
+    sub.add_argument("until", metavar="UNTIL")
     sub = command("get", get, "one row", "table", reads=True)
     sub.add_argument("key", nargs="+")
     sub.add_argument("--as-of", metavar="TS", help="a commit timestamp or a time")

@@ -282,12 +282,27 @@ class Store(Wiring):
         self.check_open()
         return Txn(self.leases.blind(), self.settings, self)
 
-    def shared_window(self, table: int, columns: tuple[str, ...], seconds: float, ids_max: int) -> SharedWindow | None:
+    @property
+    def is_node(self) -> bool:
+        """Whether it is a node of a cluster."""
+        return isinstance(self.committer, ReplicatedCommitter)
+
+    def shared_window(
+        self, table: TableSchema, columns: tuple[str, ...], seconds: float, ids_max: int
+    ) -> SharedWindow | None:
         """The events of a table that any node of the cluster took lately, by these columns; None: this is no node, and
-        who takes events is the only one who does. Transactions with its ``once`` are refused for what was taken."""
+        who takes events is the only one who does. Transactions with its ``once`` are refused for what was taken.
+
+        Raises InvalidArgument for a sharded table, whose events not every node reads.
+        """
         if not isinstance(self.committer, ReplicatedCommitter):
             return None
-        return SharedWindow(self.committer, Once(table, columns, int(seconds * 1_000_000)), ids_max)
+        if table.shard_by:
+            raise InvalidArgument(
+                f"{table.name!r} is sharded, and in a cluster its events cannot be kept from being taken twice: name a "
+                "table that is not"
+            )
+        return SharedWindow(self.committer, Once(table.id, columns, int(seconds * 1_000_000)), ids_max)
 
     # -- operation ------------------------------------------------------------------------------------------
 

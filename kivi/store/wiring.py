@@ -163,6 +163,8 @@ class Wiring:
         snapshots = self.snapshots = Snapshots(self.leases, self.moved, self.timeline, self.committer, opened)
         self.begin, self.begin_together = snapshots.begin, snapshots.begin_together
         self.renew, self.release = snapshots.renew, snapshots.release
+        self.begin_shared, self.find_shared = snapshots.begin_shared, snapshots.find_shared
+        self.renew_shared = snapshots.renew_shared
 
         staging = self.staging = Staging(self.stages, self.log, self.committer, self.settings, opened)
         self.stage, self.stage_wait, self.log_stage = staging.stage, staging.stage_wait, staging.log_stage
@@ -229,6 +231,11 @@ class Wiring:
     @property
     def is_open(self) -> bool:
         return not self._closed
+
+    @property
+    def is_follower(self) -> bool:
+        """Whether another process commits, and this one reads: see ``kivi.store.following``."""
+        return isinstance(self.log, FollowedLog)
 
     @property
     def is_catching_up(self) -> bool:

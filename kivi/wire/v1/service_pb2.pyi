@@ -1,3 +1,4 @@
+from kivi.wire.v1 import alerts_pb2 as _alerts_pb2
 from kivi.wire.v1 import session_pb2 as _session_pb2
 from kivi.wire.v1 import types_pb2 as _types_pb2
 from google.protobuf.internal import containers as _containers
