@@ -375,6 +375,12 @@ def alter(db: Any, args: argparse.Namespace) -> None:
     altering.alter(db, args)
 
 
+def mcp(db: Any, args: argparse.Namespace) -> None:
+    from kivi.cli.mcp import serve
+
+    serve(db)
+
+
 def shell(db: Any, args: argparse.Namespace) -> int:
     from kivi.cli.shell import Shell
 
@@ -685,6 +691,7 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--derived", action="append", default=[], metavar="NAME=EXPRESSION", help=text)
     sub.add_argument("--later-only", action="store_true", help="new measures have only the events from now on")
     command("shell", shell, "transactions by hand")
+    command("mcp", mcp, "questions for language models, by the Model Context Protocol on standard input; read only")
     for name, text in (
         ("dump", "print what a store's files hold; reads only"),
         ("verify", "check a store's files, sums and counts; reads only"),
