@@ -132,6 +132,7 @@ class Txn:
     nbytes: int = 0
     run_stages: dict[int, list[int]] = field(default_factory=dict)
     once: Once | None = None  # of a cluster: its events of that table
+    judged_at: Lease | None = None  # where what it brings was raised, if it is what a rule raised from older events
     closed: str = ""
     commit_ts: int | None = None
 
@@ -526,7 +527,7 @@ def prepare(
             _derive(commit, runs, aggregates, row_floors, batches)
             rules.judge(schema, together(batches))
     sent = [bulk for old in sorted(sent_of) for bulk in sent_of[old]]  # whatever order rules ask for
-    commit.rule_ts = rules.rule_ts
+    commit.rule_ts = rules.rule_ts if txn.judged_at is None else txn.judged_at.ts
     commit.derived += rules.rows()
     commit.derived += [late_row(txn.schemas[table].origin, dropped) for table, dropped in txn.late.items()]
     for table, sequences in sorted(txn.staged_rows.items()):

@@ -161,6 +161,23 @@ def test_slots_are_combined_and_may_lie_back(calls: Any) -> None:
     assert [(event["took_us"], event["avg_us"]) for event in events(calls, "anomalies")] == [(37, 15.0)]
 
 
+def test_what_was_there_before_is_judged_once_if_asked(calls: Any) -> None:
+    calls.append("calls", [call(1, 0, 10), call(1, 1, 21), call(1, 1, 20)])
+    create(calls, "later")
+    create(calls, backfill=True)
+    assert [(event["took_us"], event["avg_us"]) for event in events(calls, "anomalies")] == [(21, 10.0)]
+    with pytest.raises(kivi.AlreadyExists):
+        create(calls, backfill=True)
+    later, slow = calls.rules()
+    assert (slow["backfilled"], slow["judged"], slow["raised"], slow["missing"]) == (True, 3, 1, 1)
+    assert (later["backfilled"], later["judged"]) == (False, 0)
+    create(calls, "later", backfill=True)  # as after a crash: it is there, and not yet finished
+    assert len(events(calls, "anomalies")) == 2
+    calls.append("calls", [call(1, 1, 22)])
+    assert len(events(calls, "anomalies")) == 4
+    assert [rule["judged"] for rule in calls.rules()] == [4, 4]
+
+
 def test_rules_follow_each_other_and_not_in_a_circle(calls: Any) -> None:
     create(calls)
     calls.create_event_table("alarms", event_time="ts", columns={"ts": "timestamp", "endpoint": "int64"})
