@@ -18,6 +18,7 @@ from kivi.aio.appender import Appender
 from kivi.aio.live import Subscription
 from kivi.aio.transport import Transport
 from kivi.api import interface
+from kivi.api.alerting import AlertArguments, SilenceArguments, drop_alert_name
 from kivi.api.arguments import (
     NO_ARGUMENTS,
     AggregateArguments,
@@ -56,7 +57,7 @@ from kivi.api.retry import Retries
 from kivi.api.rules import RuleArguments
 from kivi.api.writes import Write
 from kivi.arrow.columns import rows_from_batch
-from kivi.client import appends, declarations
+from kivi.client import alerting, appends, declarations
 from kivi.client.core import Core
 from kivi.client.messages import read_batches
 from kivi.client.pages import PageReader
@@ -404,6 +405,10 @@ class Database:
     batch_scopes = asks(Core.batch_scopes)
     subscriptions = asks(Core.subscriptions)
     unsubscribe = asks(Core.unsubscribe)
+    create_alert = takes(AlertArguments)(asks(alerting.create_alert))
+    alerts = asks(alerting.alerts)
+    silence = takes(SilenceArguments)(asks(alerting.silence))
+    drop_alert = takes(drop_alert_name)(asks(alerting.drop_alert))
     watermark = asks(Core.watermark)
     consolidate = asks(Core.consolidate)
     stats = asks(Core.stats)

@@ -15,6 +15,7 @@ from contextlib import closing
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
+from kivi.api.alerting import Alerting
 from kivi.api.arguments import (
     NO_ARGUMENTS,
     AggregateArguments,
@@ -73,7 +74,7 @@ Snap = TypeVar("Snap", bound="Snapshot")
 BATCH_ROWS: Final = 65_536  # of ``scan_batches``, at most
 
 
-class Database(RuleMethods, ABC, Generic[Tx, Snap]):
+class Database(RuleMethods, Alerting, ABC, Generic[Tx, Snap]):
     """A store, wherever it is. Safe to use from many threads."""
 
     _timeout_s: float | None
@@ -111,6 +112,9 @@ class Database(RuleMethods, ABC, Generic[Tx, Snap]):
 
         ``index=["user"]``: columns of text, bytes or integers by whose values events are looked for. Of text and of
         values that hardly repeat, such as trace ids, nothing need be said.
+
+        ``shard_by=["customer"]``: a node of a cluster may hold the events of some values of these columns alone, and
+        the rows of the table's aggregates, which group by them first.
 
         ``local="30d", cold="s3://bucket/prefix"``: settled files whose events are all older than that move to this
         object store, any URL that ``pyarrow.fs`` knows, and are read there. Unavailable if it cannot be reached now;

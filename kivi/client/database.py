@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from kivi.api import interface
+from kivi.api.alerting import AlertArguments, SilenceArguments, drop_alert_name
 from kivi.api.appender import Appender
 from kivi.api.arguments import (
     NO_ARGUMENTS,
@@ -30,7 +31,7 @@ from kivi.api.arguments import (
 )
 from kivi.api.interface import documented_by
 from kivi.api.rules import RuleArguments
-from kivi.client import appends, declarations
+from kivi.client import alerting, appends, declarations
 from kivi.client.core import Core
 from kivi.client.live import Live
 from kivi.client.pages import PageReader
@@ -226,6 +227,10 @@ class Database(interface.Database[Transaction, Snapshot]):
     batch_scopes = asks(Core.batch_scopes)
     subscriptions = asks(Core.subscriptions)
     unsubscribe = asks(Core.unsubscribe)
+    create_alert = takes(AlertArguments)(asks(alerting.create_alert))
+    alerts = asks(alerting.alerts)
+    silence = takes(SilenceArguments)(asks(alerting.silence))
+    drop_alert = takes(drop_alert_name)(asks(alerting.drop_alert))
     watermark = asks(Core.watermark)
     consolidate = asks(Core.consolidate)
     stats = asks(Core.stats)

@@ -264,7 +264,9 @@ class TransactionCore:
             self.ended = True
             if self._taken_back():
                 return
-            if self._given_up:  # what gathers releases may leave before the request that begins this one
+            if self._given_up or self.shared:
+                # What gathers releases may leave before the request that begins this one, or never; others end with
+                # their session, and a shared one does not.
                 release = session_pb2.Release(txns=[self.number])
                 self.core.transport.tell(session_pb2.Request(release=release), self._epoch)
             else:

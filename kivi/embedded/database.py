@@ -11,6 +11,7 @@ from collections.abc import Generator, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from kivi.alerts import Alerts
 from kivi.api import interface
 from kivi.api.arguments import (
     NO_ARGUMENTS,
@@ -46,6 +47,7 @@ from kivi.api.results import Result
 from kivi.api.rules import RuleArguments, rule_name
 from kivi.api.subscription import Follower, Subscription, listed, told
 from kivi.arrow.records import event_batch, row_batch, table_batch
+from kivi.embedded.alerting import Alerting
 from kivi.errors import InvalidArgument, KiviError
 from kivi.live.hub import Hub
 from kivi.model.event_files import can_be_shared
@@ -295,7 +297,7 @@ class _Live(Subscription):
         self._said.put(None)  # for a thread that waits
 
 
-class Database(interface.Database[Transaction, Snapshot]):
+class Database(Alerting, interface.Database[Transaction, Snapshot]):
     """A store in this process."""
 
     _timeout_s = 10.0
@@ -303,10 +305,12 @@ class Database(interface.Database[Transaction, Snapshot]):
     def __init__(self, store: Store) -> None:
         self.store = store
         self.hub = Hub(store)
+        self._alerts = Alerts(store)
 
     def close(self) -> None:
         """Finishes commits in progress and makes everything durable in base. Harmless twice."""
         if not self.store.is_parents:
+            self._alerts.stop()
             self.hub.stop()
             self.store.close()
 
@@ -499,7 +503,7 @@ class Database(interface.Database[Transaction, Snapshot]):
 
     def stats(self) -> dict[str, int | float]:
         self.store.check_open()
-        return self.store.stats()
+        return {**self.store.stats(), **self._alerts.stats()}
 
     def cluster_status(self) -> dict[str, Any]:
         self.store.check_open()

@@ -129,6 +129,7 @@ class Hub:
         with self._entered(live) as group:
             with self._store.snapshots.opened() as lease:
                 schema = self._store.table(table, lease)
+                self._store.shards.check(schema)
                 live.define(schema)
                 live.window = read_window(self._store, lease, schema, live.query)
                 live.read_ts = lease.ts
@@ -149,6 +150,7 @@ class Hub:
 
     def _events(self, table: str, bind: Bind, terms: Terms) -> EventsLive:
         schema = self._store.table(table)
+        self._store.shards.check(schema)
         query, since, skip = bind(schema), terms.since or 0, terms.skip
         if since > self._store.watermark():
             raise InvalidArgument(f"since = {since} is past the watermark: nothing was committed there yet")

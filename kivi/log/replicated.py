@@ -200,6 +200,10 @@ class ReplicatedLog(CommitLog):
         """As of the place."""
         return self._now.members
 
+    def addresses(self, shards: int) -> list[str]:
+        """Of the live nodes that hold all of these shards."""
+        return [member.about.get("address") or f"node {member.node:x}" for member in self.members.holders(shards)]
+
     # -- what a gateway does ----------------------------------------------------------------------
 
     def propose(self, entries: Sequence[Entry], derived_at: int, on_id: Callable[[int], None]) -> None:

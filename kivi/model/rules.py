@@ -291,6 +291,11 @@ def declared_rule(rule: Rule, find: Find) -> Rule:
 def _check_against(what: str, rule: Rule, against: Against, source: TableSchema, table: TableSchema) -> None:
     if not table.key:
         raise SchemaError(f"{what}: {table.name!r} is an event table, which has no rows to look up")
+    if table.shard_by:
+        raise SchemaError(
+            f"{what}: {table.name!r} is sharded by {', '.join(table.shard_by)}, and a rule is judged by any node of a "
+            "cluster, which may not have its rows: look up a table without shards"
+        )
     key = list(table.key)
     if against.kind == "slot":
         slots = [group for group in table.group_by if group.slot is not None]

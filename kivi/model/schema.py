@@ -236,6 +236,8 @@ class TableSchema:
     retention_us: int | None = None
     index: tuple[str, ...] = ()
     """Of an event table: columns by whose values events are looked for, whatever these are like."""
+    shard_by: tuple[str, ...] = ()
+    """Of an event table and its aggregates: the columns that say on which nodes of a cluster an event, a row lies."""
     local_us: int | None = None
     cold: str | None = None
     """Of an event table: settled files whose events are all older than ``local_us`` move to the object store there."""
@@ -593,6 +595,7 @@ class TableSchema:
         if self.kind == "event":
             out |= {"event_time": self.event_time, "retention_us": self.retention_us}
             out |= {"index": list(self.index)} if self.index else {}
+            out |= {"shard_by": list(self.shard_by)} if self.shard_by else {}
             out |= {} if self.cold is None else {"local_us": self.local_us, "cold": self.cold}
         if self.kind == "view":
             out |= {"source": self.source, "unique": self.unique}
@@ -640,7 +643,7 @@ class TableSchema:
         known["group_by"] = tuple(GroupKey(*group) for group in known.get("group_by", ()))
         known["measures"] = tuple(map(Measure.from_plain, known.get("measures", ())))
         known["derived"] = tuple(map(tuple, known.get("derived", ())))
-        known["index"] = tuple(known.get("index", ()))
+        known |= {name: tuple(known.get(name, ())) for name in ("index", "shard_by")}
         known["alterations"] = tuple(map(Alteration.from_plain, known.get("alterations", ())))
         return TableSchema(**known)
 

@@ -51,6 +51,7 @@ from kivi.store.overwrite import new_generations
 from kivi.store.plans import WritePlan
 from kivi.store.retention import Retention, earliest_times
 from kivi.store.retraction import Retractions
+from kivi.store.shards import Shards
 from kivi.store.staging import Staging, sequences_of, staged_data
 from kivi.store.transaction import Derived, Txn, prepare
 from kivi.store.view_rows import ViewRows
@@ -106,6 +107,7 @@ class Commits:
     retractions: Retractions
     view_rows: ViewRows
     judging: Judging
+    shards: Shards
     check_open: Callable[[], None]
     late_dropped: int = 0
 
@@ -297,7 +299,17 @@ class Commits:
                 derived_at, view = self.catalog.changed_at, self.catalog.entered
                 rules = Judgement(self.judging, view, functools.partial(self._opened, opened), each=True)
                 part = prepare_events(
-                    schema, batch, token, drop_late, view, derived_at, self.floor, self.retention, answer, rules
+                    schema,
+                    batch,
+                    token,
+                    drop_late,
+                    view,
+                    derived_at,
+                    self.floor,
+                    self.retention,
+                    self.shards,
+                    answer,
+                    rules,
                 )
             part.on_enter, part.derive_again = functools.partial(enter, part), again
             if not self.committer.submit([part], may_wait=may_wait):
@@ -354,6 +366,7 @@ class Commits:
             name_of=lambda t: SYSTEM.get(t) or view.by_id.get(t),
             in_views=in_views,
             rules=rules,
+            shards=self.shards,
         )
         prepared.lease = in_views.lease or txn.lease
         gone = [schema for table, schema in txn.schemas.items() if not (table in SYSTEM or table in view.by_id)]

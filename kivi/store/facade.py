@@ -102,6 +102,9 @@ class Store(Wiring):
                 self.engine.flush()
             self.catalog.on_touch, self.catalog.on_define = self.prefix.changed, self.prefix.defined
             self.committer.decode = partial(decoded, self)
+            self.shards.cuts = lambda log=self.committer.log: log.members.cuts  # type: ignore[misc]
+            self.shards.of_cluster = True
+            self.shards.holders = self.committer.log.addresses
         self.before_copy: Callable[[], None] = lambda: None
         """Called before the store is copied."""
         self.cluster_status: Callable[[], Any] = _no_cluster
@@ -218,6 +221,8 @@ class Store(Wiring):
         for schema in schemas:
             if schema.cold is not None:
                 self.cold.check(schema.cold)
+            if schema.kind == "aggregate":  # it is built from its events
+                self.shards.check(schema)
         created = self._tables.create(schemas)
         return self.backfill.build(created, progress) if created[0].kind in ("aggregate", "view") else created
 
@@ -240,6 +245,7 @@ class Store(Wiring):
         """
 
         def altered(schema: TableSchema) -> TableSchema:
+            self.shards.check(schema)
             return altered_schema(self.catalog.entered.table, schema, measures, derived, backfill)
 
         schema = self._tables.alter(name, altered)
@@ -276,12 +282,27 @@ class Store(Wiring):
         self.check_open()
         return Txn(self.leases.blind(), self.settings, self)
 
-    def shared_window(self, table: int, columns: tuple[str, ...], seconds: float, ids_max: int) -> SharedWindow | None:
+    @property
+    def is_node(self) -> bool:
+        """Whether it is a node of a cluster."""
+        return isinstance(self.committer, ReplicatedCommitter)
+
+    def shared_window(
+        self, table: TableSchema, columns: tuple[str, ...], seconds: float, ids_max: int
+    ) -> SharedWindow | None:
         """The events of a table that any node of the cluster took lately, by these columns; None: this is no node, and
-        who takes events is the only one who does. Transactions with its ``once`` are refused for what was taken."""
+        who takes events is the only one who does. Transactions with its ``once`` are refused for what was taken.
+
+        Raises InvalidArgument for a sharded table, whose events not every node reads.
+        """
         if not isinstance(self.committer, ReplicatedCommitter):
             return None
-        return SharedWindow(self.committer, Once(table, columns, int(seconds * 1_000_000)), ids_max)
+        if table.shard_by:
+            raise InvalidArgument(
+                f"{table.name!r} is sharded, and in a cluster its events cannot be kept from being taken twice: name a "
+                "table that is not"
+            )
+        return SharedWindow(self.committer, Once(table.id, columns, int(seconds * 1_000_000)), ids_max)
 
     # -- operation ------------------------------------------------------------------------------------------
 

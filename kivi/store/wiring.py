@@ -47,6 +47,7 @@ from kivi.store.reads import Reads
 from kivi.store.replay import enter_other
 from kivi.store.retention import Retention
 from kivi.store.retraction import Retractions
+from kivi.store.shards import Shards
 from kivi.store.snapshots import Snapshots
 from kivi.store.staging import Stages, Staging
 from kivi.store.view_rows import ViewRows
@@ -75,6 +76,7 @@ class Wiring:
         self.tokens = Tokens(engine, ttl_us=int(settings.request_token_ttl_s * 1_000_000))
         self.stages = Stages(parts.store_id, max_bytes=settings.stage_bytes)
         self.cold = ColdTier(parts.path, cache_bytes=settings.cold_cache_bytes, timeout_s=settings.cold_timeout_s)
+        self.shards = Shards()
         self.event_tables = EventTables(engine, self.catalog, settings.block_rows, parts.path, self.cold)
         self._closed = False
         self._why_closed = "the store is closed"
@@ -161,6 +163,8 @@ class Wiring:
         snapshots = self.snapshots = Snapshots(self.leases, self.moved, self.timeline, self.committer, opened)
         self.begin, self.begin_together = snapshots.begin, snapshots.begin_together
         self.renew, self.release = snapshots.renew, snapshots.release
+        self.begin_shared, self.find_shared = snapshots.begin_shared, snapshots.find_shared
+        self.renew_shared = snapshots.renew_shared
 
         staging = self.staging = Staging(self.stages, self.log, self.committer, self.settings, opened)
         self.stage, self.stage_wait, self.log_stage = staging.stage, staging.stage_wait, staging.log_stage
@@ -169,7 +173,15 @@ class Wiring:
 
         questions = self.questions = Questions(self.catalog, self.retention, self.timeline, self.settings.query_bytes)
         reads = self.reads = Reads(
-            self.catalog, self.reader, self.pending, self.leases, self.retention, self.event_tables, questions, opened
+            self.catalog,
+            self.reader,
+            self.pending,
+            self.leases,
+            self.retention,
+            self.event_tables,
+            questions,
+            self.shards,
+            opened,
         )
         self.get, self.get_each, self.few_rows = reads.get, reads.get_each, reads.few_rows
         self.has_row, self.has_bounded_rows = reads.has_row, reads.has_bounded_rows
@@ -200,7 +212,7 @@ class Wiring:
         )
         commits = self.commits = Commits(
             self.settings, self.log, self.catalog, self.committer, self.leases, self.moved, self.tokens, self.retention,
-            staging, self.reader, self.computing, retractions, views, judging, opened,
+            staging, self.reader, self.computing, retractions, views, judging, self.shards, opened,
         )  # fmt: skip
         self.commit, self.commit_together = commits.commit, commits.commit_together
         self.commit_wait, self.wait = commits.commit_wait, commits.wait
@@ -219,6 +231,11 @@ class Wiring:
     @property
     def is_open(self) -> bool:
         return not self._closed
+
+    @property
+    def is_follower(self) -> bool:
+        """Whether another process commits, and this one reads: see ``kivi.store.following``."""
+        return isinstance(self.log, FollowedLog)
 
     @property
     def is_catching_up(self) -> bool:
