@@ -133,6 +133,11 @@ class Rules:
             table = view.table(name)
             if table.state == "building":
                 raise InvalidArgument(f"{name!r} is still being built: declare rule {rule.name!r} when it is ready")
+            if table.shard_by and name != rule.source:  # whoever judges might not have its rows
+                raise InvalidArgument(
+                    f"{name!r} is sharded, and rule {rule.name!r} would look into it or raise into it: only the source "
+                    "of a rule may be sharded"
+                )
             txn.guard(TABLES, (table.id,), "name")
         txn.insert(NAMES, (_name(rule.name),), {"id": rule_id})
         txn.put(TABLES, (rule_id,), {"name": _name(rule.name), "definition": declared.to_json()})

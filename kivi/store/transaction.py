@@ -489,9 +489,7 @@ def prepare(
     commit.once = txn.once
     events: list[tuple[int, pa.RecordBatch]] = []
     runs: list[tuple[int, DeltaRun]] = []
-    sent_of: dict[
-        int, list[Bulk]
-    ] = {}  # appends as the caller sent them: the record leaves out what is dropped as late
+    sent_of: dict[int, list[Bulk]] = {}  # as the caller sent it: the record leaves out what is dropped as late
     txn.late = txn.count_late()
     for found in rules.order(view.by_id.get(old) or txn.schemas[old] for old in sorted(txn.event_tables)):
         old = found.id

@@ -217,6 +217,14 @@ def test_what_does_not_fit_the_tables_is_refused(calls: Any, wrong: Any, error: 
     assert calls.rules() == []
 
 
+def test_rules_look_into_no_table_that_is_sharded(calls: Any) -> None:
+    columns = {"endpoint": "int64", "ts": "timestamp", "took_us": "int64", "avg_us": "float64"}
+    calls.create_event_table("spread", event_time="ts", columns=columns, shard_by=["endpoint"])
+    with pytest.raises(kivi.InvalidArgument, match="sharded"):
+        create(calls, into="spread")
+    create(calls, source="spread", select={})
+
+
 def test_a_name_is_taken_once_and_tables_stay_while_rules_name_them(calls: Any) -> None:
     create(calls, "calls")  # names of rules are apart from those of tables
     with pytest.raises(kivi.AlreadyExists):
