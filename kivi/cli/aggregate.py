@@ -26,10 +26,10 @@ from typing import Any
 from kivi.cli.append import Progress
 from kivi.cli.text import print_value
 from kivi.errors import InvalidArgument
-from kivi.model.measure_text import group, operator_call
+from kivi.model.measure_text import group, operator_call, parts_of
 from kivi.model.predicate_text import type_names
 
-__all__ = ["aggregate"]
+__all__ = ["aggregate", "group", "operator_call", "pairs", "parts_of"]
 
 
 def aggregate(db: Any, args: argparse.Namespace) -> None:

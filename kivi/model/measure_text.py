@@ -14,7 +14,7 @@ from kivi.model.expressions import Expr
 from kivi.model.predicate_text import expression, where
 from kivi.model.schema import OperatorCall
 
-__all__ = ["any_group", "group", "operator_call"]
+__all__ = ["any_group", "group", "operator_call", "parts_of"]
 
 
 def operator_call(name: str, text: str, types: Mapping[str, str]) -> OperatorCall:
@@ -24,7 +24,7 @@ def operator_call(name: str, text: str, types: Mapping[str, str]) -> OperatorCal
     ``types``: of the source's columns. Raises InvalidArgument, SchemaError.
     """
     what = f"measure {name!r}"
-    operator, words, predicate = _parts(text)
+    operator, words, predicate = parts_of(text)
     given: dict[str, Any] = {}
     for word in words:
         option, equals, value = word.partition("=")
@@ -58,7 +58,7 @@ _WORD: Final = re.compile(r":(?=\w)")
 _QUOTED: Final = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
 
 
-def _parts(text: str) -> tuple[str, list[str], str]:
+def parts_of(text: str) -> tuple[str, list[str], str]:
     """Of a measure: its function, its arguments, and the predicate behind ``where``, or an empty text."""
     called = _CALL.match(text)
     if called is None:
