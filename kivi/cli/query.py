@@ -19,7 +19,7 @@ from typing import Any
 from kivi.cli.aggregate import pairs
 from kivi.cli.text import print_rows
 from kivi.errors import InvalidArgument
-from kivi.model.measure_text import operator_call
+from kivi.model.measure_text import any_group, operator_call
 from kivi.model.predicate_text import parse_value, split_names, type_names, where
 from kivi.model.questions import question_of, windows_of
 
