@@ -372,7 +372,7 @@ class Database(Alerting, interface.Database[Transaction, Snapshot]):
 
     @takes(RuleArguments)
     def create_rule(self, wanted: RuleArguments) -> None:
-        self.store.create_rule(wanted.rule)
+        self.store.create_rule(wanted.rule, backfill=bool(wanted.backfill))
 
     def rules(self) -> list[dict[str, Any]]:
         return [listed for _, listed in self.store.rules()]
