@@ -19,8 +19,9 @@ BEGIN = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
 def test_alerts_are_listed_and_silenced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with ServerProcess(tmp_path / "data") as server, kivi.connect(server.endpoint) as db:
         db.create_event_table("calls", event_time="ts", columns={"ts": "timestamp", "ep": "string"})
-        group_by = ["ep", kivi.time_slot("ts", "5m")]
-        db.create_aggregate("ep_5m", source="calls", group_by=group_by, measures={"n": kivi.count()})
+        db.create_aggregate(
+            "ep_5m", source="calls", group_by=["ep", kivi.time_slot("ts", "5m")], measures={"n": kivi.count()}
+        )
         db.append("calls", [{"ts": BEGIN, "ep": "/cart"}])
         db.create_alert("busy", on="ep_5m", where=kivi.col("n") > 1, for_="2m")
 

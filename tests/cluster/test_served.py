@@ -7,6 +7,7 @@ import datetime as dt
 import itertools
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -206,23 +207,26 @@ def test_an_alert_is_the_same_on_every_node_and_told_once(nodes: list[ServerProc
     def append(db: Any, minute: float, us: int) -> None:
         db.append("calls", [{"ts": begin + dt.timedelta(minutes=minute), "endpoint": 1, "us": us}])
 
+    def all_say(state: str) -> None:
+        for db in dbs:
+            wait_until(partial(says, db, state), reason=db.alerts)
+
+    def says(db: Any, state: str) -> bool:
+        return [one["state"] for one in db.alerts()] == [state]
+
     with Receiver() as receiver:
         dbs[0].create_event_table(
             "calls", event_time="ts", columns={"ts": "timestamp", "endpoint": "int64", "us": "int64"}
         )
-        group_by = ["endpoint", kivi.time_slot("ts", "5m")]
+        group_by: list[Any] = ["endpoint", kivi.time_slot("ts", "5m")]
         dbs[0].create_aggregate("slowest", source="calls", group_by=group_by, measures={"us": kivi.max("us")})
         append(dbs[0], 0, 1)
         dbs[0].create_alert("slow", on="slowest", where=kivi.col("us") > 9, for_="2m", notify=receiver.url)
         append(dbs[1], 1, 10)
         append(dbs[2], 7.5, 1)
-        for db in dbs:
-            wait_until(
-                lambda db=db: [one["state"] for one in db.alerts()] == ["firing"], reason=lambda db=db: db.alerts()
-            )  # type: ignore[misc]
+        all_say("firing")
         append(dbs[1], 10.5, 1)
-        for db in dbs:
-            wait_until(lambda db=db: [one["state"] for one in db.alerts()] == ["resolved"])  # type: ignore[misc]
+        all_say("resolved")
         wait_until(lambda: len(receiver.taken) == 2)
         found = dbs[0].alerts()
         assert all(db.alerts() == found for db in dbs)
