@@ -124,7 +124,10 @@ class Sessions:
         return name
 
     def find_shared(self, name: bytes) -> Lease:
+        """Raises SnapshotTooOld. In a cluster any node knows those that are pins, this one those as of the past."""
         found = self.shared.get(name)
+        if found is None and (pinned := self.store.find_shared(name)) is not None:
+            return pinned
         if found is None:
             raise SnapshotTooOld("this shared snapshot has been released, or the server was restarted: begin again")
         return found[0]

@@ -115,7 +115,7 @@ def _prepared(path: str) -> int:
     try:
         last = store.consolidate()
         batch = WriteBatch()
-        for name in ("facts", "definitions", "gathering"):
+        for name in ("facts", "definitions", "gathering", "pins"):
             batch.delete(meta_key(name))
         batch.delete(PLACE)
         batch.delete(AHEAD)

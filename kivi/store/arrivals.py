@@ -22,6 +22,7 @@ from kivi.mvcc.record import (
     decode_events,
     decode_floor,
     decode_gather,
+    decode_pin,
     decode_stage,
     is_events,
 )
@@ -60,6 +61,8 @@ def _decoded(store: Contents, entry: Entry, derived_at: int) -> Part | Proposed:
             return Proposed(decode_floor(body), _nobody)
         case Kind.GATHER:
             return Proposed(decode_gather(body), _nobody)
+        case Kind.PIN:
+            return Proposed(decode_pin(body), _nobody)
         case _:
             raise DataLoss(f"a frame has an entry of kind {entry.kind.name} among its records")
 

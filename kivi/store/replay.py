@@ -40,6 +40,7 @@ from kivi.mvcc.record import (
     Gather,
     NewFloor,
     Other,
+    Pin,
     Stage,
     decode_abort,
     decode_commit,
@@ -79,6 +80,7 @@ def load_base(store: Contents) -> int:
         if isinstance(store.committer, ReplicatedCommitter):
             store.prefix.restore_gathering(store.committer.gathering, store.catalog.schema_of)
             store.prefix.restore_taken(store.committer.deduplication)
+            store.prefix.restore_pins(store.committer.pins)
     elif store.prefix is not None:
         store.prefix.begin(definitions, store.catalog.changes, last_id, store.committer.facts.generations)
     store.stages.load(engine.get(STAGE_INDEX))
@@ -149,7 +151,7 @@ def enter_other(store: Contents, other: Other, sequence: int, time_us: int) -> N
             for token in other.tokens:
                 store.tokens.forget(token)
             store.stages.use(other.stages, sequence)
-        case Gather():  # of a log that orders, whose committer keeps it
+        case Gather() | Pin():  # of a log that orders, whose committer keeps it
             pass
 
 

@@ -41,7 +41,7 @@ from kivi.log.memory import MemoryLog
 from kivi.log.replicated import ReplicatedLog
 from kivi.log.shards import EVERY, SHARDS
 from kivi.mvcc.groups import Outcome
-from kivi.mvcc.record import Abort
+from kivi.mvcc.record import Abort, Pin
 from kivi.mvcc.replicated import PLACE, ReplicatedCommitter
 from kivi.runtime.settings import Settings
 from kivi.store.facade import Store
@@ -58,6 +58,7 @@ GENERATION = b"a generation    "
 _BOOT = meta_key("boot")
 LATER = {"calls": kivi.count(), "total": kivi.sum("x"), "slow": kivi.max("x")}
 """Of an aggregate that is made and dropped while others write."""
+PINNED_US = 3_600_000_000
 SHARDED = {"e", "agg", "shares", "later"}
 VALUES = range(3)
 """Of the column by which these are sharded."""
@@ -212,6 +213,8 @@ class Simulation:
         self.open: list[Open] = []
         self.sent: list[tuple[str, list[Op]]] = []
         self.spans: list[bytes] = []
+        self.pins: dict[int, bytes] = {}
+        """That are held: by their number."""
         self.stages: list[tuple[bytes, list[dict[str, Any]]]] = []
         self._ids = itertools.count(1)
         self.acknowledged = 0
@@ -287,7 +290,7 @@ class Simulation:
 
     STEPS: tuple[tuple[str, float], ...] = (
         ("pump", 30), ("begin", 8), ("work", 14), ("commit", 10), ("write", 4), ("append_each", 4), ("again", 3),
-        ("fence", 5), ("retract", 2.5), ("export", 4),
+        ("fence", 5), ("retract", 2.5), ("export", 4), ("pin", 1.5), ("read_at_pin", 3),
         ("retry", 4), ("snapshot", 4), ("look", 5), ("fold", 5), ("stop", 0.5), ("kill", 0.8), ("cut", 0.4),
         ("leader", 0.5), ("renew", 0.6), ("define", 0.5), ("live", 4), ("truncate", 4), ("evict", 2),
         ("fresh", 3), ("fill", 0.5), ("stage", 3), ("discard", 1),
@@ -463,6 +466,38 @@ class Simulation:
         token, ops = f"token {next(self.attempts)}", [Op("retract", "e", values={column: value})]
         self._send(node, token, ops, tx.start_ts, tx._txn)
 
+    def do_pin(self) -> None:
+        """A client pins a snapshot, or ends one; any node that is there answers at it."""
+        if (node := self._serving()) is None or node.store is None:
+            return
+        committer = node.store.committer
+        if len(self.pins) > 2:
+            number = self.rng.choice(list(self.pins))
+            committer.log_other(Pin(self.pins.pop(number), 0, False), lambda error, number: None)
+            return
+        name = self.rng.randbytes(16)
+
+        def done(error: BaseException | None, number: int) -> None:
+            if error is None:
+                self.pins[number] = name
+
+        committer.log_other(Pin(name, PINNED_US, True), done)
+
+    def do_read_at_pin(self) -> None:
+        node = self._serving()
+        reached = [] if node is None else [number for number in self.pins if number <= node.db.watermark()]
+        if node is None or node.store is None or not reached:
+            return
+        number = self.rng.choice(reached)
+        assert isinstance(node.store.committer, ReplicatedCommitter)
+        try:
+            assert node.store.committer.pins.find(self.pins[number]).ts == number
+        except SnapshotTooOld:
+            raise Mismatch(f"C1: node {node.id} has forgotten the pin {number}") from None
+        with node.db.snapshot(as_of=number) as snap:
+            self._look(node, snap, is_pinned=True)
+        self.note("pinned read")
+
     def do_export(self) -> None:
         """An exporter sends spans to any node, new ones and some that it sent before: each counts once."""
         if (node := self._serving()) is None or node.store is None:
@@ -472,7 +507,7 @@ class Simulation:
         sent = {*new, *rng.choices(self.spans[-9:], k=rng.randint(1, 3))} if self.spans else {*new}
         self.spans += new
         schema = store.table("spans")
-        window = store.shared_window(schema.id, ("id",), 3_600, 1_000_000)
+        window = store.shared_window(schema, ("id",), 3_600, 1_000_000)
         assert window is not None
         known = window.known(np.array(sorted(sent), ID))
         events = [{"ts": 1, "id": id_} for id_, is_known in zip(sorted(sent), known, strict=True) if not is_known]
@@ -576,7 +611,7 @@ class Simulation:
         with node.db.snapshot() as snap:
             self._look(node, snap)
 
-    def _look(self, node: Node, snap: Snapshot) -> None:
+    def _look(self, node: Node, snap: Snapshot, *, is_pinned: bool = False) -> None:
         for table in self.oracle.tables:
             if node.held != EVERY and table in SHARDED:
                 self._look_in_parts(node, snap, table)
@@ -586,6 +621,8 @@ class Simulation:
             except (SnapshotTooOld, NotFound) as error:
                 if isinstance(error, NotFound) and table != "later":
                     raise
+                if is_pinned and isinstance(error, SnapshotTooOld):
+                    raise Mismatch(f"C1: node {node.id} does not answer at the pin {snap.ts}: {error}") from None
                 self.counted[type(error).__name__] += 1
                 continue
             self.oracle.read(Read(snap.ts, table, None, found, (), f"node {node.id}"))
@@ -820,7 +857,7 @@ class Simulation:
 
     def finish(self) -> None:
         """Mends everything, waits until all is told, and judges."""
-        self.servers.faults = Faults(0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+        self.servers.faults = Faults(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
         for node in self.nodes:
             node.client.cut = node.stopped = False
             if node.store is None:

@@ -33,7 +33,7 @@ EVENTS = event_table_schema("calls", "ts", {"ts": "timestamp", "user": "string",
 SUMS = aggregate_schema("sums", EVENTS, ["user"], {"n": kivi.count(), "us": kivi.sum("us")})
 
 
-@pytest.mark.parametrize("seed", [1, 2, 4, 5, 12])
+@pytest.mark.parametrize("seed", [1, 4, 12])
 def test_what_a_node_holds_is_the_replay_of_the_log_and_it_answers_for_nothing_else(seed: int) -> None:
     simulation = Sharded(seed)
     simulation.run(400)
