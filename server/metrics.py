@@ -48,6 +48,8 @@ def _gauge(name: str, text: str) -> Metric:
 _SUMMED: Final = "Event blocks that were summed up, by what was read of them."
 _COLD: Final = "Ranges of cold files that were read, by what they came from."
 _SPANS: Final = "Spans of exports that were answered, by what became of them."
+_ALERTS: Final = "Instances of alerts that are not inactive, by state."
+_NOTIFIED: Final = "Notifications of alerts that were delivered or given up, and times that delivering failed."
 _ABORTS: Final = "Commits that were refused and did nothing, by reason."
 
 METRICS: Final[dict[str, Metric]] = {
@@ -166,6 +168,15 @@ METRICS: Final[dict[str, Metric]] = {
     "subscription_ticks": _counter("subscription_ticks", "Times that queries were brought to a newer snapshot."),
     "subscription_lag": _gauge("subscription_lag", "Commit timestamps that queries are behind the watermark."),
     "subscription_tick_s": _counter("subscription_tick_seconds", "Time spent on bringing queries up to date."),
+    # alerts
+    "alerts_pending": Metric("alert_instances", GaugeMetricFamily, _ALERTS, ("state", "pending")),
+    "alerts_firing": Metric("alert_instances", GaugeMetricFamily, _ALERTS, ("state", "firing")),
+    "alerts_resolved": Metric("alert_instances", GaugeMetricFamily, _ALERTS, ("state", "resolved")),
+    "alerts_failing": _gauge("alerts_failing", "Alerts that cannot be evaluated: kivi alerts says why."),
+    "alert_notifications_waiting": _gauge("alert_notifications_waiting", "Notifications that are yet to be delivered."),
+    "alert_notifications_sent": _counter("alert_notifications", _NOTIFIED, ("outcome", "delivered")),
+    "alert_notifications_failed": _counter("alert_notifications", _NOTIFIED, ("outcome", "failed")),
+    "alert_notifications_given_up": _counter("alert_notifications", _NOTIFIED, ("outcome", "given_up")),
     # OpenTelemetry
     "otlp_spans_stored": _counter("otlp_spans", _SPANS, ("outcome", "stored")),
     "otlp_spans_dropped": _counter("otlp_spans", _SPANS, ("outcome", "dropped")),

@@ -61,6 +61,7 @@ class Options:
     )
     cluster_secret_file: str | None = _told("FILE", "what the servers of --peers know one another by, in one line")
     nats: str | None = _told("URL[,URL]", "the servers of the log run elsewhere: nats://a:4222,nats://b:4222")
+    shards: str | None = _told("0-15,40", "which of the shards 0 to 63 this node holds; default: all that it has")
     log_bytes: int = _told("SIZE", "how large that log may become; default 64GiB", 64 << 30)
     advertise: str | None = _told("HOST:PORT", "where others reach this node; default: what --listen says")
     metrics: str | None = _told("HOST:PORT", "serve Prometheus metrics over HTTP")

@@ -123,9 +123,14 @@ class Requests(ABC):
         self._has_none(request, "a Begin")
         if self.sessions.stopping:
             raise stopping()
+        timeout_s = request.timeout_ms / 1000 if request.timeout_ms else None
+        ttl_s = begin.ttl_ms / 1000 if begin.ttl_ms else None
         if begin.lease:
             transaction.shared = begin.lease
             transaction.lease = self.sessions.find_shared(begin.lease)
+        elif self._is_pin(begin) and (pin := self.store.begin_shared(timeout_s, ttl_s)) is not None:
+            transaction.shared, transaction.lease = pin
+            transaction.owner = True
         else:
             self.sessions.check_snapshots(self.client)
             transaction.lease = self.store.begin(
@@ -134,8 +139,8 @@ class Requests(ABC):
                 min_snapshot=begin.min_snapshot or None,
                 max_staleness_s=begin.max_staleness_us / 1e6 if begin.HasField("max_staleness_us") else None,
                 fresh=begin.fresh,
-                timeout_s=request.timeout_ms / 1000 if request.timeout_ms else None,
-                ttl_s=begin.ttl_ms / 1000 if begin.ttl_ms else None,
+                timeout_s=timeout_s,
+                ttl_s=ttl_s,
             )
             if self._closed:  # the stream ended while this waited
                 self.store.release(transaction.lease)
@@ -143,6 +148,11 @@ class Requests(ABC):
             if begin.shared:
                 transaction.shared, transaction.owner = self.sessions.share(transaction.lease, self.client), True
         self._succeed(asked, transaction, begin=session_pb2.BeginReply(lease=transaction.shared))
+
+    @staticmethod
+    def _is_pin(begin: session_pb2.Begin) -> bool:
+        """Whether all nodes of a cluster keep what it begins: a shared snapshot that is not of the past."""
+        return begin.shared and not (begin.HasField("as_of_ts") or begin.HasField("as_of_us"))
 
     def _apply(self, asked: Asked, transaction: Transaction) -> None:
         """The request's operations. Any failure but a failed insert dooms the transaction."""
@@ -500,6 +510,8 @@ class Requests(ABC):
                 found = self.sessions.shared.pop(transaction.shared, None)
                 if found is not None:
                     self.store.release(found[0])
+                else:
+                    self.store.renew_shared(transaction.shared, 0)
             self._end(transaction)
 
     def _do_renew(self, asked: Asked, transaction: Transaction | None) -> None:
@@ -507,7 +519,11 @@ class Requests(ABC):
         self._apply(asked, transaction)
         assert transaction.lease is not None
         ttl_ms = asked.request.renew.ttl_ms
-        self.store.renew(transaction.lease.id, ttl_ms / 1000 if ttl_ms else None)
+        ttl_s = ttl_ms / 1000 if ttl_ms else None
+        if transaction.lease.pinned:
+            self.store.renew_shared(transaction.shared, ttl_s)
+        else:
+            self.store.renew(transaction.lease.id, ttl_s)
         self._succeed(asked, transaction)
 
     def _do_outcome(self, asked: Asked, transaction: Transaction | None) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import grpc
 import pyarrow as pa
-from kivi_server import limits, status
+from kivi_server import alerting, limits, status
 from kivi_server.auth import Access, Grant, Tokens
 from kivi_server.calls import Context
 from kivi_server.clients import Client
@@ -31,8 +31,8 @@ from kivi.model.levels import level_names
 from kivi.model.schema import TableSchema
 from kivi.wire import methods
 from kivi.wire.codec import fill_values, to_table
+from kivi.wire.v1 import alerts_pb2, types_pb2
 from kivi.wire.v1 import service_pb2 as pb
-from kivi.wire.v1 import types_pb2
 
 __all__ = ["handlers"]
 
@@ -51,6 +51,7 @@ _NEEDS: Final = {
     "Stats": Access.READ,
     "ClusterStatus": Access.READ,
     "ListBatchScopes": Access.READ,
+    **alerting.NEEDS,
     "Stage": Access.WRITE,
     "DiscardStages": Access.WRITE,
     "CreateTable": Access.ADMIN,
@@ -74,7 +75,7 @@ _PROGRESS_S: Final = 0.1
 """How often a client that creates an aggregate hears how far that is."""
 
 
-class Service(RuleCalls):
+class Service(RuleCalls, alerting.AlertCalls):
     def __init__(self, sessions: Sessions, tokens: Tokens, stats: Callable[[], dict[str, int | float]]) -> None:
         self.sessions = sessions
         self.store = sessions.store
@@ -350,6 +351,8 @@ def _tables(request: Any) -> list[str]:
             return [request.table.name]
         case pb.AlterTableRequest() | pb.DropTableRequest() | pb.DescribeRequest() | pb.SplitTableRequest():
             return [request.name]
+        case alerts_pb2.CreateAlertRequest():
+            return [request.on]
         case pb.TailPointsRequest() | pb.AcknowledgeSubscriptionRequest():
             return [request.table]
     return []

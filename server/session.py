@@ -561,7 +561,8 @@ class Session(Requests):
 
     def _waits_for_others(self, begin: session_pb2.Begin) -> bool:
         """Whether a snapshot may have to wait for what the log of a cluster brings."""
-        return begin.fresh or (begin.HasField("max_staleness_us") and begin.max_staleness_us == 0)
+        is_fresh = begin.fresh or (begin.HasField("max_staleness_us") and begin.max_staleness_us == 0)
+        return is_fresh or (self._is_pin(begin) and self.store.is_node)
 
     def _is_little(self, table: str, rows: int) -> bool:
         """Whether so many rows are read in no time: few, of bounded size, while the disk is quick."""

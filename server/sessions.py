@@ -22,6 +22,7 @@ from kivi_server.sql.workers import Workers
 from kivi_server.translate import Translator
 from kivi_server.waiting import Waiting
 
+from kivi.alerts import Alerts
 from kivi.errors import KiviError, SnapshotTooOld, Unauthenticated
 from kivi.live.hub import Hub
 from kivi.runtime.scheduling import use_batch_scheduling
@@ -63,6 +64,7 @@ class Sessions:
         self.clients = Clients(allowance or Allowance())
         self.translator = Translator(store)
         self.hub = Hub(store)
+        self.alerts = Alerts(store)
         self.subscriptions_beside: Callable[[], int] | None = None
         """At which port of this machine those have a process of their own. Raises Unavailable where it starts."""
         self.version = version
@@ -122,7 +124,10 @@ class Sessions:
         return name
 
     def find_shared(self, name: bytes) -> Lease:
+        """Raises SnapshotTooOld. In a cluster any node knows those that are pins, this one those as of the past."""
         found = self.shared.get(name)
+        if found is None and (pinned := self.store.find_shared(name)) is not None:
+            return pinned
         if found is None:
             raise SnapshotTooOld("this shared snapshot has been released, or the server was restarted: begin again")
         return found[0]
@@ -167,6 +172,7 @@ class Sessions:
             "server_commits_in_flight": self.commits_in_flight,
             "server_sql_answered": self.workers.answered,
             "server_sql_killed": self.workers.killed,
+            **self.alerts.stats(),
         }
 
     async def drained(self, grace_s: float) -> bool:
@@ -179,6 +185,7 @@ class Sessions:
         return False
 
     def close(self) -> None:
+        self.alerts.stop()
         self.hub.stop()
         self.waiting.close()
         self.workers.close()

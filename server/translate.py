@@ -229,6 +229,10 @@ class Translator:
             column_writer(schema, names)(page.columns, zip(*rows, strict=True))
         return page
 
+    def where(self, schema: TableSchema, expr: types_pb2.Expr) -> Expr:
+        """A predicate over the rows of a table."""
+        return self._where(schema, from_expr(expr))
+
     def _where(self, schema: TableSchema, expr: Expr) -> Expr:
         """The predicate as ``bind`` gives it, its literals checked: they are in stored form already."""
         return bind(expr, lambda name: type_of(schema, name), self._value)
@@ -286,7 +290,9 @@ class Translator:
             self._unique(table.name, [c.name for c in table.columns])
             local = table.local_us if table.HasField("local_us") else None
             cold = table.cold if table.HasField("cold") else None
-            return event_table_schema(table.name, table.event_time, columns, retention, local, cold, list(table.index))
+            expires = table.expires if table.HasField("expires") else None
+            named = list(table.index), list(table.shard_by)
+            return event_table_schema(table.name, table.event_time, columns, retention, local, cold, *named, expires)
         if table.kind != types_pb2.Table.KIND_ROW:
             raise InvalidArgument("CreateTable makes row tables and event tables; use CreateAggregate for aggregates")
         self._unique(table.name, [c.name for c in (*table.key, *table.columns)])

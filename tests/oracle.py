@@ -175,7 +175,8 @@ class Op:
 
 @dataclass(frozen=True)
 class Read:
-    """``key`` None: a scan, found in order. ``own``: what the reader had written before."""
+    """``key`` None: a scan, found in order. ``own``: what the reader had written before. ``only``: of events, those
+    with a value in a column."""
 
     ts: int
     table: str
@@ -183,6 +184,7 @@ class Read:
     found: Any
     own: tuple[Op, ...] = ()
     who: str = ""
+    only: tuple[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -513,7 +515,8 @@ class Replay:
         spec = self.tables[read.table]
         if isinstance(spec, EventTable):
             own = [event for op in read.own if op.kind == "append" for event in op.events]
-            return [*self.events[read.table], *own]
+            events = [*self.events[read.table], *own]
+            return events if read.only is None else [event for event in events if event[read.only[0]] == read.only[1]]
         rows = self.rows
         if read.own:
             held_in = spec.source if isinstance(spec, View) else read.table

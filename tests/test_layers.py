@@ -133,6 +133,10 @@ ROOMS: dict[str, Room] = {
         below="errors model arrow states encoding delta mvcc store",
         packages="numpy pyarrow",
     ),
+    "alerts": Room(
+        "judges rows of snapshots and tells others over HTTP; nobody who commits waits for it",
+        below="errors runtime model arrow encoding mvcc store",
+    ),
     "api": Room(
         "the public methods and their arguments, and how events gather: the same everywhere, so it sees no database",
         below="errors runtime model arrow sql",
@@ -140,7 +144,7 @@ ROOMS: dict[str, Room] = {
     ),
     "embedded": Room(
         "the public interface over a store in this process: it converts and holds no rules",
-        below="errors runtime model arrow sql states api store live",
+        below="errors runtime model arrow sql states api store live alerts",
         packages="numpy pyarrow",
     ),
     # What talks to it. None of these may load RocksDB: they run in Spark executors and in other people's programs.
@@ -183,7 +187,7 @@ ROOMS: dict[str, Room] = {
     "cli": Room(
         "the command line is a client; only its offline tools and `serve` open a store, inside their functions",
         below="errors model",
-        packages="deltalake pyarrow",
+        packages="deltalake mcp pyarrow",
         lazy="face runtime engine log arrow states encoding delta mvcc store cluster embedded client server "
         "server.process",
     ),
@@ -194,7 +198,7 @@ ROOMS: dict[str, Room] = {
     ),
     "server": Room(
         "the server translates and holds no rules: of the store it sees the public face only",
-        below="errors runtime model arrow sql encoding api wire store live server.sql",
+        below="errors runtime model arrow sql encoding api wire store live alerts server.sql",
         packages="google grpc grpc_status numpy prometheus_client pyarrow",
     ),
     "server.http": Room(

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime as dt
+import functools
+import random
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import aclosing
@@ -18,6 +20,7 @@ from kivi.aio.appender import Appender
 from kivi.aio.live import Subscription
 from kivi.aio.transport import Transport
 from kivi.api import interface
+from kivi.api.alerting import AlertArguments, SilenceArguments, drop_alert_name
 from kivi.api.arguments import (
     NO_ARGUMENTS,
     AggregateArguments,
@@ -50,19 +53,20 @@ from kivi.api.arguments import (
     windows_arguments,
 )
 from kivi.api.frames import frame_of
+from kivi.api.hierarchies import HierarchyArguments
 from kivi.api.interface import BATCH_ROWS, documented_by
 from kivi.api.match_arguments import MatchArguments
 from kivi.api.retry import Retries
 from kivi.api.rules import RuleArguments
 from kivi.api.writes import Write
 from kivi.arrow.columns import rows_from_batch
-from kivi.client import appends, declarations
+from kivi.client import alerting, appends, declarations
 from kivi.client.core import Core
 from kivi.client.messages import read_batches
 from kivi.client.pages import PageReader
 from kivi.client.steps import Steps, named
-from kivi.client.transaction import SharedSnapshotArguments, TransactionCore
-from kivi.errors import InvalidArgument, NotFound, Retryable, SnapshotTooOld
+from kivi.client.transaction import SharedSnapshotArguments, TransactionCore, holders_of
+from kivi.errors import InvalidArgument, NotFound, Retryable, SnapshotTooOld, Unavailable
 from kivi.model.declarations import event_table_schema, row_table_schema
 from kivi.wire import methods
 from kivi.wire.methods import Tls
@@ -112,6 +116,17 @@ def asks(steps: Callable[Concatenate[C, P], Steps[T]]) -> Callable[Concatenate[A
     return named(method, steps)
 
 
+def reads(
+    steps: Callable[Concatenate[TransactionCore, P], Steps[T]],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+    """The same, at whichever node has what is read."""
+
+    async def method(self: _Reads, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return (await self._read(lambda core: steps(core, *args, **kwargs)))[1]
+
+    return named(method, steps)
+
+
 @documented_by(interface.Reads)
 class _Reads:
     def __init__(self, db: Database, core: TransactionCore) -> None:
@@ -121,9 +136,14 @@ class _Reads:
 
     async def get(self, table: str, key: Sequence[Any], columns: Sequence[str] | None = None) -> dict[str, Any] | None:
         """The row as a dict of key, columns and derived columns, or None. Own writes included."""
-        return (await self._run(self._core.get_many(GetArguments(table, (key,), columns))))[0]
+        _, rows = await self._read(lambda core: core.get_many(GetArguments(table, (key,), columns)))
+        return rows[0]
 
-    get_many = takes(GetArguments)(asks(TransactionCore.get_many))
+    async def _read(self, steps: Callable[[TransactionCore], Steps[T]]) -> tuple[_Reads, T]:
+        """Carries out steps that read, and says where: here."""
+        return self, await self._run(steps(self._core))
+
+    get_many = takes(GetArguments)(reads(TransactionCore.get_many))
     started = asks(TransactionCore.started)
     renew = asks(TransactionCore.renew)
 
@@ -133,12 +153,12 @@ class _Reads:
         return self._each(wanted)
 
     async def _each(self, wanted: ScanArguments) -> AsyncGenerator[dict[str, Any]]:
-        rows, page = await self._run(self._core.scan_rows(wanted))
+        there, (rows, page) = await self._read(lambda core: core.scan_rows(wanted))
         if rows is not None:
             for row in rows:
                 yield row
             return
-        async with aclosing(self._pages(page)) as batches:
+        async with aclosing(there._pages(page)) as batches:
             async for batch in batches:
                 for row in rows_from_batch(batch):
                     yield row
@@ -154,14 +174,14 @@ class _Reads:
     @takes(summary_arguments)
     async def summary(self, wanted: SummaryArguments) -> dict[str, Any]:
         """As ``kivi.api.interface.Reads.summary``."""
-        _, page = await self._run(self._core.scan_open(wanted))
+        _, (_, page) = await self._read(lambda core: core.scan_open(wanted))
         (batch,) = read_batches(page.arrow)
         (row,) = rows_from_batch(batch)
         return wanted.row(row)
 
     async def _batches(self, wanted: ScanArguments, rows: int | None) -> AsyncGenerator[pa.RecordBatch]:
-        _, page = await self._run(self._core.scan_open(wanted, rows))
-        async with aclosing(self._pages(page)) as batches:
+        there, (_, page) = await self._read(lambda core: core.scan_open(wanted, rows))
+        async with aclosing(there._pages(page)) as batches:
             async for batch in batches:
                 yield batch
 
@@ -241,7 +261,40 @@ class Transaction(_Reads):
 
 @documented_by(interface.Snapshot)
 class Snapshot(_Reads):
-    """A read-only view at one timestamp."""
+    """A read-only view at one timestamp: of one node of a cluster, and, where that does not hold all that is read, of
+    others."""
+
+    def __init__(self, db: Database, wanted: SharedSnapshotArguments) -> None:
+        super().__init__(db, TransactionCore(db._core, wanted))
+        self._wanted = wanted
+        self._is_fixed = False
+        """Whether it has answered, or said at which timestamp it is."""
+        self._others: dict[str, Snapshot] = {}
+
+    async def _read(self, steps: Callable[[TransactionCore], Steps[T]]) -> tuple[_Reads, T]:
+        try:
+            found = await self._run(steps(self._core))
+        except Unavailable as error:
+            addresses = holders_of(error)
+            if not addresses or self._core.shared:
+                raise
+            there = await self._elsewhere(addresses)
+            return there, await there._run(steps(there._core))
+        self._is_fixed = True
+        return self, found
+
+    async def _elsewhere(self, addresses: Sequence[str]) -> Snapshot:
+        """A snapshot of another node. One that has answered nothing yet moves there; else both have one timestamp."""
+        known = next((address for address in addresses if address in self._others), None)
+        if known is not None:
+            return self._others[known]
+        address, db = await self._db._other(addresses)
+        if not self._is_fixed:
+            self._core.release()
+            self._core, self._run = TransactionCore(db._core, self._wanted), db._run
+            return await self.__aenter__()
+        there = self._others[address] = Snapshot(db, self._wanted.at(self.ts))
+        return await there.__aenter__()
 
     async def __aenter__(self) -> Snapshot:
         if self._core.shared:
@@ -256,17 +309,19 @@ class Snapshot(_Reads):
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._core.release()
+        await self.close()
 
     async def close(self) -> None:
-        self._core.release()
+        for one in (self, *self._others.values()):
+            one._core.release()
+        self._db._core.saw(self._core.start_ts or 0)
 
-    to_arrow = takes(WholeArguments)(asks(TransactionCore.to_arrow))
-    rollup = takes(RollupArguments)(asks(TransactionCore.answer))
-    query = takes(QuestionArguments)(asks(TransactionCore.answer))
-    windows = takes(windows_arguments)(asks(TransactionCore.answer))
-    match = takes(MatchArguments)(asks(TransactionCore.answer))
-    sql = takes(SqlArguments)(asks(TransactionCore.sql))
+    to_arrow = takes(WholeArguments)(reads(TransactionCore.to_arrow))
+    rollup = takes(RollupArguments)(reads(TransactionCore.answer))
+    query = takes(QuestionArguments)(reads(TransactionCore.answer))
+    windows = takes(windows_arguments)(reads(TransactionCore.answer))
+    match = takes(MatchArguments)(reads(TransactionCore.answer))
+    sql = takes(SqlArguments)(reads(TransactionCore.sql))
 
     async def dataset(self, table: str, *, commits: bool = False) -> Dataset:
         """As ``kivi.api.interface.Snapshot.dataset``; what reads it runs in another thread (``asyncio.to_thread``)."""
@@ -294,14 +349,17 @@ class Snapshot(_Reads):
 
     @takes(WholeArguments)
     async def to_pandas(self, wanted: ScanArguments) -> Any:
-        return frame_of("pandas", await self._run(self._core.to_arrow(wanted)))
+        return frame_of("pandas", await self._arrow(wanted))
 
     @takes(WholeArguments)
     async def to_polars(self, wanted: ScanArguments) -> Any:
-        return frame_of("polars", await self._run(self._core.to_arrow(wanted)))
+        return frame_of("polars", await self._arrow(wanted))
+
+    _arrow = reads(TransactionCore.to_arrow)
 
     @property
     def ts(self) -> int:
+        self._is_fixed = True
         return _known(self._core)
 
     @property
@@ -361,6 +419,8 @@ class Database:
         self._transport = Transport(self._core, access_token, methods.as_tls(tls))
         self._core.transport = self._transport
         self._run = self._transport.run
+        self._others, self._other_lock = dict[str, Database](), asyncio.Lock()
+        self._open = functools.partial(Database, access_token=access_token, tls=tls, timeout=timeout, fresh=fresh)
 
     async def __aenter__(self) -> Database:
         return self
@@ -369,7 +429,22 @@ class Database:
         await self.close()
 
     async def close(self) -> None:
+        for one in self._others.values():
+            await one.close()
         await self._transport.close()
+
+    async def _other(self, addresses: Sequence[str]) -> tuple[str, Database]:
+        """A client of another node, at one of these addresses, that has seen what this one has. Raises Unavailable."""
+        async with self._other_lock:
+            address = next((each for each in addresses if each in self._others), None)
+            if address is None:
+                address = random.choice(addresses)
+                other = self._open(address)
+                await other._transport.connect()
+                self._others[address] = other
+        other = self._others[address]
+        other._core.saw(self._core.seen_ts)
+        return address, other
 
     @property
     def endpoint(self) -> str:
@@ -385,6 +460,7 @@ class Database:
     create_aggregate = takes(AggregateArguments)(asks(Core.create_aggregate))
     create_aggregates = takes(LevelsArguments)(asks(Core.create_aggregates))
     create_view = takes(ViewArguments)(asks(Core.create_view))
+    create_hierarchy = takes(HierarchyArguments)(asks(Core.create_hierarchy))
     create_rule = takes(RuleArguments)(asks(declarations.create_rule))
     rules = asks(declarations.rules)
     drop_rule = asks(declarations.drop_rule)
@@ -404,13 +480,20 @@ class Database:
     batch_scopes = asks(Core.batch_scopes)
     subscriptions = asks(Core.subscriptions)
     unsubscribe = asks(Core.unsubscribe)
+    create_alert = takes(AlertArguments)(asks(alerting.create_alert))
+    alerts = asks(alerting.alerts)
+    silence = takes(SilenceArguments)(asks(alerting.silence))
+    drop_alert = takes(drop_alert_name)(asks(alerting.drop_alert))
     watermark = asks(Core.watermark)
     consolidate = asks(Core.consolidate)
     stats = asks(Core.stats)
     cluster_status = asks(Core.cluster_status)
     checkpoint = asks(Core.checkpoint)
     backup = asks(Core.backup)
-    get_many = takes(GetNowArguments)(asks(Core.get_many))
+
+    @takes(GetNowArguments)
+    async def get_many(self, wanted: GetNowArguments) -> list[dict[str, Any] | None]:
+        return await self._get(wanted)
 
     # -- transactions ---------------------------------------------------------------------------
 
@@ -422,7 +505,7 @@ class Database:
     @takes(SharedSnapshotArguments)
     def snapshot(self, wanted: SharedSnapshotArguments) -> Snapshot:
         """``async with db.snapshot() as snap``: as ``kivi.client.Database.snapshot``."""
-        return Snapshot(self, TransactionCore(self._core, wanted))
+        return Snapshot(self, wanted)
 
     async def get(
         self,
@@ -433,7 +516,18 @@ class Database:
         max_staleness: str | int | dt.timedelta | None = None,
     ) -> dict[str, Any] | None:
         wanted = GetNowArguments(table, (key,), columns, max_staleness=max_staleness)
-        return (await self._run(self._core.get_many(wanted)))[0]
+        return (await self._get(wanted))[0]
+
+    async def _get(self, wanted: GetNowArguments) -> list[dict[str, Any] | None]:
+        try:
+            return await self._run(self._core.get_many(wanted))
+        except Unavailable as error:
+            if not (addresses := holders_of(error)):
+                raise
+        _, other = await self._other(addresses)
+        rows = await other._run(other._core.get_many(wanted))
+        self._core.saw(other._core.seen_ts)
+        return rows
 
     async def run(self, fn: Callable[[Transaction], Awaitable[T]], timeout: float | None = None) -> T:  # noqa: ASYNC109
         check_work(fn)

@@ -15,6 +15,7 @@ from contextlib import closing
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
+from kivi.api.alerting import Alerting
 from kivi.api.arguments import (
     NO_ARGUMENTS,
     AggregateArguments,
@@ -46,6 +47,7 @@ from kivi.api.arguments import (
     windows_arguments,
 )
 from kivi.api.frames import frame_of
+from kivi.api.hierarchies import HierarchyArguments
 from kivi.api.match_arguments import AnswerArguments, MatchArguments
 from kivi.api.retry import Retries
 from kivi.api.rules import RuleMethods
@@ -73,7 +75,7 @@ Snap = TypeVar("Snap", bound="Snapshot")
 BATCH_ROWS: Final = 65_536  # of ``scan_batches``, at most
 
 
-class Database(RuleMethods, ABC, Generic[Tx, Snap]):
+class Database(RuleMethods, Alerting, ABC, Generic[Tx, Snap]):
     """A store, wherever it is. Safe to use from many threads."""
 
     _timeout_s: float | None
@@ -112,9 +114,16 @@ class Database(RuleMethods, ABC, Generic[Tx, Snap]):
         ``index=["user"]``: columns of text, bytes or integers by whose values events are looked for. Of text and of
         values that hardly repeat, such as trace ids, nothing need be said.
 
+        ``shard_by=["customer"]``: a node of a cluster may hold the events of some values of these columns alone, and
+        the rows of the table's aggregates, which group by them first.
+
         ``local="30d", cold="s3://bucket/prefix"``: settled files whose events are all older than that move to this
         object store, any URL that ``pyarrow.fs`` knows, and are read there. Unavailable if it cannot be reached now;
         InvalidArgument for a URL that cannot be, or has a secret in it, and in a store in memory.
+
+        ``expires="until"``: a timestamp column that says of each event when it ends; null is never. Within some seconds
+        of that moment the store retracts it: from then on everything answers as if it had never been, and its disk is
+        given back. Tails of such a table pass over what is gone, as with ``retractions="ignore"``.
         """
         self._create(schema)
 
@@ -165,6 +174,20 @@ class Database(RuleMethods, ABC, Generic[Tx, Snap]):
 
         The source goes on being read and written meanwhile; ``describe`` says that the view's ``state`` is ``building``
         until then. Raises AlreadyExists, NotFound, SchemaError, and RowExists where a view cannot be unique.
+        """
+
+    @abstractmethod
+    @takes(HierarchyArguments)
+    def create_hierarchy(self, wanted: HierarchyArguments) -> None:
+        """Makes a row table a hierarchy, for ``kivi.col(...).under(value)`` and ``.covers(value)``.
+
+        ``name`` is that of a row table with one key column, and ``parent`` its value column of the same type, which
+        names the row above; null at the top. A table that is not there is made: ``name`` and ``parent``, both strings.
+        A view of it by the parent is made, too, with the name ``NAME_by_PARENT``: drop that, and it is a plain table
+        again.
+
+        Rows are written as any others; a row that is above itself ends nowhere, and is found once. Raises
+        AlreadyExists, SchemaError.
         """
 
     @abstractmethod

@@ -10,7 +10,7 @@ from typing import Any
 from kivi.cli.text import print_rows, print_value
 from kivi.errors import InvalidArgument, Unavailable
 
-__all__ = ["begin", "status"]
+__all__ = ["begin", "shards", "status"]
 
 _NODES = ("node", "state", "address", "version", "watermark", "behind", "behind s", "silent s", "agrees", "disk free")
 _COPIES = ("server", "leads", "current", "away", "behind")
@@ -36,6 +36,22 @@ def status(db: Any, args: argparse.Namespace) -> int:
     for problem in problems:
         print(f"* {problem}")
     return 1 if problems else 0
+
+
+def shards(db: Any, args: argparse.Namespace) -> int:
+    """Which nodes hold which shards: 1 if nobody holds some."""
+    from kivi.log.shards import parse_shards, refined, shown_shards
+
+    live = [(one, parse_shards(one["shards"])) for one in db.cluster_status()["nodes"] if one["state"] == "live"]
+    rows = []
+    for cut in refined(held for _, held in live):
+        holders = [one["address"] or one["node"] for one, held in live if not cut & ~held]
+        rows.append({"shards": shown_shards(cut), "nodes": ", ".join(holders)})
+    if args.output == "json":
+        print_value({"shards": rows}, "json")
+    else:
+        print_rows(rows, ("shards", "nodes"), args.output)
+    return 0 if all(row["nodes"] for row in rows) else 1
 
 
 def _node(one: dict[str, Any], answering: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from kivi.cli.alerts import alerts, silence
 from kivi.cli.text import assignments, key_of, outputs, print_columns, print_rows, print_value
 from kivi.errors import InvalidArgument, KiviError, Unavailable
 from kivi.model.predicate_text import parse_value, split_names, type_names, where
@@ -374,6 +375,12 @@ def alter(db: Any, args: argparse.Namespace) -> None:
     altering.alter(db, args)
 
 
+def mcp(db: Any, args: argparse.Namespace) -> None:
+    from kivi.cli.mcp import serve
+
+    serve(db)
+
+
 def shell(db: Any, args: argparse.Namespace) -> int:
     from kivi.cli.shell import Shell
 
@@ -412,6 +419,12 @@ def cluster_status(db: Any, args: argparse.Namespace) -> int:
     from kivi.cli.cluster import status
 
     return status(db, args)
+
+
+def cluster_shards(db: Any, args: argparse.Namespace) -> int:
+    from kivi.cli.cluster import shards
+
+    return shards(db, args)
 
 
 def cluster_begin(args: argparse.Namespace) -> int:
@@ -471,6 +484,7 @@ def add_events(to: argparse.ArgumentParser) -> None:
     """What an event table has: see ``kivi.cli.create``."""
     to.add_argument("--event-time", metavar="COLUMN", help="of events: the column that says when each was")
     to.add_argument("--retention", metavar="DURATION", help="of events: forget them after so long, for example 30d")
+    to.add_argument("--expires", metavar="COLUMN", help="of events: the column that says until when each is there")
     to.add_argument("--index", metavar="A,B", help="of events: columns by whose values they are looked for")
     to.add_argument("--local", metavar="DURATION", help="of events: older ones move to --cold")
     to.add_argument("--cold", metavar="URL", help="of events: an object store, such as s3://bucket/prefix")
@@ -563,6 +577,10 @@ def parser() -> argparse.ArgumentParser:
     command("status", status, "healthy or not, and what it is doing", connects=False)
     command("tables", tables, "all tables", reads=True)
     command("describe", describe, "one table's columns", "table", reads=True)
+    command("alerts", alerts, "alerts and their instances: pending, firing, resolved", reads=True)
+    sub = command("silence", silence, "tell nobody that an alert fires, until a time, for a while (2h), or not (now)")
+    sub.add_argument("name")
+    sub.add_argument("until", metavar="UNTIL")
     sub = command("get", get, "one row", "table", reads=True)
     sub.add_argument("key", nargs="+")
     sub.add_argument("--as-of", metavar="TS", help="a commit timestamp or a time")
@@ -673,6 +691,7 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--derived", action="append", default=[], metavar="NAME=EXPRESSION", help=text)
     sub.add_argument("--later-only", action="store_true", help="new measures have only the events from now on")
     command("shell", shell, "transactions by hand")
+    command("mcp", mcp, "questions for language models, by the Model Context Protocol on standard input; read only")
     for name, text in (
         ("dump", "print what a store's files hold; reads only"),
         ("verify", "check a store's files, sums and counts; reads only"),
@@ -698,6 +717,9 @@ def parser() -> argparse.ArgumentParser:
     text = "its nodes, its log, and what somebody has to do; 1 if there is something"
     sub = actions.add_parser("status", help=text, description=text, parents=[common], allow_abbrev=False)
     sub.set_defaults(run=cluster_status, connects=True)
+    text = "which of its nodes hold which shards of sharded tables; 1 if nobody holds some"
+    sub = actions.add_parser("shards", help=text, description=text, parents=[common], allow_abbrev=False)
+    sub.set_defaults(run=cluster_shards, connects=True)
     for name, text in (
         ("adopt", "make a cluster of the store in DIR, which nobody has open: with a log that begins after it"),
         ("reseed", "end a cluster's log, and begin anew with the best node: with DIR, which nobody has open"),

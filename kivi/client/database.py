@@ -5,16 +5,21 @@ One gRPC channel, one session stream (``transport``). What the calls *do* is in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+import functools
+import random
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from kivi.api import interface
+from kivi.api.alerting import AlertArguments, SilenceArguments, drop_alert_name
 from kivi.api.appender import Appender
 from kivi.api.arguments import (
     NO_ARGUMENTS,
     AggregateArguments,
     AlterAggregateArguments,
     AlterTableArguments,
+    GetNowArguments,
     LevelsArguments,
     QuestionArguments,
     ScanArguments,
@@ -28,15 +33,17 @@ from kivi.api.arguments import (
     retract_arguments,
     takes,
 )
+from kivi.api.hierarchies import HierarchyArguments
 from kivi.api.interface import documented_by
 from kivi.api.rules import RuleArguments
-from kivi.client import appends, declarations
+from kivi.client import alerting, appends, declarations
 from kivi.client.core import Core
 from kivi.client.live import Live
 from kivi.client.pages import PageReader
 from kivi.client.steps import Steps, named
-from kivi.client.transaction import SharedSnapshotArguments, TransactionCore
+from kivi.client.transaction import SharedSnapshotArguments, TransactionCore, holders_of
 from kivi.client.transport import Transport
+from kivi.errors import Unavailable
 from kivi.wire import methods
 
 if TYPE_CHECKING:
@@ -80,6 +87,15 @@ def asks(steps: Callable[Concatenate[C, P], Steps[R]]) -> Callable[Concatenate[A
     return named(method, steps)
 
 
+def reads(steps: Callable[Concatenate[TransactionCore, P], Steps[R]]) -> Callable[Concatenate[Any, P], R]:
+    """The same, at whichever node has what is read."""
+
+    def method(self: _Reads, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self._read(lambda core: steps(core, *args, **kwargs))[1]
+
+    return named(method, steps)
+
+
 @documented_by(interface.Reads)
 class _Reads(interface.Reads):
     def __init__(self, db: Database, core: TransactionCore) -> None:
@@ -87,16 +103,20 @@ class _Reads(interface.Reads):
         self._core = core
         self._run = db._run
 
-    _get = asks(TransactionCore.get_many)
+    _get = reads(TransactionCore.get_many)
     renew = asks(TransactionCore.renew)
 
+    def _read(self, steps: Callable[[TransactionCore], Steps[R]]) -> tuple[_Reads, R]:
+        """Carries out steps that read, and says where: here."""
+        return self, self._run(steps(self._core))
+
     def _batches(self, wanted: ScanArguments | QuestionArguments, rows: int | None) -> Generator[pa.RecordBatch]:
-        _, page = self._run(self._core.scan_open(wanted, rows))
-        return self._pages(page)
+        there, (_, page) = self._read(lambda core: core.scan_open(wanted, rows))
+        return there._pages(page)
 
     def _rows(self, wanted: ScanArguments) -> Iterator[dict[str, Any]]:
-        rows, page = self._run(self._core.scan_rows(wanted))
-        return iter(rows) if rows is not None else interface.rows_of(self._pages(page))
+        there, (rows, page) = self._read(lambda core: core.scan_rows(wanted))
+        return iter(rows) if rows is not None else interface.rows_of(there._pages(page))
 
     def _pages(self, page: Page) -> Generator[pa.RecordBatch]:
         pages, scan = PageReader(), page.scan
@@ -147,6 +167,41 @@ class Transaction(_Reads, interface.Transaction):
 
 @documented_by(interface.Snapshot)
 class Snapshot(_Reads, interface.Snapshot):
+    """Of one node of a cluster; and, where that does not hold all that is read, of others at the same timestamp."""
+
+    def __init__(self, db: Database, wanted: SharedSnapshotArguments) -> None:
+        super().__init__(db, TransactionCore(db._core, wanted))
+        self._wanted = wanted
+        self._is_fixed = False
+        """Whether it has answered, or said at which timestamp it is."""
+        self._others: dict[str, Snapshot] = {}
+
+    def _read(self, steps: Callable[[TransactionCore], Steps[R]]) -> tuple[_Reads, R]:
+        try:
+            found = self._run(steps(self._core))
+        except Unavailable as error:
+            addresses = holders_of(error)
+            if not addresses or self._core.shared:
+                raise
+            there = self._elsewhere(addresses)
+            return there, there._run(steps(there._core))
+        self._is_fixed = True
+        return self, found
+
+    def _elsewhere(self, addresses: Sequence[str]) -> Snapshot:
+        """A snapshot of another node. One that has answered nothing yet moves there; else both have one timestamp."""
+        known = next((address for address in addresses if address in self._others), None)
+        if known is not None:
+            return self._others[known]
+        address, db = self._db._other(addresses)
+        if not self._is_fixed:
+            self._core.release()
+            self._core, self._run = TransactionCore(db._core, self._wanted), db._run
+            self._core.begin()
+            return self
+        there = self._others[address] = Snapshot(db, self._wanted.at(self.ts))
+        return there.__enter__()
+
     def __enter__(self) -> Snapshot:
         if self._core.shared:
             self._run(self._core.open_shared())
@@ -155,10 +210,13 @@ class Snapshot(_Reads, interface.Snapshot):
         return self
 
     def close(self) -> None:
-        self._core.release()
+        for one in (self, *self._others.values()):
+            one._core.release()
+        self._db._core.saw(self._core.start_ts or 0)
 
     @property
     def ts(self) -> int:
+        self._is_fixed = True
         return self._run(self._core.started())
 
     @property
@@ -166,10 +224,10 @@ class Snapshot(_Reads, interface.Snapshot):
         """Names a shared snapshot for other processes; empty otherwise."""
         return self._core.lease
 
-    _table = asks(TransactionCore.to_arrow)
-    _table_schema = asks(TransactionCore.table_schema)
-    _sql = asks(TransactionCore.sql)
-    _answer = asks(TransactionCore.answer)
+    _table = reads(TransactionCore.to_arrow)
+    _table_schema = reads(TransactionCore.table_schema)
+    _sql = reads(TransactionCore.sql)
+    _answer = reads(TransactionCore.answer)
 
 
 @documented_by(interface.Database)
@@ -186,13 +244,28 @@ class Database(interface.Database[Transaction, Snapshot]):
     ) -> None:
         self._core = Core(endpoint, timeout, fresh)
         self._timeout_s = timeout
+        self._others, self._other_lock = dict[str, Database](), threading.Lock()
+        self._open = functools.partial(Database, access_token=access_token, tls=tls, timeout=timeout, fresh=fresh)
         self._transport = Transport(self._core, access_token, methods.as_tls(tls))
         self._core.transport = self._transport
         self._run = self._transport.run
         self._transport.connect()
 
     def close(self) -> None:
+        for one in self._others.values():
+            one.close()
         self._transport.close()
+
+    def _other(self, addresses: Sequence[str]) -> tuple[str, Database]:
+        """A client of another node, at one of these addresses, that has seen what this one has. Raises Unavailable."""
+        with self._other_lock:
+            address = next((each for each in addresses if each in self._others), None)
+            if address is None:
+                address = random.choice(addresses)
+                self._others[address] = self._open(address)
+        other = self._others[address]
+        other._core.saw(self._core.seen_ts)
+        return address, other
 
     @property
     def endpoint(self) -> str:
@@ -207,6 +280,7 @@ class Database(interface.Database[Transaction, Snapshot]):
     create_aggregate = takes(AggregateArguments)(asks(Core.create_aggregate))
     create_aggregates = takes(LevelsArguments)(asks(Core.create_aggregates))
     create_view = takes(ViewArguments)(asks(Core.create_view))
+    create_hierarchy = takes(HierarchyArguments)(asks(Core.create_hierarchy))
     create_rule = takes(RuleArguments)(asks(declarations.create_rule))
     rules = asks(declarations.rules)
     drop_rule = asks(declarations.drop_rule)
@@ -226,13 +300,27 @@ class Database(interface.Database[Transaction, Snapshot]):
     batch_scopes = asks(Core.batch_scopes)
     subscriptions = asks(Core.subscriptions)
     unsubscribe = asks(Core.unsubscribe)
+    create_alert = takes(AlertArguments)(asks(alerting.create_alert))
+    alerts = asks(alerting.alerts)
+    silence = takes(SilenceArguments)(asks(alerting.silence))
+    drop_alert = takes(drop_alert_name)(asks(alerting.drop_alert))
     watermark = asks(Core.watermark)
     consolidate = asks(Core.consolidate)
     stats = asks(Core.stats)
     cluster_status = asks(Core.cluster_status)
     checkpoint = asks(Core.checkpoint)
     backup = asks(Core.backup)
-    _get = asks(Core.get_many)
+
+    def _get(self, wanted: GetNowArguments) -> list[dict[str, Any] | None]:
+        try:
+            return self._run(self._core.get_many(wanted))
+        except Unavailable as error:
+            if not (addresses := holders_of(error)):
+                raise
+        _, other = self._other(addresses)
+        rows = other._run(other._core.get_many(wanted))
+        self._core.saw(other._core.seen_ts)
+        return rows
 
     @takes(TransactionArguments, NO_ARGUMENTS)
     def transaction(self, wanted: TransactionArguments) -> Transaction:
@@ -245,7 +333,7 @@ class Database(interface.Database[Transaction, Snapshot]):
         ``shared`` makes one that other processes may open by its ``lease`` and that outlives this client's
         connection, until its maker closes it or ``ttl_s`` has passed without renewal.
         """
-        return Snapshot(self, TransactionCore(self._core, wanted))
+        return Snapshot(self, wanted)
 
     @takes(SubscribeArguments)
     def subscribe(self, wanted: SubscribeArguments) -> Subscription:

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from kivi.client.steps import Answer, Page
     from kivi.model.schema import TableSchema
 
-__all__ = ["TransactionCore"]
+__all__ = ["SharedSnapshotArguments", "TransactionCore", "holders_of"]
 
 Kind = session_pb2.Operation
 _FLUSH_OPERATIONS: Final = 4_096  # buffered operations are sent ahead from so many on ...
@@ -76,6 +76,15 @@ class SharedSnapshotArguments(SnapshotArguments):
         """Than how new it has to be at least."""
         limits = (self.as_of, self.max_staleness, self.ttl_s)
         return self.shared or bool(self.lease) or any(limit is not None for limit in limits)
+
+    def at(self, ts: int) -> SharedSnapshotArguments:
+        """One of another node, at this timestamp."""
+        return SharedSnapshotArguments(as_of=ts, min_snapshot=ts, ttl_s=self.ttl_s)
+
+
+def holders_of(error: errors.KiviError) -> list[str]:
+    """Where to ask for what a node of a cluster does not hold, if that is what the error says."""
+    return [address for address in error.details.get("addresses") or () if ":" in address]
 
 
 class TransactionCore:
@@ -264,7 +273,9 @@ class TransactionCore:
             self.ended = True
             if self._taken_back():
                 return
-            if self._given_up:  # what gathers releases may leave before the request that begins this one
+            if self._given_up or self.shared:
+                # What gathers releases may leave before the request that begins this one, or never; others end with
+                # their session, and a shared one does not.
                 release = session_pb2.Release(txns=[self.number])
                 self.core.transport.tell(session_pb2.Request(release=release), self._epoch)
             else:

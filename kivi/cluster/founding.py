@@ -65,6 +65,8 @@ def adopt(
     """
     content = content_of(path)
     begun = first_log_of(path) if "genesis" in content else None
+    if "shards" in content:
+        raise InvalidArgument(f"{path} holds the shards {content['shards']} alone: take a node that holds all of them")
     with contextlib.ExitStack() as opened:
         nats, there, last_message = None, None, 0
         if servers:
@@ -113,7 +115,7 @@ def _prepared(path: str) -> int:
     try:
         last = store.consolidate()
         batch = WriteBatch()
-        for name in ("facts", "definitions", "gathering"):
+        for name in ("facts", "definitions", "gathering", "pins"):
             batch.delete(meta_key(name))
         batch.delete(PLACE)
         batch.delete(AHEAD)

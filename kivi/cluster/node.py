@@ -32,15 +32,16 @@ from kivi.cluster.status import SILENT_S, ClusterStatus, LogCopy, LogStatus, Nod
 from kivi.cluster.streams import LOG_BYTES, generation_of, genesis_of, open_stream
 from kivi.encoding.keyspaces import meta_key
 from kivi.engine import Engine, WriteBatch
-from kivi.errors import DataLoss, KiviError, NotFound, Unavailable
+from kivi.errors import DataLoss, InvalidArgument, KiviError, NotFound, Unavailable
 from kivi.log import CommitLog
 from kivi.log.members import Member, State, truncation
 from kivi.log.natslink import Nats
 from kivi.log.replicated import Place, ReplicatedLog
+from kivi.log.shards import EVERY, parse_shards, shown_shards
 from kivi.mvcc.replicated import PLACE, ReplicatedCommitter
 from kivi.runtime.settings import Settings
 from kivi.store.facade import Store
-from kivi.store.opening import claim_node
+from kivi.store.opening import claim_node, give_up_shards, held_shards
 
 __all__ = ["ClusterNode"]
 
@@ -64,9 +65,11 @@ _LOOK_S: Final = 0.02
 class ClusterNode:
     """A node that has applied all that the log had when it was opened. ``about`` is what it says of itself.
     ``copies`` of the log, by default as many as there are ``servers``, up to three; ``login`` as ``Nats`` takes it.
+    ``shards``: which it is to hold, like "0-15,40" (``kivi.log.shards``); by default those that it has.
 
-    Raises InvalidArgument for a directory that belongs to no cluster, or to another one; DataLoss if the log does not
-    reach back to what the node has; Unavailable if the log's servers cannot be reached.
+    Raises InvalidArgument for a directory that belongs to no cluster, or to another one, and for shards that it has
+    not, or that no other node holds if this one gives them up; DataLoss if the log does not reach back to what the node
+    has; Unavailable if the log's servers cannot be reached.
     """
 
     def __init__(
@@ -79,11 +82,13 @@ class ClusterNode:
         settings: Settings | None = None,
         log_bytes: int = LOG_BYTES,
         copies: int | None = None,
+        shards: str | None = None,
         login: Mapping[str, Any] | None = None,
         timeout_s: float = 60.0,
     ) -> None:
         self.name, self.about, self._path = name, about or {}, path
         self.log_bytes = log_bytes
+        wanted = None if shards is None else parse_shards(shards)
         self._news = threading.Event()
         self._ending, self._ended = False, threading.Event()
         with contextlib.ExitStack() as opened:
@@ -105,9 +110,11 @@ class ClusterNode:
                     "it, or begin it anew with kivi cluster reseed"
                 ) from None
             self.generation, self._genesis = generation_of(self.stream), genesis_of(self.stream)
-            self._number = claim_node(path, name, self.generation, empty=not self._genesis)
+            self._number = claim_node(path, name, self.generation, empty=not self._genesis, shards=wanted)
             self.store = Store.open(path, settings=settings, make_log=self._log_of)
             opened.callback(self.store.crash)
+            self.store.shards.held = held_shards(path)
+            self._wanted = self.store.shards.held if wanted is None else wanted
             self.store.before_copy, self.store.cluster_status = self._hold, self.status
             self.stream.on_news = self._news.set
             self._threads = [
@@ -119,6 +126,7 @@ class ClusterNode:
             opened.callback(self._end)
             self._catch_up(timeout_s)
             self.committer.newest(timeout_s, [self._live().entry()])  # it has all that there is, and is known
+            self._give_up_shards()
             opened.pop_all()
 
     def _catch_up(self, timeout_s: float) -> None:
@@ -137,6 +145,18 @@ class ClusterNode:
                 raise Unavailable(f"the log's servers give nothing behind message {at}, which this node has applied")
             else:
                 time.sleep(_LOOK_S)
+
+    def _give_up_shards(self) -> None:
+        """Once that counts for all nodes. What it gives up stays where it is, and is never read."""
+        known = self.log.members.find(self.id)
+        if known is not None and (kept := known.shards & ~self._wanted):
+            raise InvalidArgument(
+                f"no other node that was heard lately holds the shards {shown_shards(kept)}: start one that does, a "
+                "copy of this one for example, before this one gives them up"
+            )
+        if self._wanted != self.store.shards.held:
+            give_up_shards(self._path, self._wanted)
+            self.store.shards.held = self._wanted
 
     def _log_of(self, engine: Engine) -> CommitLog:
         starts = (int.from_bytes(engine.get(_BOOT) or b"", "little") >> _CHANCE_BITS) + 1
@@ -266,7 +286,8 @@ class ClusterNode:
             "disk_free": disk.f_bavail * disk.f_frsize,
             "disk": disk.f_blocks * disk.f_frsize,
         }
-        return Member(self.id, State.LIVE, self.log.needed, about)
+        member = Member(self.id, State.LIVE, self.log.needed, about)
+        return member if self._wanted == EVERY else member.with_shards(self._wanted)
 
     # -- what is to be known ----------------------------------------------------------------------
 
@@ -305,6 +326,7 @@ class ClusterNode:
             disk_free_bytes=about.get("disk_free", 0),
             disk_bytes=about.get("disk", 0),
             agrees=self.log.has_applied(applied, about.get("hash", "")),
+            shards=shown_shards(member.shards),
         )
 
     def _log_status(self, info: dict[str, Any]) -> LogStatus:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from kivi.log.members import State
+from kivi.log.shards import parse_shards, refined, shown_shards
 
 __all__ = ["ClusterStatus", "LogCopy", "LogStatus", "NodeStatus"]
 
@@ -38,6 +39,8 @@ class NodeStatus:
     disk_free_bytes: int
     disk_bytes: int
     agrees: bool | None
+    shards: str = ""
+    """Which it holds of the tables that have them, like 0-15,40."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,7 @@ class ClusterStatus:
 
     def problems(self) -> list[str]:
         """A sentence for each state that somebody has to do something about, which it says."""
-        return [*self._of_log(), *self._of_nodes()]
+        return [*self._of_log(), *self._of_nodes(), *self._of_shards()]
 
     def _of_log(self) -> Iterator[str]:
         if self.failed:
@@ -121,6 +124,23 @@ class ClusterStatus:
                 yield f"{named} was {one.behind:,} messages behind: look whether its disk or its processor is busy"
             if one.disk_bytes and one.disk_free_bytes < _DISK_FREE_MIN:
                 yield f"the disk of {named} is almost full: make room"
+
+    def _of_shards(self) -> Iterator[str]:
+        found = self.shards()
+        for held, nodes in found if len(found) > 1 else ():
+            if not nodes:
+                yield f"nobody holds the shards {held}: start a node that does; the log is kept for it until it is full"
+            elif len(nodes) == 1:
+                one = nodes[0]
+                yield f"only node {one.address or one.node} holds the shards {held}: start a copy of it"
+
+    def shards(self) -> list[tuple[str, list[NodeStatus]]]:
+        """Sets of shards, like 0-15, and the live nodes that hold them; together all shards."""
+        live = [(one, parse_shards(one.shards)) for one in self.nodes if one.state is State.LIVE]
+        return [
+            (shown_shards(cut), [one for one, held in live if not cut & ~held])
+            for cut in refined(held for _, held in live)
+        ]
 
     def described(self) -> dict[str, Any]:
         """With its problems, as plain values."""

@@ -11,6 +11,7 @@ from collections.abc import Generator, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from kivi.alerts import Alerts
 from kivi.api import interface
 from kivi.api.arguments import (
     NO_ARGUMENTS,
@@ -41,12 +42,14 @@ from kivi.api.arguments import (
     table_name,
     takes,
 )
+from kivi.api.hierarchies import HierarchyArguments
 from kivi.api.match_arguments import AnswerArguments
 from kivi.api.results import Result
 from kivi.api.rules import RuleArguments, rule_name
 from kivi.api.subscription import Follower, Subscription, listed, told
 from kivi.arrow.records import event_batch, row_batch, table_batch
-from kivi.errors import InvalidArgument, KiviError
+from kivi.embedded.alerting import Alerting
+from kivi.errors import InvalidArgument, KiviError, NotFound
 from kivi.live.hub import Hub
 from kivi.model.event_files import can_be_shared
 from kivi.model.levels import declared_schema, level_schemas
@@ -295,7 +298,7 @@ class _Live(Subscription):
         self._said.put(None)  # for a thread that waits
 
 
-class Database(interface.Database[Transaction, Snapshot]):
+class Database(Alerting, interface.Database[Transaction, Snapshot]):
     """A store in this process."""
 
     _timeout_s = 10.0
@@ -303,10 +306,12 @@ class Database(interface.Database[Transaction, Snapshot]):
     def __init__(self, store: Store) -> None:
         self.store = store
         self.hub = Hub(store)
+        self._alerts = Alerts(store)
 
     def close(self) -> None:
         """Finishes commits in progress and makes everything durable in base. Harmless twice."""
         if not self.store.is_parents:
+            self._alerts.stop()
             self.hub.stop()
             self.store.close()
 
@@ -356,9 +361,18 @@ class Database(interface.Database[Transaction, Snapshot]):
         source = self.store.table(wanted.source)
         self.store.create(view_schema(wanted.name, source, wanted.key, wanted.columns, wanted.unique))
 
+    @takes(HierarchyArguments)
+    def create_hierarchy(self, wanted: HierarchyArguments) -> None:
+        try:
+            table = self._schema(wanted.name)
+        except NotFound:
+            table = self.store.create(wanted.table)
+        view = wanted.view(table)
+        self.create_view(view.name, view.source, view.key, view.columns)
+
     @takes(RuleArguments)
     def create_rule(self, wanted: RuleArguments) -> None:
-        self.store.create_rule(wanted.rule)
+        self.store.create_rule(wanted.rule, backfill=bool(wanted.backfill))
 
     def rules(self) -> list[dict[str, Any]]:
         return [listed for _, listed in self.store.rules()]
@@ -499,7 +513,7 @@ class Database(interface.Database[Transaction, Snapshot]):
 
     def stats(self) -> dict[str, int | float]:
         self.store.check_open()
-        return self.store.stats()
+        return {**self.store.stats(), **self._alerts.stats()}
 
     def cluster_status(self) -> dict[str, Any]:
         self.store.check_open()

@@ -80,6 +80,8 @@ class Kind(IntEnum):
     TRUNCATE = 6
     GATHER = 7
     """Only frames of a replicated log have it: see ``kivi.mvcc.gathering``."""
+    PIN = 8
+    """Likewise: see ``kivi.mvcc.pins``."""
 
     @property
     def is_about_nodes(self) -> bool:

@@ -11,6 +11,10 @@ A copy is forgotten when its hour is over, by then it is a node of its own; who 
 The *floor* is the first message that has to be there. An entry moves it up, and never past what a joining or a live
 node needs: so an entry that came before a node said so wins, and that node learns from the log that it is too late.
 Deleting what lies below the floor may then be done by anybody, at any time, twice.
+
+A live node holds a set of the *shards* (``kivi.log.shards``), by default all of them. It may give some up, and never
+takes any: who is to hold them begins with a copy of a node that does. No shard that a node holds is ever left without
+one: to give up or to evict the last holder of a shard is void, and the floor does not move while a shard has none.
 """
 
 from __future__ import annotations
@@ -23,14 +27,17 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
-from kivi.errors import DataLoss
+from kivi.errors import DataLoss, InvalidArgument
 from kivi.log import Entry, Kind
+from kivi.log.shards import EVERY, parse_shards, refined, shown_shards
 
 __all__ = ["JOINING_US", "Member", "Members", "State", "truncation"]
 
 JOINING_US: Final = 3_600_000_000
 """For so long, by the log's time, the log is kept for a node that is being given a copy."""
 _FORGOTTEN_US: Final = 86_400_000_000
+_HEARD_US: Final = 10_000_000
+"""Shards are not given up to a node that has been silent for so long, by the log's time: it may be gone for good."""
 
 
 class State(StrEnum):
@@ -50,6 +57,15 @@ class Member:
     about: dict[str, Any] = field(default_factory=dict)
     said_us: int = 0
 
+    @property
+    def shards(self) -> int:
+        """Those that it holds. Raises InvalidArgument."""
+        said = self.about.get("shards")
+        return EVERY if said is None else parse_shards(said)
+
+    def with_shards(self, held: int) -> Member:
+        return dataclasses.replace(self, about={**self.about, "shards": shown_shards(held)})
+
     def entry(self) -> Entry:
         """That says so."""
         content = [self.node, self.state, self.needed, self.about]
@@ -63,6 +79,8 @@ class Members:
         self.floor: int = saved["floor"] if saved else 1
         rows = saved["nodes"] if saved else []
         self._of = {row[0]: Member(row[0], State(row[1]), *row[2:]) for row in rows}
+        self.cuts: tuple[int, ...] = self._cuts()
+        """Sets of shards, of which every node holds each wholly or not at all: together all shards."""
 
     def __iter__(self) -> Iterator[Member]:
         return iter(self._of.values())
@@ -87,22 +105,45 @@ class Members:
             else:
                 node, state, needed, about = content
                 self._said(Member(node, State(state), needed, about, time_us))
-        except (ValueError, TypeError) as error:
+                self.cuts = self._cuts()
+        except (ValueError, TypeError, InvalidArgument) as error:
             raise DataLoss(f"an entry about the nodes of a cluster cannot be read: {error}") from error
 
     def _said(self, new: Member) -> None:
         old = self._of.get(new.node)
         if new.state is State.EVICTED:
-            if old is not None and old.needed <= new.needed:  # it has not moved since somebody looked
+            if old is None or old.needed > new.needed:  # it has moved since somebody looked
+                return
+            if old.state is not State.LIVE or not old.shards & ~self.held(besides=new.node):
                 self._of[new.node] = dataclasses.replace(old, state=State.EVICTED)
-        elif new.needed >= self.floor:
-            self._of[new.node] = new
-        else:
-            self._of[new.node] = dataclasses.replace(new, state=State.EVICTED)
+            return
+        if new.state is State.LIVE and old is not None and old.state is not State.JOINING:
+            given_to = self.held(besides=new.node, heard_us=new.said_us - _HEARD_US)
+            if (kept := old.shards & (new.shards | ~given_to)) != new.shards:
+                new = new.with_shards(kept)
+        self._of[new.node] = new if new.needed >= self.floor else dataclasses.replace(new, state=State.EVICTED)
+
+    def held(self, *, besides: int | None = None, heard_us: int = 0) -> int:
+        """The shards that live nodes hold, but for one of them, and for those that were not heard since then."""
+        shards = 0
+        for member in self._of.values():
+            if member.state is State.LIVE and member.node != besides and member.said_us >= heard_us:
+                shards |= member.shards
+        return shards
+
+    def holders(self, shards: int) -> list[Member]:
+        """The live nodes that hold all of these."""
+        members = list(self._of.values())
+        return [member for member in members if member.state is State.LIVE and not shards & ~member.shards]
+
+    def _cuts(self) -> tuple[int, ...]:
+        return refined(member.shards for member in self._of.values() if member.state is State.LIVE)
 
     def _truncate(self, below: int, time_us: int) -> None:
         for node in self.forgotten(time_us):
             del self._of[node]
+        if len(self.cuts) > 1 and self.held() != EVERY:
+            return
         self.floor = max(self.floor, min([below, *(member.needed for member in self.holding())]))
 
     def forgotten(self, time_us: int) -> list[int]:

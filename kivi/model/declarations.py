@@ -186,12 +186,16 @@ def event_table_schema(
     local: str | int | dt.timedelta | None = None,
     cold: str | None = None,
     index: Sequence[str] = (),
+    shard_by: Sequence[str] = (),
+    expires: str | None = None,
 ) -> TableSchema:
     """The schema of an append-only event table; ``event_time`` names one of its timestamp columns.
 
     ``index``: columns of text, bytes or integers by whose values events are looked for, as a trace id is. Settled files
     get a filter of each, as they do of others that hardly repeat.
+    ``shard_by``: columns of the same types by whose values a cluster spreads the events over its nodes.
     ``local`` and ``cold`` ("30d", "s3://bucket/prefix") come together: settled files of older events lie there.
+    ``expires``: a timestamp column that says of each event when it ends; null: never.
     """
     if (local is None) != (cold is None):
         raise InvalidArgument(
@@ -205,11 +209,20 @@ def event_table_schema(
             f"event table {name!r}: event_time must name one of its timestamp columns, not {event_time!r}"
         )
     index = name_list(index, f"event table {name!r}: index")
-    for column in index:
-        if column not in by_name or by_name[column].type.name not in INDEXED:
-            raise SchemaError(
-                f"event table {name!r}: index= names columns of text, bytes or int64 of the table, not {column!r}"
-            )
+    shard_by = name_list(shard_by, f"event table {name!r}: shard_by")
+    for option, named in (("index", index), ("shard_by", shard_by)):
+        for column in named:
+            if column not in by_name or by_name[column].type.name not in INDEXED:
+                raise SchemaError(
+                    f"event table {name!r}: {option}= names columns of text, bytes or int64 of the table, not "
+                    f"{column!r}"
+                )
+    if expires is not None and (expires not in by_name or by_name[expires].type.name != "timestamp"):
+        raise SchemaError(f"event table {name!r}: expires must name one of its timestamp columns, not {expires!r}")
+    if expires is not None and shard_by:
+        raise SchemaError(
+            f"event table {name!r}: events that expire lie on every node: leave shard_by= or expires= out"
+        )
     return TableSchema(
         name=check_name(name, "table"),
         kind="event",
@@ -217,9 +230,11 @@ def event_table_schema(
         columns=built,
         event_time=event_time,
         index=tuple(dict.fromkeys(index)),
+        shard_by=tuple(dict.fromkeys(shard_by)),
         retention_us=None if retention is None else parse_duration_us(retention, "retention"),
         local_us=None if local is None else parse_duration_us(local, "local"),
         cold=None if cold is None else _object_store(name, cold),
+        expires=expires,
     )
 
 
@@ -262,6 +277,11 @@ def aggregate_schema(
     if not group_by or not measures:
         raise SchemaError(f"aggregate {name!r} needs at least one group key and one measure")
     groups, keys = grouped(f"aggregate {name!r}", source, group_by)
+    if [(group.source, group.slot) for group in groups[: len(source.shard_by)]] != [(n, None) for n in source.shard_by]:
+        raise SchemaError(
+            f"aggregate {name!r}: its source {source.name!r} is sharded by {', '.join(source.shard_by)}, so group by "
+            "these first: then its rows lie with their events"
+        )
     if retention is not None and slot_index(groups) is None:
         raise SchemaError(
             f"aggregate {name!r} has no time slot in its key, and retention forgets rows by their slots: group by "
@@ -281,6 +301,7 @@ def aggregate_schema(
         retention_us=None if retention is None else parse_duration_us(retention, "retention"),
         source=source.name,
         source_id=source.id,
+        shard_by=source.shard_by,
         group_by=tuple(groups),
         measures=tuple(built),
         observes=observed_columns(source, built),

@@ -135,6 +135,8 @@ class Rule:
     own_events: bool = False
     id: int = 0
     created_ts: int = 0
+    backfilled: bool = False
+    """Whether it has judged what was there before it, too."""
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -153,6 +155,7 @@ class Rule:
             "select": {name: str(_expression(text)) for name, text in self.select or ()},
             "own_events": self.own_events,
             "created_ts": self.created_ts,
+            "backfilled": self.backfilled,
         }
 
     def to_json(self) -> str:
@@ -288,6 +291,11 @@ def declared_rule(rule: Rule, find: Find) -> Rule:
 def _check_against(what: str, rule: Rule, against: Against, source: TableSchema, table: TableSchema) -> None:
     if not table.key:
         raise SchemaError(f"{what}: {table.name!r} is an event table, which has no rows to look up")
+    if table.shard_by:
+        raise SchemaError(
+            f"{what}: {table.name!r} is sharded by {', '.join(table.shard_by)}, and a rule is judged by any node of a "
+            "cluster, which may not have its rows: look up a table without shards"
+        )
     key = list(table.key)
     if against.kind == "slot":
         slots = [group for group in table.group_by if group.slot is not None]

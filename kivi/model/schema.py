@@ -236,9 +236,13 @@ class TableSchema:
     retention_us: int | None = None
     index: tuple[str, ...] = ()
     """Of an event table: columns by whose values events are looked for, whatever these are like."""
+    shard_by: tuple[str, ...] = ()
+    """Of an event table and its aggregates: the columns that say on which nodes of a cluster an event, a row lies."""
     local_us: int | None = None
     cold: str | None = None
     """Of an event table: settled files whose events are all older than ``local_us`` move to the object store there."""
+    expires: str | None = None
+    """Of an event table: the timestamp column that says until when each event is there."""
     source: str | None = None
     source_id: int = 0
     unique: bool = False
@@ -593,7 +597,9 @@ class TableSchema:
         if self.kind == "event":
             out |= {"event_time": self.event_time, "retention_us": self.retention_us}
             out |= {"index": list(self.index)} if self.index else {}
+            out |= {"shard_by": list(self.shard_by)} if self.shard_by else {}
             out |= {} if self.cold is None else {"local_us": self.local_us, "cold": self.cold}
+            out |= {} if self.expires is None else {"expires": self.expires}
         if self.kind == "view":
             out |= {"source": self.source, "unique": self.unique}
         if self.kind == "aggregate":
@@ -640,7 +646,7 @@ class TableSchema:
         known["group_by"] = tuple(GroupKey(*group) for group in known.get("group_by", ()))
         known["measures"] = tuple(map(Measure.from_plain, known.get("measures", ())))
         known["derived"] = tuple(map(tuple, known.get("derived", ())))
-        known["index"] = tuple(known.get("index", ()))
+        known |= {name: tuple(known.get(name, ())) for name in ("index", "shard_by")}
         known["alterations"] = tuple(map(Alteration.from_plain, known.get("alterations", ())))
         return TableSchema(**known)
 

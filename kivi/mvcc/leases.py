@@ -40,6 +40,7 @@ class Lease:
     opened_at: float = 0.0
     ended: str = ""
     used: bool = False
+    pinned: bool = False
 
 
 @dataclass(eq=False)
@@ -78,7 +79,7 @@ class Leases:
                 raise InvalidArgument(f"as_of {ts} is past the watermark {watermark}: wait for it with min_snapshot")
             if ts < 0:
                 raise InvalidArgument(f"as_of {ts} is negative")
-            return self._opened(ts, self.clock() + self._limit(ttl_s))
+            return self._opened(ts, self.clock() + self.limit(ttl_s))
 
     def open_together(self, count: int) -> list[Lease]:
         """So many leases on the watermark, all on one S."""
@@ -101,6 +102,15 @@ class Leases:
         self._note(lease)
         return lease
 
+    def pin(self, ts: int) -> Lease:
+        """A lease on ``ts``, past which nothing is folded yet, that neither ends by itself nor is cut."""
+        with self.lock:
+            lease = Lease(next(self._ids), ts, math.inf, False, self.clock(), pinned=True)
+            self._open[lease.id] = lease
+            for counts in (self._count, self._kept):
+                counts[ts] = counts.get(ts, 0) + 1
+            return lease
+
     def blind(self) -> Lease:
         """The watermark as a start timestamp, for a transaction that reads nothing: no version is kept for it.
 
@@ -115,7 +125,8 @@ class Leases:
             self._deadlines = [(held.expires_at, held.id) for held in self._open.values()]
             heapq.heapify(self._deadlines)
 
-    def _limit(self, ttl_s: float | None) -> float:
+    def limit(self, ttl_s: float | None) -> float:
+        """Seconds: those, or the default. Raises InvalidArgument for more than a snapshot may have."""
         if ttl_s is None:
             return self.ttl_s
         if not 0 < ttl_s <= self.ttl_max_s:
@@ -141,7 +152,7 @@ class Leases:
         """Extends the time limit from now; never shortens it. SnapshotTooOld if it has already ended."""
         with self.lock:
             self.check(lease)
-            deadline = self.clock() + self._limit(ttl_s)
+            deadline = self.clock() + self.limit(ttl_s)
             if deadline > lease.expires_at:
                 lease.expires_at = deadline
                 self._note(lease)
@@ -201,9 +212,11 @@ class Leases:
             return 0.0 if first is None else self.clock() - first.opened_at
 
     def cut_oldest(self, why: str) -> bool:
-        """Ends every lease on the oldest S, to free what it keeps. False if none is open below the horizon."""
+        """Ends every lease on the oldest S that is no pin's, to free what it keeps. False if none is open below the
+        horizon."""
         with self.lock:
-            oldest = min(self._count, default=None)
+            pinned = {held.ts for held in self._open.values() if held.pinned}
+            oldest = min(self._count.keys() - pinned, default=None)
             if oldest is None or oldest >= self.horizon:
                 return False
             for lease in [held for held in self._open.values() if held.ts == oldest]:

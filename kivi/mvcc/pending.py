@@ -27,7 +27,7 @@ from bisect import bisect_right, insort
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import attrgetter, itemgetter
-from typing import Any
+from typing import Any, Protocol
 
 from sortedcontainers import SortedDict
 
@@ -74,6 +74,12 @@ _NOTHING = TablePending()
 """A table of which nothing is pending is read as this one."""
 
 
+class Taps(Protocol):
+    """Who is told of what is applied: a ``Tap``, for one."""
+
+    def add(self, last: int, applied: Applied) -> None: ...
+
+
 class Pending:
     """Thread safe."""
 
@@ -85,7 +91,7 @@ class Pending:
         self.operations = 0
         self.applied_bytes = 0  # ever
         self.feed = Feed(_FEED_BYTES)
-        self._taps: tuple[Tap, ...] = ()
+        self._taps: tuple[Taps, ...] = ()
 
     # -- commits --------------------------------------------------------------------------------
 
@@ -129,13 +135,20 @@ class Pending:
     def tapped(self) -> Iterator[Tap]:
         """What is applied from now on, until it is closed."""
         tap = Tap()
-        with self._mutex:
-            self._taps = (*self._taps, tap)
+        self.attach(tap)
         try:
             yield tap
         finally:
-            with self._mutex:
-                self._taps = tuple(other for other in self._taps if other is not tap)
+            self.detach(tap)
+
+    def attach(self, tap: Taps) -> None:
+        """``tap`` is told of what is applied from now on, by whoever applies it: it must be quick."""
+        with self._mutex:
+            self._taps = (*self._taps, tap)
+
+    def detach(self, tap: Taps) -> None:
+        with self._mutex:
+            self._taps = tuple(other for other in self._taps if other is not tap)
 
     def wait_for_room(self, limit: int, timeout_s: float) -> bool:
         """Blocks while ``nbytes`` is over ``limit``. False when the time is up first."""

@@ -8,6 +8,7 @@ So what changes is noted in order, and with the position all that was noted up t
     changes       when each table changed last (``Catalog.touch``)
     definitions   the rows of the catalog's tables table
     gathered      what was added to aggregates while retractions are on their way (``kivi.mvcc.gathering``)
+    pins          snapshots that every node keeps (``kivi.mvcc.pins``)
     taken         the ids of events that count once (``kivi.mvcc.deduplication``)
 
 Not thread safe: all of it is called under the entry lock, but for `load`.
@@ -33,6 +34,7 @@ from kivi.model.schema import TableSchema
 from kivi.mvcc.applied import Applied
 from kivi.mvcc.deduplication import Deduplication, Taken
 from kivi.mvcc.gathering import Gathering, Window
+from kivi.mvcc.pins import Held, Pins
 from kivi.mvcc.record import Bulk, Commit, Once, decode_commit
 from kivi.mvcc.verdict import Facts, Footprint, Generations
 
@@ -41,6 +43,7 @@ __all__ = ["Definition", "Prefix"]
 _FACTS: Final = meta_key("facts")
 _CATALOG: Final = meta_key("definitions")
 _GATHERING: Final = meta_key("gathering")
+_PINS: Final = meta_key("pins")
 _TAKEN: Final = struct.Struct("<QI")  # the log's time, and how long the JSON is of what counts once; then the ids
 
 
@@ -77,6 +80,12 @@ class _Opened(NamedTuple):
     window: Window
 
 
+class _Pinned(NamedTuple):
+    cts: int
+    name: bytes
+    held: Held | None
+
+
 class _Ended(NamedTuple):
     cts: int
     number: int
@@ -87,7 +96,11 @@ class Prefix:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._noted: deque[_Written | _Defined | _Changed | _Gathered | _Opened | _Ended | Taken] = deque()
+        self._noted: deque[_Written | _Defined | _Changed | _Gathered | _Opened | _Ended | _Pinned | Taken] = deque()
+        self._pins = {
+            bytes.fromhex(name): Held(bytes.fromhex(name), number, until_us)
+            for name, number, until_us in json.loads(engine.get(_PINS) or b"[]")
+        }
         self._taken: deque[tuple[int, int]] = deque()  # (CTS, when it is over), of those that are saved
         self._windows = {
             number: Window(number, time_us, tuple(tables))
@@ -139,6 +152,11 @@ class Prefix:
             ]
             gathering.keep(cts, Applied([(cts, *row) for row in commit.derived], (), runs))
 
+    def restore_pins(self, pins: Pins) -> None:
+        """Those that are held as of the position."""
+        for held in self._pins.values():
+            pins.restore(held)
+
     def restore_taken(self, deduplication: Deduplication) -> None:
         """Ids that were taken as of the position."""
         prefix = space_prefix(Space.TAKEN)
@@ -173,6 +191,10 @@ class Prefix:
         """No longer, for the retraction that ``number`` was for."""
         self._noted.append(_Ended(cts, number))
 
+    def pinned(self, cts: int, name: bytes, held: Held | None) -> None:
+        """A pin is held from here on, for longer, or not any more."""
+        self._noted.append(_Pinned(cts, name, held))
+
     def took(self, taken: Taken) -> None:
         """A commit brought events that count once."""
         self._noted.append(taken)
@@ -193,6 +215,12 @@ class Prefix:
                 case _Defined(cts, rows):
                     self._define(rows, cts)
                     self._catalog_changed = True
+                case _Pinned(_, name, held):
+                    self._pins.pop(name, None)
+                    if held is not None:
+                        self._pins[name] = held
+                    pins = [(pin.name.hex(), pin.number, pin.until_us) for pin in self._pins.values()]
+                    batch.put(_PINS, json.dumps(pins).encode())
                 case Taken() as taken:
                     batch.put(taken_key(taken.cts), _taken_bytes(taken))
                     self._taken.append((taken.cts, taken.is_over_at_us))

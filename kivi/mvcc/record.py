@@ -37,6 +37,7 @@
     ABORT body   u8 version, u32 commits, u64..., u32 stages, u64..., u32 request tokens, text...
     FLOOR body   u8 version (1), u32 table, i64 event time in microseconds: see kivi.store.retention
     GATHER body  u8 version, u32 aggregates, u32 table...: see kivi.mvcc.gathering
+    PIN body     u8 version, u8 whether it is new, u64 microseconds (0: it ends), 16-byte name: see kivi.mvcc.pins
 
 Rows are sorted by table and key. Deltas are stored as they were derived, so that replay never derives again.
 Decoding is lazy where it matters: Arrow bytes stay memoryviews until somebody needs the rows.
@@ -69,6 +70,7 @@ __all__ = [
     "NewFloor",
     "Once",
     "Other",
+    "Pin",
     "Stage",
     "StageKind",
     "decode_abort",
@@ -76,6 +78,7 @@ __all__ = [
     "decode_events",
     "decode_floor",
     "decode_gather",
+    "decode_pin",
     "decode_stage",
     "deltas_body",
     "deltas_head",
@@ -107,6 +110,7 @@ _BULK: Final = struct.Struct("<IQQ")
 _INT64: Final = range(-(2**63), 2**63)
 _FLOOR: Final = struct.Struct("<BIq")
 _FLOOR_VERSION: Final = 1
+_PIN: Final = struct.Struct("<BBQ16s")
 
 
 @dataclass(slots=True)
@@ -525,9 +529,28 @@ def decode_gather(body: Buffer) -> Gather:
     return Gather(tuple(reader.unpack(_U32)[0] for _ in range(reader.unpack(_U32)[0])))
 
 
-Other: TypeAlias = Stage | Abort | NewFloor | Gather
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """Its S is its record's number, if it ``is_new``; it is held for so long from its record on, by the log's time."""
+
+    name: bytes
+    ttl_us: int
+    is_new: bool
+
+    def encode(self) -> list[Any]:
+        return [_PIN.pack(_VERSION, self.is_new, self.ttl_us, self.name)]
+
+
+def decode_pin(body: Buffer) -> Pin:
+    version, is_new, ttl_us, name = _PIN.unpack(body)
+    if version != _VERSION:
+        raise DataLoss(f"a log record has version {version}; this program knows {_VERSION}")
+    return Pin(name, ttl_us, bool(is_new))
+
+
+Other: TypeAlias = Stage | Abort | NewFloor | Gather | Pin
 """What a record that is no commit holds."""
-_KINDS: Final = {Stage: Kind.STAGE, Abort: Kind.ABORT, NewFloor: Kind.FLOOR, Gather: Kind.GATHER}
+_KINDS: Final = {Stage: Kind.STAGE, Abort: Kind.ABORT, NewFloor: Kind.FLOOR, Gather: Kind.GATHER, Pin: Kind.PIN}
 
 
 def kind_of(other: Other) -> Kind:

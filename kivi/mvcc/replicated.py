@@ -27,12 +27,13 @@ Of a frame that this process published the parts themselves are applied, of any 
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from kivi.encoding.keyspaces import meta_key
 from kivi.engine import WriteBatch
@@ -44,8 +45,9 @@ from kivi.mvcc.commit import Aborted, Committer, StaleCatalog, _Turn
 from kivi.mvcc.deduplication import Deduplication
 from kivi.mvcc.gathering import Gathering, Window
 from kivi.mvcc.groups import Beginning, Outcome, Part, Single, Writes
+from kivi.mvcc.pins import Pins
 from kivi.mvcc.prefix import Prefix
-from kivi.mvcc.record import Abort, Gather, Other, kind_of
+from kivi.mvcc.record import Abort, Gather, Other, Pin, kind_of
 from kivi.mvcc.tokens import FENCED
 from kivi.mvcc.verdict import Footprint
 from kivi.mvcc.watermark import call_all
@@ -56,6 +58,9 @@ PLACE: Final = meta_key("place")
 """The place in the log that belongs to the recorded position: see ``kivi.log.replicated``."""
 _FENCE_S: Final = 10.0
 _NO_GUARDS: Final = "a cluster does not judge guards on rows of aggregates: guard a row of a table"
+
+
+_Done: TypeAlias = Callable[[BaseException | None, int], None]
 
 
 class Proposed(NamedTuple):
@@ -81,7 +86,7 @@ class ReplicatedCommitter(Committer):
         self.later: Callable[[Callable[[], object]], None] = lambda run: threading.Thread(
             target=run, daemon=True
         ).start()
-        self.gathering, self.deduplication = Gathering(), Deduplication()
+        self.gathering, self.deduplication, self.pins = Gathering(), Deduplication(), Pins(self.leases)
         self._proposed: dict[int, Sequence[Part | Proposed]] = {}
         self.log.on_arrival = self._arrived
         self.log.on_failure = self._failed
@@ -159,6 +164,8 @@ class ReplicatedCommitter(Committer):
             self.log.propose(entries, derived_at, on_id)
         else:
             self.log.barrier(on_id)
+        if (failed := self.log.failed) is not None:  # perhaps before it was noted: then nobody else tells it
+            self._failed(failed)
 
     def _is_known(self, part: Part, turn: _Turn) -> bool:
         """Whether all of it has an outcome, whatever else could be said against it; then that is told (R16)."""
@@ -201,8 +208,15 @@ class ReplicatedCommitter(Committer):
     def staleness_s(self) -> float:
         return self.log.age_s
 
+    def fresher(self) -> str | None:
+        with self.entry_lock:
+            return self.log.fresher()
+
     def newest(self, timeout_s: float, entries: Sequence[Entry] = ()) -> int:
         """``entries`` about nodes are said with it, and count when this returns."""
+        return self._answered(partial(self.say, entries), timeout_s)
+
+    def _answered(self, propose: Callable[[_Done], None], timeout_s: float) -> int:
         told: Future[int] = Future()
 
         def done(error: BaseException | None, number: int) -> None:
@@ -211,7 +225,7 @@ class ReplicatedCommitter(Committer):
             else:
                 told.set_exception(error)
 
-        self.say(entries, done)
+        propose(done)
         try:
             return told.result(timeout_s)
         except FutureTimeout:
@@ -219,6 +233,16 @@ class ReplicatedCommitter(Committer):
                 f"this node has not come to know in {timeout_s:.0f} s what was acknowledged: the log's servers do not "
                 "answer it, or it is far behind; ask another one"
             ) from None
+
+    def pin(self, ttl_s: float | None, timeout_s: float) -> tuple[bytes, int]:
+        """A snapshot that every node keeps for so long: its name, and the number that it is at, once it is applied."""
+        pin = Pin(secrets.token_bytes(16), int(self.leases.limit(ttl_s) * 1_000_000), True)
+        return pin.name, self._answered(partial(self.log_other, pin), timeout_s)
+
+    def prolong(self, name: bytes, ttl_s: float | None) -> None:
+        """A pin that is held, from now; its nodes hear of it. 0 s: it ends."""
+        ttl_us = 0 if ttl_s == 0 else int(self.leases.limit(ttl_s) * 1_000_000)
+        self.log_other(Pin(name, ttl_us, False), lambda error, number: None)
 
     def fence(self, token: str) -> bool:
         """Makes sure that ``token`` never commits; False if it has an outcome by the time the fence arrives."""
@@ -247,8 +271,7 @@ class ReplicatedCommitter(Committer):
         turn = _Turn()
         with self.watermark.gathered():
             with self.entry_lock:
-                for number in self.gathering.over(self.now_us()):
-                    self._end_gathering(number, self.log.last)
+                self._let_go()
                 parts: list[Part] = []
                 for place, item in enumerate(items):
                     if isinstance(item, Part):
@@ -290,6 +313,15 @@ class ReplicatedCommitter(Committer):
         if isinstance(part, Single):
             self._end_gathering(part.commit.gathered_since, part.last)
 
+    def _let_go(self) -> None:
+        """Of what is over by the log's time."""
+        now_us, last = self.now_us(), self.log.last
+        for number in self.gathering.over(now_us):
+            self._end_gathering(number, last)
+        for name in self.pins.over(now_us):
+            self.pins.end(name)
+            self.prefix.pinned(last, name, None)
+
     def _end_gathering(self, number: int, cts: int) -> None:
         if number in self.gathering.windows:
             self.gathering.end(number)
@@ -327,6 +359,9 @@ class ReplicatedCommitter(Committer):
             window = Window(ticket.first, ticket.time_us, other.tables)
             self.gathering.restore(window)
             self.prefix.gathers(window)
+        elif isinstance(other, Pin):
+            held = self.pins.enter(other, ticket.first, ticket.time_us)
+            self.prefix.pinned(ticket.first, other.name, held)
 
     def _derive_again(self, part: Part) -> None:
         if part.derive_again is not None:

@@ -25,13 +25,15 @@ def held(options: Options, lease: bytes | None, ts: int) -> Iterator[Snapshot]:
     """
     db, ttl_s = options.client(), options.lease_ttl_s
     ended = False
-    snapshot = db.snapshot(lease=lease, ttl_s=ttl_s) if lease else db.snapshot(as_of=ts, ttl_s=ttl_s)
+    # Of a cluster's nodes this one may not be there yet.
+    named = db.snapshot(lease=lease, min_snapshot=ts, ttl_s=ttl_s) if lease else None
+    snapshot = named or db.snapshot(as_of=ts, min_snapshot=ts, ttl_s=ttl_s)
     try:
         snapshot.__enter__()
         snapshot.renew(ttl_s)
     except SnapshotTooOld:
         ended = True
-        snapshot = db.snapshot(as_of=ts, ttl_s=ttl_s)
+        snapshot = db.snapshot(as_of=ts, min_snapshot=ts, ttl_s=ttl_s)
         snapshot.__enter__()
     done = threading.Event()
 

@@ -10,9 +10,6 @@ from __future__ import annotations
 
 from functools import partial
 
-from kivi.arrow.columns import padded
-from kivi.arrow.ipc import own_batches
-from kivi.delta.runs import DeltaRun
 from kivi.encoding.event_names import EventNames
 from kivi.errors import DataLoss
 from kivi.log import Entry, Kind
@@ -25,12 +22,13 @@ from kivi.mvcc.record import (
     decode_events,
     decode_floor,
     decode_gather,
+    decode_pin,
     decode_stage,
     is_events,
 )
 from kivi.mvcc.replicated import Proposed
 from kivi.mvcc.verdict import Collision
-from kivi.store.catalog import Catalog, changes, schema_guard, schema_guards
+from kivi.store.catalog import changes, schema_guard, schema_guards
 from kivi.store.host import Contents
 from kivi.store.replay import decoded_columns
 from kivi.store.staging import data_of, sequences_of
@@ -52,7 +50,7 @@ def _decoded(store: Contents, entry: Entry, derived_at: int) -> Part | Proposed:
     body = entry.body[0]
     match entry.kind:
         case Kind.COMMIT if is_events(body):
-            return _events(store.catalog, body, entry.numbers, derived_at)
+            return _events(store, body, entry.numbers, derived_at)
         case Kind.COMMIT:
             return _single(store, body, derived_at)
         case Kind.STAGE:
@@ -63,6 +61,8 @@ def _decoded(store: Contents, entry: Entry, derived_at: int) -> Part | Proposed:
             return Proposed(decode_floor(body), _nobody)
         case Kind.GATHER:
             return Proposed(decode_gather(body), _nobody)
+        case Kind.PIN:
+            return Proposed(decode_pin(body), _nobody)
         case _:
             raise DataLoss(f"a frame has an entry of kind {entry.kind.name} among its records")
 
@@ -83,6 +83,7 @@ def _single(store: Contents, body: bytes | memoryview, derived_at: int) -> Singl
     def known(table: int) -> TableSchema | None:  # what it defines it may write, too
         return new.get(table) or store.catalog.schema_of(table)
 
+    commit.derived = store.shards.held_rows(commit.derived, known)
     bulks = (*commit.appends, *commit.runs)
     with store.committer.entry_lock:
         is_there = all(store.stages.is_live(sequence) for sequence in sequences_of(bulks))
@@ -90,15 +91,16 @@ def _single(store: Contents, body: bytes | memoryview, derived_at: int) -> Singl
         commit,
         [body],
         events=[
-            (bulk.table, padded(batch, source))
+            (bulk.table, batch)
             for bulk in commit.appends
             if is_there and (source := known(bulk.table)) is not None and source.kind == "event"
-            for batch in own_batches(data_of(store.log, bulk))
+            for batch in store.shards.read_events(source, data_of(store.log, bulk))[0]
         ],
         runs=[
-            (bulk.table, DeltaRun.from_buffer(schema, 0, data_of(store.log, bulk)))
+            (bulk.table, run)
             for bulk in commit.runs
             if is_there and (schema := known(bulk.table)) is not None
+            for run in store.shards.read_run(schema, data_of(store.log, bulk))
         ],
         derived_at=derived_at,
         schema_guards=schema_guards(commit, known),
@@ -130,8 +132,8 @@ def _undescribed(collision: Collision) -> tuple[str, tuple[object, ...], str | N
     return "", (), None
 
 
-def _events(catalog: Catalog, body: bytes | memoryview, members: int, derived_at: int) -> Events:
+def _events(store: Contents, body: bytes | memoryview, members: int, derived_at: int) -> Events:
     record = decode_events(body)
-    batch, runs, raised = decoded_columns(record, catalog.schema_of)
+    batch, runs, raised = decoded_columns(record, store.catalog.schema_of, store.shards)
     guards = [schema_guard(table) for table in (record.table, *(table for table, _, _ in record.raised))]
     return Events(derived_at, record, batch, runs, members, told(_told_nobody), guards, [body], raised)

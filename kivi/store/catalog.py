@@ -7,6 +7,9 @@
     5 subscriptions (user, name) -> query, position ... durable subscriptions (kivi.live.durable)
     6 retractions (table) -> events                     of the newest retraction: two of one table conflict here
     7 judged     (rule)  -> judged, raised ... (SUM)    what became of the events that each rule judged
+   10 alerts     (name)  -> definition, clock ...       alerts, and up to when each is judged (kivi.alerts)
+   11 alert_instances (alert, instance) -> state ...    those that are not inactive
+   12 alert_notifications (alert, number) -> ...        those that are yet to be delivered
 
 Rules (``kivi.model.rules``) are definitions among those of tables, with ids of the same counter; their names are theirs
 alone, and stand among the others as ``rule:NAME``.
@@ -48,6 +51,9 @@ from kivi.mvcc.verdict import Guard
 from kivi.states.registry import check_known
 
 __all__ = [
+    "ALERTS",
+    "ALERT_INSTANCES",
+    "ALERT_NOTIFICATIONS",
     "COUNTERS",
     "JUDGED",
     "LATE",
@@ -66,6 +72,8 @@ __all__ = [
 
 _INT: Final = ColumnType("int64")
 _TEXT: Final = ColumnType("string")
+_BYTES: Final = ColumnType("bytes")
+_BOOL: Final = ColumnType("bool")
 TABLES: Final = TableSchema(
     "kivi.tables",
     "row",
@@ -101,7 +109,66 @@ JUDGED: Final = TableSchema(
     tuple(Column(name, _INT, "sum") for name in ("judged", "raised", "missing", "failed", "late")),
     id=7,
 )
-SYSTEM: Final = {schema.id: schema for schema in (TABLES, NAMES, COUNTERS, LATE, SUBSCRIPTIONS, RETRACTIONS, JUDGED)}
+ALERTS: Final = TableSchema(
+    "kivi.alerts",
+    "row",
+    (Column("name", _TEXT),),
+    (
+        Column("definition", _TEXT),
+        Column("silenced_us", _INT),
+        Column("seen", _INT),
+        Column("now_us", _INT),
+        Column("clock_us", _INT),
+        Column("over_us", _INT),
+        Column("told", _INT),
+        Column("error", _TEXT),
+    ),
+    id=10,
+)
+ALERT_INSTANCES: Final = TableSchema(
+    "kivi.alert_instances",
+    "row",
+    (Column("alert", _TEXT), Column("instance", _BYTES)),
+    (
+        Column("key", _TEXT),
+        Column("state", _TEXT),
+        Column("since_us", _INT),
+        Column("holds_us", _INT),
+        Column("value", _TEXT),
+        Column("changed_us", _INT),
+        Column("told", _BOOL),
+    ),
+    id=11,
+)
+ALERT_NOTIFICATIONS: Final = TableSchema(
+    "kivi.alert_notifications",
+    "row",
+    (Column("alert", _TEXT), Column("number", _INT)),
+    (
+        Column("instance", _BYTES),
+        Column("key", _TEXT),
+        Column("starts_us", _INT),
+        Column("ends_us", _INT),
+        Column("value", _TEXT),
+        Column("made_us", _INT),
+    ),
+    id=12,
+)
+SYSTEM: Final = {
+    schema.id: schema
+    for schema in (
+        TABLES,
+        NAMES,
+        COUNTERS,
+        LATE,
+        SUBSCRIPTIONS,
+        RETRACTIONS,
+        JUDGED,
+        ALERTS,
+        ALERT_INSTANCES,
+        ALERT_NOTIFICATIONS,
+    )
+}
 FIRST_ID: Final = 16
 _DEFINITION: Final = 1
 _ALTERED: Final = 2
@@ -197,7 +264,8 @@ class View:
                 if (old := by_id.pop(table_id, None)) is not None:
                     gone.append(old)
             elif Rule.is_json(text := op.puts.get(_DEFINITION) or ""):
-                rules[table_id] = replace(Rule.from_json(text), created_ts=cts)
+                rule = Rule.from_json(text)
+                rules[table_id] = replace(rule, created_ts=rule.created_ts or cts)
             elif text := op.puts.get(_ALTERED) or op.puts.get(_DEFINITION):
                 new = by_id[table_id] = dated(TableSchema.from_json(text.encode()), cts)
                 check_known(column.state for column in new.columns if column.state is not None)

@@ -136,6 +136,7 @@ class ChangeReads:
         No event is read; while there is nothing new, one header.
         """
         self.reads.check_open()
+        self.reads.shards.check(schema)
         events = self._source(schema)
         watermark = self.watermark.value
         upto = watermark if upto is None else min(upto, watermark)

@@ -12,7 +12,7 @@ from kivi.events.cold_tier import ColdObject
 from kivi.events.manifest import cold_objects, link_files
 from kivi.runtime.files import is_no_space, sync_directory
 from kivi.store.host import Running
-from kivi.store.opening import cluster_of, mark, no_space
+from kivi.store.opening import cluster_of, content_of, mark, no_space
 
 __all__ = ["begin_copy", "checkpoint", "followers_copy"]
 
@@ -100,4 +100,6 @@ def begin_copy(store: Running, path: str, position: int) -> None:
     )
     source = None if store.parts.path is None else cluster_of(store.parts.path)
     more = {} if source is None else {"copy_of": [source, store.parts.store_id.hex()]}
+    if store.parts.path is not None and "shards" in (content := content_of(store.parts.path)):
+        more["shards"] = content["shards"]
     mark(path, store_id, **more)

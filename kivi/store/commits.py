@@ -51,6 +51,7 @@ from kivi.store.overwrite import new_generations
 from kivi.store.plans import WritePlan
 from kivi.store.retention import Retention, earliest_times
 from kivi.store.retraction import Retractions
+from kivi.store.shards import Shards
 from kivi.store.staging import Staging, sequences_of, staged_data
 from kivi.store.transaction import Derived, Txn, prepare
 from kivi.store.view_rows import ViewRows
@@ -106,6 +107,7 @@ class Commits:
     retractions: Retractions
     view_rows: ViewRows
     judging: Judging
+    shards: Shards
     check_open: Callable[[], None]
     late_dropped: int = 0
 
@@ -151,11 +153,12 @@ class Commits:
             parts: dict[Part, Commit] = {}
             again = time.monotonic() - began < _DERIVING_S
             with contextlib.ExitStack() as opened:
-                snapshot = functools.cache(functools.partial(self._opened, opened))
+                opening = functools.partial(self._opened, opened)
+                snapshot = functools.cache(opening)
                 for commit in waiting:
                     try:
                         with self.computing if commit.txn.in_columns else contextlib.nullcontext():
-                            part = self._prepare(commit.txn, commit.token, commit.batch, snapshot)
+                            part = self._prepare(commit.txn, commit.token, commit.batch, snapshot, opening)
                         if commit.txn.retracted:
                             self.retractions.prepare(part, commit.txn, self.catalog.entered, opened)
                         answer = told(functools.partial(self._settled, commit, began))
@@ -294,9 +297,19 @@ class Commits:
         while True:
             with self.computing, contextlib.ExitStack() as opened:
                 derived_at, view = self.catalog.changed_at, self.catalog.entered
-                rules = Judgement(self.judging, view, functools.cache(functools.partial(self._opened, opened)))
+                rules = Judgement(self.judging, view, functools.partial(self._opened, opened), each=True)
                 part = prepare_events(
-                    schema, batch, token, drop_late, view, derived_at, self.floor, self.retention, answer, rules
+                    schema,
+                    batch,
+                    token,
+                    drop_late,
+                    view,
+                    derived_at,
+                    self.floor,
+                    self.retention,
+                    self.shards,
+                    answer,
+                    rules,
                 )
             part.on_enter, part.derive_again = functools.partial(enter, part), again
             if not self.committer.submit([part], may_wait=may_wait):
@@ -316,8 +329,14 @@ class Commits:
         return lease
 
     def _prepare(
-        self, txn: Txn, token: str | None, batch: tuple[str, int] | None, snapshot: Callable[[], Lease]
+        self,
+        txn: Txn,
+        token: str | None,
+        batch: tuple[str, int] | None,
+        snapshot: Callable[[], Lease],
+        opening: Callable[[], Lease],
     ) -> Single:
+        """``opening`` gives a snapshot that was not open before; ``snapshot`` one for the commits of a group."""
         derived_at, view = self.catalog.changed_at, self.catalog.entered
         txn.floors = {table: self.floor(txn.schemas[table]) for table in txn.floors}
 
@@ -326,7 +345,7 @@ class Commits:
             return self.reader.newest(schema, key) if schema is not None and schema.kind == "aggregate" else None
 
         new = new_generations(view, [txn.schemas[table] for table in txn.overwritten])
-        rules = Judgement(self.judging, view, snapshot)
+        rules = Judgement(self.judging, view, opening if txn.judged_at is None else lambda: txn.judged_at or opening())
         named = rules.order(view.by_id[table] for table in txn.event_tables if table in view.by_id)
         kept = {table.id for table in named} - txn.overwritten
         row_floors = self.retention.newest_of(a for table in kept for a in view.aggregates.get(table, ()))
@@ -347,6 +366,7 @@ class Commits:
             name_of=lambda t: SYSTEM.get(t) or view.by_id.get(t),
             in_views=in_views,
             rules=rules,
+            shards=self.shards,
         )
         prepared.lease = in_views.lease or txn.lease
         gone = [schema for table, schema in txn.schemas.items() if not (table in SYSTEM or table in view.by_id)]

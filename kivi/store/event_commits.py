@@ -28,6 +28,7 @@ from kivi.store.catalog import View, late_row, schema_guard
 from kivi.store.judging import Judgement
 from kivi.store.late_deltas import each_in_time
 from kivi.store.retention import Retention, earliest_times
+from kivi.store.shards import Shards
 from kivi.store.transaction import payload_digest
 
 __all__ = ["prepare_events"]
@@ -42,6 +43,7 @@ def prepare_events(
     derived_at: int,
     floor: Callable[[TableSchema], int | None],
     retention: Retention,
+    shards: Shards,
     answer: Answer,
     rules: Judgement,
 ) -> Events:
@@ -71,7 +73,7 @@ def prepare_events(
     row_floors = retention.newest_of(aggregates)
     runs, late = each_in_time(aggregates, row_floors, kept, places)
     derived += [late_row(table, dropped) for table, dropped in late.items()]
-    encoded = sent if kept is whole else encode_ipc(trimmed(kept, schema))
+    encoded = shards.cut_events(schema, kept) or [sent if kept is whole else encode_ipc(trimmed(kept, schema))]
     raised: list[Raised] = []
     for table in rules.order([schema]):
         if table is schema:
@@ -88,13 +90,17 @@ def prepare_events(
             raised.append((table.id, *found))
             rules.judge(table, *found)
     derived += rules.rows()
-    of_runs = [(table, run.to_buffers()) for table, run in runs]
+    of_runs = [(table, shards.cut_run(view.by_id.get(table), run)) for table, run in runs]
     bytes_raised = [(table, [encode_ipc(trimmed(batch, view.by_id[table]))], at) for table, batch, at in raised]
-    record = EventsRecord(schema.id, (token, digest), derived, [encoded], places, of_runs, rules.rule_ts, bytes_raised)
+    record = EventsRecord(schema.id, (token, digest), derived, encoded, places, of_runs, rules.rule_ts, bytes_raised)
+    body = record.encode()
+    held, rows = shards.held_events(schema, kept)
+    if rows is not None:
+        record.places = rows if places is None else places[rows]
+        runs = [(table, shards.held_run(view.by_id.get(table), run)) for table, run in runs]
     guards = [schema_guard(table) for table in (schema.id, *(table for table, _, _ in raised))]
-    part = Events(derived_at, record, kept, runs, members, answer, guards, raised=raised)
+    part = Events(derived_at, record, held, runs, members, answer, guards, body, raised)
     earliest = earliest_times([(schema, [kept])])
-
     if earliest:
         part.on_check = partial(retention.check, earliest)
     return part

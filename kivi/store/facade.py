@@ -18,6 +18,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -44,6 +45,7 @@ from kivi.store.arrivals import decoded
 from kivi.store.backfill import Backfill, Progress
 from kivi.store.commits import Commit
 from kivi.store.cooler import Cooler
+from kivi.store.expiry import Expiry
 from kivi.store.housekeeping import Housekeeping
 from kivi.store.opening import Parts, open_parts
 from kivi.store.plans import GetPlan, WritePlan
@@ -102,6 +104,9 @@ class Store(Wiring):
                 self.engine.flush()
             self.catalog.on_touch, self.catalog.on_define = self.prefix.changed, self.prefix.defined
             self.committer.decode = partial(decoded, self)
+            self.shards.cuts = lambda log=self.committer.log: log.members.cuts  # type: ignore[misc]
+            self.shards.of_cluster = True
+            self.shards.holders = self.committer.log.addresses
         self.before_copy: Callable[[], None] = lambda: None
         """Called before the store is copied."""
         self.cluster_status: Callable[[], Any] = _no_cluster
@@ -119,12 +124,15 @@ class Store(Wiring):
         self.settler = Settler(self)
         self.settle = self.settler.settle
         self.cooler = Cooler(self, self.settler)
+        self.expiry = Expiry(self)
         if settings.background:
             self.consolidator.start(self.housekeeping.step)
             if settings.settle:
                 self.settler.start()
             if parts.path is not None and not parts.log.is_followed:
                 self.cooler.start()
+            if not parts.log.is_followed:
+                self.expiry.start()
         self._resumed = None if parts.log.is_judged_again or parts.log.is_followed else self.backfill.resume()
 
     @staticmethod
@@ -160,6 +168,7 @@ class Store(Wiring):
             if self._closed:
                 return
             self._closed = True
+        self.expiry.stop()
         self.cooler.stop()
         self.settler.stop()
         self.consolidator.stop()
@@ -181,6 +190,7 @@ class Store(Wiring):
     def crash(self) -> None:
         """For tests: lets go of everything at once, as if the process had been killed."""
         self._closed = True
+        self.expiry.stop()
         self.cooler.stop()
         self.settler.stop()
         self.consolidator.stop()
@@ -218,6 +228,8 @@ class Store(Wiring):
         for schema in schemas:
             if schema.cold is not None:
                 self.cold.check(schema.cold)
+            if schema.kind == "aggregate":  # it is built from its events
+                self.shards.check(schema)
         created = self._tables.create(schemas)
         return self.backfill.build(created, progress) if created[0].kind in ("aggregate", "view") else created
 
@@ -240,6 +252,7 @@ class Store(Wiring):
         """
 
         def altered(schema: TableSchema) -> TableSchema:
+            self.shards.check(schema)
             return altered_schema(self.catalog.entered.table, schema, measures, derived, backfill)
 
         schema = self._tables.alter(name, altered)
@@ -255,13 +268,16 @@ class Store(Wiring):
         """Record batches of bounded size, in key order (events: in commit order)."""
         if wanted.changes is not None and (wanted.order or wanted.offset):
             raise InvalidArgument("changes come in commit order: read them without order_by and offset")
+        if wanted.changes is not None and wanted.changes.retractions == "fail" and schema.expires is not None:
+            wanted = replace(wanted, changes=replace(wanted.changes, retractions="ignore"))
+        wanted = self.hierarchies.resolved(lease, schema, wanted, txn)
         if wanted.changes is not None and txn is None:
             return self.changes.scan(lease, schema, wanted, wanted.changes)
         return self.reads.scan(lease, schema, wanted, txn)
 
     def answer(self, lease: Lease, schema: TableSchema, wanted: Scan) -> Answer:
         """A rollup, or the answer of a question, as record batches that say how they were made."""
-        return self.reads.answer(lease, schema, wanted)
+        return self.reads.answer(lease, schema, self.hierarchies.resolved(lease, schema, wanted))
 
     def shared_events(self, lease: Lease) -> SharedEvents:
         """The event tables of a snapshot, for a reader that reads settled files by itself."""
@@ -276,12 +292,27 @@ class Store(Wiring):
         self.check_open()
         return Txn(self.leases.blind(), self.settings, self)
 
-    def shared_window(self, table: int, columns: tuple[str, ...], seconds: float, ids_max: int) -> SharedWindow | None:
+    @property
+    def is_node(self) -> bool:
+        """Whether it is a node of a cluster."""
+        return isinstance(self.committer, ReplicatedCommitter)
+
+    def shared_window(
+        self, table: TableSchema, columns: tuple[str, ...], seconds: float, ids_max: int
+    ) -> SharedWindow | None:
         """The events of a table that any node of the cluster took lately, by these columns; None: this is no node, and
-        who takes events is the only one who does. Transactions with its ``once`` are refused for what was taken."""
+        who takes events is the only one who does. Transactions with its ``once`` are refused for what was taken.
+
+        Raises InvalidArgument for a sharded table, whose events not every node reads.
+        """
         if not isinstance(self.committer, ReplicatedCommitter):
             return None
-        return SharedWindow(self.committer, Once(table, columns, int(seconds * 1_000_000)), ids_max)
+        if table.shard_by:
+            raise InvalidArgument(
+                f"{table.name!r} is sharded, and in a cluster its events cannot be kept from being taken twice: name a "
+                "table that is not"
+            )
+        return SharedWindow(self.committer, Once(table.id, columns, int(seconds * 1_000_000)), ids_max)
 
     # -- operation ------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from kivi.store.catalog import Catalog
 from kivi.store.event_tables import EventTables
 from kivi.store.opening import Parts
 from kivi.store.retention import Retention
+from kivi.store.shards import Shards
 from kivi.store.snapshots import Snapshots
 from kivi.store.staging import Stages, Staging
 
@@ -40,6 +41,7 @@ class Contents(Protocol):
     stages: Stages
     retention: Retention
     event_tables: EventTables
+    shards: Shards
     cold: ColdTier
     committer: Committer
     prefix: Prefix | None

@@ -29,7 +29,6 @@ raised lies below the retention floor of ``into``; or else the condition is not 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -44,7 +43,9 @@ from kivi.arrow.dictionaries import coded, plain, together
 from kivi.arrow.predicates import attempted
 from kivi.delta.grouping import Events
 from kivi.delta.ops import Barrier, RowOp, apply_op
-from kivi.encoding.base_rows import Version
+from kivi.delta.runs import DeltaRun, stamped
+from kivi.encoding.base_rows import RowLayout, Version
+from kivi.encoding.key_slots import KeySlot
 from kivi.encoding.keys import KEY_BYTES_MAX, encode_key_columns
 from kivi.encoding.projection import Projection
 from kivi.errors import KiviError, NotFound, OutOfRange
@@ -57,8 +58,9 @@ from kivi.mvcc.snapshot import Reader
 from kivi.runtime.settings import Settings
 from kivi.store.catalog import Catalog, View, judged_row
 from kivi.store.checks import check_events
+from kivi.store.known_rows import KnownRows, add_run
 from kivi.store.late_deltas import runs_in_time
-from kivi.store.retention import remembered
+from kivi.store.retention import Retention, remembered
 from kivi.store.transaction import OWN_CTS
 
 __all__ = ["Judgement", "Judging"]
@@ -96,6 +98,8 @@ class Judging:
     settings: Settings
     floor: Callable[[TableSchema], int | None]
     row_floors: Callable[[Iterable[TableSchema]], Mapping[int, int | None]]
+    known: KnownRows
+    retention: Retention
     _plans: tuple[View | None, dict[int, Bound]] = (None, {})
 
     def plan(self, view: View, rule: Rule) -> Bound:
@@ -112,14 +116,21 @@ class Judging:
 @dataclass(slots=True)
 class Judgement:
     """Of one commit, or of events that are each one. ``snapshot`` opens the one to judge at; ``view``: the catalog that
-    the commit is derived with. Tables go by name: what they are called does not change while a rule names them."""
+    the commit is derived with. ``each``: every event is one, whose own events lie in no slot before it. Tables go by
+    name: what they are called does not change while a rule names them."""
 
     judging: Judging
     view: View
     snapshot: Callable[[], Lease]
-    rule_ts: int | None = None
+    each: bool = False
+    lease: Lease | None = None
     counts: dict[int, list[int]] = field(default_factory=dict)
     _raised: dict[str, list[tuple[Rule, pa.RecordBatch, Array]]] = field(default_factory=dict)
+
+    @property
+    def rule_ts(self) -> int | None:
+        """The snapshot that was judged at; None: no rule judged anything."""
+        return None if self.lease is None else self.lease.ts
 
     def order(self, tables: Iterable[TableSchema]) -> list[TableSchema]:
         """The tables, and those that rules may raise events into, each after those that it gets some from."""
@@ -153,6 +164,12 @@ class Judgement:
             counts[RAISED] -= batch.num_rows
             counts[FAILED] += batch.num_rows
 
+    def taken(self, into: TableSchema) -> pa.RecordBatch | None:
+        """What was raised for a table since this was asked for last."""
+        found = self.raised(into)
+        self._raised.pop(into.name, None)
+        return None if found is None else found[0]
+
     def rows(self) -> list[tuple[int, bytes, RowOp]]:
         """The counts, as operations of the commit."""
         return [
@@ -160,23 +177,27 @@ class Judgement:
             for rule, counts in self.counts.items()
         ]
 
-    def judge(self, source: TableSchema, batch: pa.RecordBatch, places: Array | None = None) -> None:
+    def judge(
+        self, source: TableSchema, batch: pa.RecordBatch, places: Array | None = None, only: Rule | None = None
+    ) -> None:
         """Judges all events that the commit brings for a table. ``places``: of each among the members of a group that
-        they are the commits of; None: event i is at i."""
-        rules = self.view.rules_of(source)
+        they are the commits of; None: event i is at i. ``only``: by one of its rules."""
+        rules = self.view.rules_of(source) if only is None else [only]
         if not rules or not batch.num_rows:
             return
-        lease = self.snapshot()
-        self.rule_ts = lease.ts
         plans = [self.judging.plan(self.view, rule) for rule in rules]
         events = Events(batch)
         wanted: dict[_Asked, dict[str, str]] = {}
         for plan in plans:
             for against, refs in plan.refs:
-                wanted.setdefault(_Asked(against, plan.rule.own_events and places is None), {}).update(refs)
-        looked_up = {asked: self._found(source, events, batch, asked, refs, lease) for asked, refs in wanted.items()}
+                wanted.setdefault(_Asked(against, plan.rule.own_events and not self.each), {}).update(refs)
+        with self.judging.known.lock:
+            self.lease = self.lease or self.snapshot()
+            looked_up = {
+                asked: self._found(source, events, batch, asked, refs, self.lease) for asked, refs in wanted.items()
+            }
         for plan in plans:
-            own = plan.rule.own_events and places is None
+            own = plan.rule.own_events and not self.each
             self._apply(plan, batch, {each: looked_up[_Asked(each, own)] for each, _ in plan.refs}, places)
 
     # -- one rule -------------------------------------------------------------------------------------------
@@ -295,45 +316,68 @@ class Judgement:
         groups = grouped.groups(key_of(against, table, time))
         sample = groups.sample if known is None else known[groups.sample]
         keys = _keys(against, table, batch.take(pa.array(sample)), time)
-        versions = self._versions(table, keys, batch, asked, lease)
-        there = [(i, version) for i, version in enumerate(versions) if version is not None]
         read = list(dict.fromkeys(refs.values()))
-        rows, failed_rows = _projected(table, read, [(keys[-1][i], version) for i, version in there])
+        rows, alive, failed_rows = self._rows(table, keys, batch, asked, read, lease)
         row_of = np.full(groups.count, -1, np.int64)
-        row_of[[i for i, _ in there]] = np.arange(len(there))
+        row_of[alive] = np.arange(len(alive))
         of_events = row_of[groups.group_of]
         if known is not None:
             whole = np.full(batch.num_rows, -1, np.int64)
             whole[known] = of_events
             of_events = whole
-        failed = None
-        if failed_rows:
-            failed = np.isin(of_events, failed_rows)
-        columns = {name: rows.column(column) for name, column in refs.items()}
-        return _Found(of_events, columns, failed)
+        failed = np.isin(of_events, failed_rows) if failed_rows else None
+        return _Found(of_events, {name: rows.column(column) for name, column in refs.items()}, failed)
 
-    def _versions(
-        self, table: TableSchema, keys: Sequence[Sequence[bytes]], batch: pa.RecordBatch, asked: _Asked, lease: Lease
-    ) -> list[Version | None]:
-        """Of each group the row that its events are measured against; of several slots, which are combined, one."""
-        distinct = list(dict.fromkeys(key for slot in keys for key in slot))
-        found = dict(zip(distinct, self.judging.reader.get(lease, table, distinct), strict=True))
-        if asked.own_events and asked.against.kind == "slot":
-            for key, deltas in self._own(table, batch, found):
-                found[key] = apply_op(table, found[key], OWN_CTS, RowOp(Barrier.PATCH, {}, deltas))
-        if len(keys) == 1:
-            return [found[key] for key in keys[0]]
-        return [_combined(table, [found[slot[i]] for slot in keys]) for i in range(len(keys[0]))]
+    def _rows(
+        self,
+        table: TableSchema,
+        keys: Sequence[pa.LargeBinaryArray],
+        batch: pa.RecordBatch,
+        asked: _Asked,
+        columns: Sequence[str],
+        lease: Lease,
+    ) -> tuple[pa.RecordBatch, Array, list[int]]:
+        """Columns of the rows that there are, of which of the groups each is, and which of them cannot be told."""
+        layout = RowLayout.of(table)
+        if not layout.in_columns:  # a row table with text
+            versions = self.judging.reader.get(lease, table, keys[0].to_pylist())
+            there = [i for i, version in enumerate(versions) if version is not None]
+            pairs = [
+                (key.as_py(), version) for key, version in zip(keys[0], versions, strict=True) if version is not None
+            ]
+            rows, failed = _projected(table, columns, pairs)
+            return rows, np.array(there, np.int64), failed
+        listed = [slot.to_pylist() for slot in keys]
+        distinct = listed[0] if len(keys) == 1 else list(dict.fromkeys(key for slot in listed for key in slot))
+        found = self.judging.known.rows(lease, table, distinct)
+        index = dict(zip(distinct, range(len(distinct)), strict=True)) if asked.own_events or len(keys) > 1 else {}
+        if asked.own_events:
+            for run in self._own(table, batch):
+                add_run(layout, found, index, run)
+        floor_us = self.judging.retention.row_floor(table, lease.ts) if table.forgets_rows else None
+        if floor_us is not None and len(distinct):
+            found[KeySlot.of(table).below(pa.array(distinct, pa.large_binary()), floor_us)] = 0
+        if len(keys) > 1:
+            combined = _combined(table, layout, found, [[index[key] for key in slot] for slot in listed])
+            found = combined
+        there_at = np.flatnonzero(found["flags"] & 1)
+        last, kept = keys[-1].take(pa.array(there_at)), found[there_at]
+        if columns and len(there_at):
+            try:
+                return next(Projection.of(table, columns).batches([(last, kept)], None)), there_at, []
+            except OutOfRange:
+                pass
+        decoded = map(layout.decode, layout.bytes_of(kept))
+        rows, failed = _projected(table, columns, list(zip(last.to_pylist(), decoded, strict=True)))
+        return rows, there_at, failed
 
-    def _own(
-        self, table: TableSchema, batch: pa.RecordBatch, wanted: Mapping[bytes, Version | None]
-    ) -> list[tuple[bytes, dict[int, Any]]]:
-        """The deltas of the commit's own events for rows of an aggregate."""
+    def _own(self, table: TableSchema, batch: pa.RecordBatch) -> list[DeltaRun]:
+        """The deltas of the commit's own events for an aggregate."""
         try:
             runs, _ = runs_in_time([table], self.judging.row_floors([table]), batch)
         except KiviError:
             return []  # the commit will be refused
-        return [(key, run.deltas_at(i)) for _, run in runs for key in wanted for i in run.find(key)]
+        return [stamped(run, OWN_CTS) for _, run in runs]
 
 
 def _groupable(batch: pa.RecordBatch, against: Against, time: str) -> Array | None:
@@ -371,13 +415,13 @@ def _fits(values: Iterable[Any]) -> bool:
     return sum(len(value) + value.count(0) for value in text) + 256 <= KEY_BYTES_MAX
 
 
-def _keys(against: Against, table: TableSchema, sample: pa.RecordBatch, time: str) -> list[list[bytes]]:
+def _keys(against: Against, table: TableSchema, sample: pa.RecordBatch, time: str) -> list[pa.LargeBinaryArray]:
     """The keys of what events like the ones of ``sample`` are measured against; of several slots each, the last at the
     end."""
     by = iter(against.by)
     types = [column.type for column in table.key]
     if against.kind == "row":
-        return [encode_key_columns(types, [sample.column(next(by)) for _ in types]).to_pylist()]
+        return [encode_key_columns(types, [sample.column(next(by)) for _ in types])]
     columns: list[Any] = []
     slot_at, slot = 0, Slot("us", 1)
     for i, group in enumerate(table.group_by):
@@ -388,20 +432,27 @@ def _keys(against: Against, table: TableSchema, sample: pa.RecordBatch, time: st
             columns.append(flat(sample.column(next(by))))
     own = slot.starts(stored_array(types[slot_at], flat(sample.column(time))))
     starts = slot.starts(own - (against.back_us or 1))
-    found: list[list[bytes]] = []
+    found: list[pa.LargeBinaryArray] = []
     for n in range(against.slots):
         if n:
             starts = slot.starts(starts - 1)
         columns[slot_at] = pa.array(starts)
-        found.append(encode_key_columns(types, columns).to_pylist())
+        found.append(encode_key_columns(types, columns))
     return found[::-1]
 
 
-def _combined(table: TableSchema, versions: Iterable[Version | None]) -> Version | None:
-    """Rows of an aggregate as one."""
-    there = [version for version in versions if version is not None]
-    ops = (RowOp(Barrier.PATCH, {}, {i: cell for i, cell in enumerate(v.cells) if cell is not None}) for v in there)
-    return functools.reduce(lambda before, op: apply_op(table, before, OWN_CTS, op), ops, None)
+def _combined(table: TableSchema, layout: RowLayout, rows: Array, slots: Sequence[Sequence[int]]) -> Array:
+    """Rows of an aggregate, of each slot those at these places, as one row each."""
+    versions = [layout.decode(row) for row in layout.bytes_of(rows)]
+    out = []
+    for places in zip(*slots, strict=True):
+        there = [versions[i] for i in places if versions[i].alive]
+        ops = (RowOp(Barrier.PATCH, {}, {i: cell for i, cell in enumerate(v.cells) if cell is not None}) for v in there)
+        whole: Version | None = None
+        for op in ops:
+            whole = apply_op(table, whole, OWN_CTS, op)
+        out.append(bytes(layout.width) if whole is None else layout.encode(whole))
+    return layout.rows_of(out)
 
 
 def _no_rows(table: TableSchema, refs: Mapping[str, str]) -> Mapping[str, Any]:

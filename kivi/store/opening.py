@@ -33,6 +33,7 @@ from kivi.engine.memory import MemoryEngine
 from kivi.errors import DataLoss, DiskFull, FormatTooNew, InvalidArgument, NotAStore, StoreInUse
 from kivi.log import CommitLog
 from kivi.log.memory import MemoryLog
+from kivi.log.shards import EVERY, parse_shards, shown_shards
 from kivi.runtime.files import is_no_space, sync_directory
 from kivi.runtime.settings import Settings
 from kivi.states.own import load_entry_points
@@ -46,6 +47,8 @@ __all__ = [
     "claim_node",
     "cluster_of",
     "content_of",
+    "give_up_shards",
+    "held_shards",
     "is_new",
     "mark",
     "no_space",
@@ -54,7 +57,7 @@ __all__ = [
 
 _log = logging.getLogger("kivi")
 
-FORMAT: Final = 8
+FORMAT: Final = 9
 """The format on disk. A program refuses a larger one; it opens a smaller one, and makes it its own.
 
 1  the first
@@ -67,9 +70,12 @@ FORMAT: Final = 8
    states of measures in rows, runs and the catalog (``kivi.states``)
 7  settled files beside the engine, and headers of blocks whose events lie in them (``kivi.events``); secondary views,
    which every write of their source has to follow (``kivi.store.view_rows``); rules, which judge every event of their
-   source (``kivi.store.judging``), and records that say at which snapshot they did
+   source (``kivi.store.judging``), and records that say at which snapshot they did; rows of alerts (``kivi.alerts``)
 8  only a node of a cluster, whose log is elsewhere: nothing may be written but what that log brings
+9  only a node of a cluster, or a copy of one, that holds some of the shards (``kivi.store.shards``): no whole store
 """
+FORMAT_NODE: Final = 8
+"""The format of a node that holds everything."""
 FORMAT_ALONE: Final = 7
 """The format of a store that is no node."""
 LOG_SERVER: Final = "nats-server"
@@ -109,6 +115,11 @@ def open_parts(
         opened.callback(release_lock)
         if make_log is None and log is None and (name := cluster_of(path)) is not None:
             raise NotAStore(f"{path} is a node of the cluster {name}: kivi serve --cluster {name} opens it")
+        if make_log is None and log is None and (held := held_shards(path)) != EVERY:
+            raise NotAStore(
+                f"{path} is a copy of a node that holds the shards {shown_shards(held)} alone, and no store by itself: "
+                "kivi serve --cluster makes it a node"
+            )
         if make_log is None and "copy_of" in content_of(path):
             mark(path, store_id)  # what is written from here on no cluster has heard of
         rocks = engine or RocksEngine(
@@ -196,12 +207,22 @@ def is_new(path: str) -> bool:
     return not os.path.exists(os.path.join(path, "engine"))
 
 
-def claim_node(path: str, cluster: str, generation: bytes, *, empty: bool = True) -> int:
+def claim_node(path: str, cluster: str, generation: bytes, *, empty: bool = True, shards: int | None = None) -> int:
     """Makes an empty directory a node's, or the copy of a node: the number that the node has. ``empty``: it may be.
 
-    Raises InvalidArgument or NotAStore as ``check_node``, and for an earlier generation of the cluster.
+    ``shards``: which it is to hold, by default all that are there. One that is a node already still holds what it held.
+
+    Raises InvalidArgument or NotAStore as ``check_node``, for an earlier generation of the cluster, and for shards that
+    are not in the copy.
     """
     check_node(path, cluster)
+    held = EVERY if is_new(path) else held_shards(path)
+    if shards is not None and (missing := shards & ~held):
+        raise InvalidArgument(
+            f"{path} has the shards {shown_shards(held)} alone, and not {shown_shards(missing)}: begin with a copy of "
+            "a node that holds them"
+        )
+    held = held if shards is None else shards
     if not is_new(path):
         content = content_of(path)
         _, known = content.get("copy_of") or [cluster, content["store_id"]]
@@ -219,11 +240,27 @@ def claim_node(path: str, cluster: str, generation: bytes, *, empty: bool = True
     node = int.from_bytes(secrets.token_bytes(7), "little")
     release, _ = claim(path, {LOG_SERVER})
     try:
-        mark(path, generation, cluster=cluster, node=node)
+        mark(path, generation, cluster=cluster, node=node, **_named(held))
         shutil.rmtree(os.path.join(path, "log"), ignore_errors=True)
     finally:
         release()
     return node
+
+
+def _named(held: int) -> dict[str, str]:
+    return {} if held == EVERY else {"shards": shown_shards(held)}
+
+
+def held_shards(path: str) -> int:
+    """The shards that are whole in a directory, with all that was committed up to its position."""
+    said = content_of(path).get("shards")
+    return EVERY if said is None else parse_shards(said)
+
+
+def give_up_shards(path: str, held: int) -> None:
+    """From here on the node holds no more than these."""
+    content = content_of(path)
+    mark(path, bytes.fromhex(content["store_id"]), cluster=content["cluster"], node=content["node"], **_named(held))
 
 
 def cluster_of(path: str) -> str | None:
@@ -251,8 +288,8 @@ def mark(path: str, store_id: bytes, **more: Any) -> None:
     and may become a node as long as it has not been opened otherwise.
     """
     content = {"format": FORMAT_ALONE, "store_id": store_id.hex(), "operators": operators.ids(), **more}
-    if "cluster" in more:
-        content["format"] = FORMAT
+    if "cluster" in more or "shards" in more:
+        content["format"] = FORMAT if "shards" in more else FORMAT_NODE
     temporary = os.path.join(path, _MARKER_NEW)
     with open(temporary, "w", encoding="utf-8") as file:
         json.dump(content, file)

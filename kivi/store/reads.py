@@ -29,6 +29,7 @@ from kivi.encoding.projection import Projection
 from kivi.errors import DataLoss, InvalidArgument, NotFound
 from kivi.events.store import EventStore
 from kivi.events.views import EventView, later_of
+from kivi.log.shards import EVERY
 from kivi.model.expressions import names
 from kivi.model.questions import seen_schema
 from kivi.model.rollups import rolled_outputs
@@ -49,6 +50,7 @@ from kivi.store.plans import GetPlan
 from kivi.store.questions import Questions
 from kivi.store.retention import Retention
 from kivi.store.rollups import Rollups, rolled_batches
+from kivi.store.shards import Shards, asked_shards
 from kivi.store.shared_events import SharedEvents
 from kivi.store.transaction import Txn, encoded_key, merged
 
@@ -75,10 +77,13 @@ class Reads:
     retention: Retention
     event_tables: EventTables
     questions: Questions
+    shards: Shards
     check_open: Callable[[], None]
 
-    def check_visible(self, lease: Lease, schema: TableSchema) -> None:
+    def check_visible(self, lease: Lease, schema: TableSchema, shards: int = EVERY) -> None:
+        """Raises unless a snapshot sees the table, and this store has all of these shards of it."""
         lease.used = True
+        self.shards.check(schema, shards)
         self.catalog.check_seen(schema, lease.ts)
         if schema.state != "ready":
             of = "rows" if schema.kind == "view" else "events"
@@ -94,9 +99,9 @@ class Reads:
     ) -> list[dict[str, Any] | None]:
         """Rows by key at the snapshot, in stored form, derived columns included; None where there is no row."""
         self.check_open()
-        self.check_visible(lease, schema)
-        projection = Projection.of(schema, columns)
         raw = [encoded_key(schema, key) for key in keys]
+        self.check_visible(lease, schema, self.shards.of_keys(schema, raw))
+        projection = Projection.of(schema, columns)
         versions: list[Version | None] = [None] * len(raw)
         if raw and not (txn is not None and txn.sees_none(schema)):
             versions = self.reader.get(lease, schema, raw)
@@ -133,8 +138,9 @@ class Reads:
         """Rows by encoded key, each at a snapshot of its own, as the plan's columns; None where there is no row."""
         self.check_open()
         schema = plan.schema
+        asked = self.shards.of_keys(schema, [key for _, key in wanted])
         for lease in dict.fromkeys(lease for lease, _ in wanted):
-            self.check_visible(lease, schema)
+            self.check_visible(lease, schema, asked)
         projection = Projection.of(schema, plan.columns)
         rows = zip(wanted, self.reader.get_each(schema, wanted), strict=True)
         return [None if version is None else projection.values(key, version) for (_, key), version in rows]
@@ -146,7 +152,7 @@ class Reads:
         Arguments are checked and the snapshot is captured at the call.
         """
         self.check_open()
-        self.check_visible(lease, schema)
+        self.check_visible(lease, schema, asked_shards(schema, wanted))
         if wanted.changes is not None:
             raise InvalidArgument("changes are read in a snapshot, not in a transaction")
         if wanted.limit is not None and wanted.limit < 0:
@@ -198,7 +204,7 @@ class Reads:
     def answer(self, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn | None = None) -> Answer:
         """A rollup, or what a question is about. Arguments are checked at the call; it is made when it is read."""
         self.check_open()
-        self.check_visible(lease, schema)
+        self.check_visible(lease, schema, asked_shards(schema, wanted))
         if txn is not None and schema.kind != "event":
             raise InvalidArgument("rollups and questions of aggregates are for snapshots, not for transactions")
         if wanted.rollup is not None:
@@ -236,7 +242,7 @@ class Reads:
             return None
         if not RowLayout.of(schema).in_columns:
             return None
-        self.check_visible(lease, schema)
+        self.check_visible(lease, schema, asked_shards(schema, wanted))
         projection = Projection.of(schema, wanted.columns)
         start, end = key_range(schema, wanted)
         limit = wanted.limit

@@ -40,6 +40,7 @@ from kivi.mvcc.record import (
     Gather,
     NewFloor,
     Other,
+    Pin,
     Stage,
     decode_abort,
     decode_commit,
@@ -51,6 +52,7 @@ from kivi.mvcc.record import (
 from kivi.mvcc.replicated import ReplicatedCommitter
 from kivi.store.catalog import COUNTERS, TABLES, changes
 from kivi.store.host import Contents
+from kivi.store.shards import Shards
 from kivi.store.staging import STAGE_INDEX, data_of, sequences_of
 
 __all__ = ["enter_other", "load_base", "replay", "replay_record"]
@@ -78,6 +80,7 @@ def load_base(store: Contents) -> int:
         if isinstance(store.committer, ReplicatedCommitter):
             store.prefix.restore_gathering(store.committer.gathering, store.catalog.schema_of)
             store.prefix.restore_taken(store.committer.deduplication)
+            store.prefix.restore_pins(store.committer.pins)
     elif store.prefix is not None:
         store.prefix.begin(definitions, store.catalog.changes, last_id, store.committer.facts.generations)
     store.stages.load(engine.get(STAGE_INDEX))
@@ -148,7 +151,7 @@ def enter_other(store: Contents, other: Other, sequence: int, time_us: int) -> N
             for token in other.tokens:
                 store.tokens.forget(token)
             store.stages.use(other.stages, sequence)
-        case Gather():  # of a log that orders, whose committer keeps it
+        case Gather() | Pin():  # of a log that orders, whose committer keeps it
             pass
 
 
@@ -189,19 +192,23 @@ def _replay_commit(store: Contents, record: Record) -> None:
 
 
 def decoded_columns(
-    record: EventsRecord, known: Callable[[int], TableSchema | None]
+    record: EventsRecord, known: Callable[[int], TableSchema | None], shards: Shards
 ) -> tuple[pa.RecordBatch, list[tuple[int, DeltaRun]], list[Raised]]:
-    """The events of a record, its runs, and what rules raised, of the tables that are there."""
+    """The events of a record, its runs, and what rules raised, of the tables that are there and the shards that are
+    held; the places of the record are then those of these events."""
     source = known(record.table)
-    batches = [] if source is None else [padded(batch, source) for batch in own_batches(record.events[0])]
+    batches, places = ([], None) if source is None else shards.read_events(source, record.events[0])
+    if places is not None:
+        record.places = places if record.places is None else record.places[places]
     runs = [
-        (table, DeltaRun.from_buffer(schema, 0, data[0]))
+        (table, run)
         for table, data in record.runs
         if (schema := known(table)) is not None
+        for run in shards.read_run(schema, data[0])
     ]
     raised = [
-        (table, together([padded(batch, into) for batch in own_batches(data[0])]), places)
-        for table, data, places in record.raised
+        (table, together([padded(batch, into) for batch in own_batches(data[0])]), of)
+        for table, data, of in record.raised
         if (into := known(table)) is not None
     ]
     return together(batches) if batches else pa.RecordBatch.from_pylist([]), runs, raised
@@ -210,7 +217,7 @@ def decoded_columns(
 def _replay_events(store: Contents, record: Record) -> None:
     found = decode_events(record.body)
     known = store.catalog.schema_of
-    batch, runs, raised = decoded_columns(found, known)
+    batch, runs, raised = decoded_columns(found, known, store.shards)
     found.derived = [row for row in found.derived if known(row[0]) is not None]
     store.pending.apply(record.last, events_applied(found, record.sequence, record.count, batch, runs, raised))
     store.timeline.note(record.sequence, record.time_us, record.count)

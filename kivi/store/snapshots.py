@@ -10,6 +10,7 @@ from typing import Any
 from kivi.errors import SnapshotTooOld, Unavailable
 from kivi.mvcc.commit import Committer
 from kivi.mvcc.leases import Lease, Leases
+from kivi.mvcc.replicated import ReplicatedCommitter
 from kivi.mvcc.timeline import Timeline
 from kivi.mvcc.watermark import Watermark
 
@@ -50,9 +51,11 @@ class Snapshots:
         if fresh or max_staleness_s == 0:
             min_snapshot = max(min_snapshot or 0, self.committer.newest(timeout_s))
         elif max_staleness_s is not None and (age_s := self.committer.staleness_s()) > max_staleness_s:
+            better = self.committer.fresher()
             raise Unavailable(
                 f"what this node answers may be {age_s:.1f} s old, and at most {max_staleness_s:g} s was asked for: "
-                "ask another one"
+                f"ask {better or 'another one'}",
+                **({} if better is None else {"address": better}),
             )
         if min_snapshot is not None:
             self._reach(min_snapshot, timeout_s)
@@ -75,6 +78,30 @@ class Snapshots:
             yield lease
         finally:
             self.release(lease)
+
+    def begin_shared(self, timeout_s: float | None, ttl_s: float | None) -> tuple[bytes, Lease] | None:
+        """A snapshot under a name that every node of the cluster knows, which has all that was acknowledged before the
+        call; None if this is no node. Raises Unavailable when the time is up."""
+        if not isinstance(self.committer, ReplicatedCommitter):
+            return None
+        self.check_open()
+        timeout_s = 10.0 if timeout_s is None else timeout_s
+        name, number = self.committer.pin(ttl_s, timeout_s)
+        self._reach(number, timeout_s)
+        return name, self.committer.pins.find(name)
+
+    def find_shared(self, name: bytes) -> Lease | None:
+        """What any node has begun; None if this is no node. Raises SnapshotTooOld if it has ended."""
+        return self.committer.pins.find(name) if isinstance(self.committer, ReplicatedCommitter) else None
+
+    def renew_shared(self, name: bytes, ttl_s: float | None) -> bool:
+        """Keeps it for so long from now, on every node; 0 ends it. False if this is no node."""
+        if not isinstance(self.committer, ReplicatedCommitter):
+            return False
+        if ttl_s != 0:
+            self.committer.pins.find(name)
+        self.committer.prolong(name, ttl_s)
+        return True
 
     def _reach(self, ts: int, timeout_s: float) -> None:
         """Waits until ``ts`` can be read. Raises Unavailable when the time is up."""

@@ -45,6 +45,7 @@ from kivi.store.checks import check_events, too_long
 from kivi.store.late_deltas import few_in_time, runs_in_time
 from kivi.store.overwrite import Generations
 from kivi.store.retention import remembered
+from kivi.store.shards import Shards
 from kivi.store.staging import Staged
 
 __all__ = ["OWN_CTS", "SMALL_EVENTS", "Derived", "Txn", "caller_key", "payload_digest", "prepare"]
@@ -86,7 +87,8 @@ class Host(Protocol):
 class Rules(Protocol):
     """What judges the events of a commit (``kivi.store.judging``)."""
 
-    rule_ts: int | None
+    @property
+    def rule_ts(self) -> int | None: ...
 
     def order(self, tables: Iterable[TableSchema]) -> list[TableSchema]: ...
 
@@ -131,6 +133,7 @@ class Txn:
     nbytes: int = 0
     run_stages: dict[int, list[int]] = field(default_factory=dict)
     once: Once | None = None  # of a cluster: its events of that table
+    judged_at: Lease | None = None  # where what it brings was raised, if it is what a rule raised from older events
     closed: str = ""
     commit_ts: int | None = None
 
@@ -470,6 +473,7 @@ def prepare(
     name_of: Callable[[int], TableSchema | None],
     in_views: Derived,
     rules: Rules,
+    shards: Shards,
 ) -> Single:
     """Derive, validate and encode. ``view`` is the catalog as entered, of ``derived_at`` or later.
 
@@ -485,9 +489,7 @@ def prepare(
     commit.once = txn.once
     events: list[tuple[int, pa.RecordBatch]] = []
     runs: list[tuple[int, DeltaRun]] = []
-    sent_of: dict[
-        int, list[Bulk]
-    ] = {}  # appends as the caller sent them: the record leaves out what is dropped as late
+    sent_of: dict[int, list[Bulk]] = {}  # as the caller sent it: the record leaves out what is dropped as late
     txn.late = txn.count_late()
     for found in rules.order(view.by_id.get(old) or txn.schemas[old] for old in sorted(txn.event_tables)):
         old = found.id
@@ -495,12 +497,14 @@ def prepare(
         schema = new.of.get(old) or found  # of a table that has gone: the commit will be refused
         as_sent = sent_of[old] = []
         direct = [padded(batch, schema) for batch in txn.kept(old)]
+        brought: list[pa.RecordBatch] = []
         if direct:
             joined = coded(together(direct))
-            bulk = Bulk(table, 0, [encode_ipc(trimmed(joined, schema))])
+            cut = shards.cut_events(schema, joined)
+            bulk = Bulk(table, 0, [encode_ipc(trimmed(joined, schema))] if cut is None or request is not None else cut)
             if joined.num_rows:
-                commit.appends.append(bulk)
-                events.append((table, joined))
+                commit.appends.append(bulk if cut is None else Bulk(table, 0, cut))
+                brought.append(joined)
             if old in txn.late and request is not None:
                 whole = coded(together([padded(batch, schema) for batch in txn.sent(old)]))
                 bulk = Bulk(table, 0, [encode_ipc(trimmed(whole, schema))])
@@ -508,24 +512,24 @@ def prepare(
         for staged in txn.staged_kept(old):
             commit.appends.append(Bulk(table, staged.sequence, []))
             as_sent.append(commit.appends[-1])
-            events.append((table, padded(staged.batch, schema)))
-        batches = [batch for of, batch in events if of == table]
+            brought.append(padded(staged.batch, schema))
+        events += [(table, shards.held_events(schema, batch)[0]) for batch in brought]
         aggregates = new.aggregates_of(old, view)
         if (raised := rules.raised(schema)) is not None:
             try:
-                _derive(commit, runs, aggregates, row_floors, [*batches, raised[0]])
+                _derive(commit, runs, aggregates, row_floors, [*brought, raised[0]], shards)
             except KiviError:
                 rules.give_up(schema)
             else:
                 commit.appends.append(Bulk(table, 0, [encode_ipc(trimmed(raised[0], schema))]))
                 events.append((table, raised[0]))
-                rules.judge(schema, together([*batches, raised[0]]))
+                rules.judge(schema, together([*brought, raised[0]]))
                 continue
-        if batches:
-            _derive(commit, runs, aggregates, row_floors, batches)
-            rules.judge(schema, together(batches))
+        if brought:
+            _derive(commit, runs, aggregates, row_floors, brought, shards)
+            rules.judge(schema, together(brought))
     sent = [bulk for old in sorted(sent_of) for bulk in sent_of[old]]  # whatever order rules ask for
-    commit.rule_ts = rules.rule_ts
+    commit.rule_ts = rules.rule_ts if txn.judged_at is None else txn.judged_at.ts
     commit.derived += rules.rows()
     commit.derived += [late_row(txn.schemas[table].origin, dropped) for table, dropped in txn.late.items()]
     for table, sequences in sorted(txn.staged_rows.items()):
@@ -570,6 +574,7 @@ def _derive(
     aggregates: Sequence[TableSchema],
     row_floors: Mapping[int, int | None],
     batches: Sequence[pa.RecordBatch],
+    shards: Shards,
 ) -> None:
     """Adds to a commit what the events of one table are for its aggregates; nothing if it raises."""
     joined = together(batches)
@@ -580,9 +585,10 @@ def _derive(
             commit.derived += [(aggregate_id, key, RowOp(Barrier.PATCH, {}, deltas)) for key, deltas in rows]
     elif aggregates:
         derived, late = runs_in_time(aggregates, row_floors, joined)
+        by_id = {aggregate.id: aggregate for aggregate in aggregates}
         for aggregate_id, run in derived:
-            runs.append((aggregate_id, run))
-            commit.runs.append(Bulk(aggregate_id, 0, run.to_buffers()))
+            runs.append((aggregate_id, shards.held_run(by_id[aggregate_id], run)))
+            commit.runs.append(Bulk(aggregate_id, 0, shards.cut_run(by_id[aggregate_id], run)))
     commit.derived += [late_row(aggregate_id, left_out) for aggregate_id, left_out in late.items()]
 
 

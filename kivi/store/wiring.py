@@ -10,11 +10,14 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from kivi.encoding.event_names import EventNames
 from kivi.errors import KiviError, Unavailable
 from kivi.events.cold_tier import ColdTier
 from kivi.log import CommitLog
 from kivi.log.followed import FollowedLog
 from kivi.log.replicated import ReplicatedLog
+from kivi.model.scans import Scan
+from kivi.model.schema import TableSchema
 from kivi.mvcc.commit import Committer
 from kivi.mvcc.consolidate import AHEAD, Consolidator
 from kivi.mvcc.following import FollowingCommitter
@@ -38,7 +41,9 @@ from kivi.store.change_reads import ChangeReads
 from kivi.store.commits import Commits
 from kivi.store.copies import Copies
 from kivi.store.event_tables import EventTables
+from kivi.store.hierarchies import Hierarchies
 from kivi.store.judging import Judging
+from kivi.store.known_rows import KnownRows
 from kivi.store.opening import Parts
 from kivi.store.plans import GetPlan
 from kivi.store.questions import Questions
@@ -46,8 +51,10 @@ from kivi.store.reads import Reads
 from kivi.store.replay import enter_other
 from kivi.store.retention import Retention
 from kivi.store.retraction import Retractions
+from kivi.store.shards import Shards
 from kivi.store.snapshots import Snapshots
 from kivi.store.staging import Stages, Staging
+from kivi.store.transaction import Txn
 from kivi.store.view_rows import ViewRows
 
 __all__ = ["Wiring"]
@@ -74,6 +81,7 @@ class Wiring:
         self.tokens = Tokens(engine, ttl_us=int(settings.request_token_ttl_s * 1_000_000))
         self.stages = Stages(parts.store_id, max_bytes=settings.stage_bytes)
         self.cold = ColdTier(parts.path, cache_bytes=settings.cold_cache_bytes, timeout_s=settings.cold_timeout_s)
+        self.shards = Shards()
         self.event_tables = EventTables(engine, self.catalog, settings.block_rows, parts.path, self.cold)
         self._closed = False
         self._why_closed = "the store is closed"
@@ -160,6 +168,8 @@ class Wiring:
         snapshots = self.snapshots = Snapshots(self.leases, self.moved, self.timeline, self.committer, opened)
         self.begin, self.begin_together = snapshots.begin, snapshots.begin_together
         self.renew, self.release = snapshots.renew, snapshots.release
+        self.begin_shared, self.find_shared = snapshots.begin_shared, snapshots.find_shared
+        self.renew_shared = snapshots.renew_shared
 
         staging = self.staging = Staging(self.stages, self.log, self.committer, self.settings, opened)
         self.stage, self.stage_wait, self.log_stage = staging.stage, staging.stage_wait, staging.log_stage
@@ -168,7 +178,15 @@ class Wiring:
 
         questions = self.questions = Questions(self.catalog, self.retention, self.timeline, self.settings.query_bytes)
         reads = self.reads = Reads(
-            self.catalog, self.reader, self.pending, self.leases, self.retention, self.event_tables, questions, opened
+            self.catalog,
+            self.reader,
+            self.pending,
+            self.leases,
+            self.retention,
+            self.event_tables,
+            questions,
+            self.shards,
+            opened,
         )
         self.get, self.get_each, self.few_rows = reads.get, reads.get_each, reads.few_rows
         self.has_row, self.has_bounded_rows = reads.has_row, reads.has_bounded_rows
@@ -185,15 +203,22 @@ class Wiring:
             lambda s: commits.wait_for_entered(s),
             self.log.is_judged_again,
         )
-        self.find_events = retractions.find
+        self.hierarchies = Hierarchies(self.catalog, reads, snapshots)
+        self._retractable = retractions.find
         views = self.view_rows = ViewRows(self.catalog, self.reader)
         self.own_view_ops = views.own_ops
         judging = Judging(
-            self.catalog, self.reader, self.settings, lambda schema: commits.floor(schema), self.retention.newest_of
+            self.catalog,
+            self.reader,
+            self.settings,
+            lambda schema: commits.floor(schema),
+            self.retention.newest_of,
+            KnownRows(self.pending, self.reader, lambda: self.log.last),
+            self.retention,
         )
         commits = self.commits = Commits(
             self.settings, self.log, self.catalog, self.committer, self.leases, self.moved, self.tokens, self.retention,
-            staging, self.reader, self.computing, retractions, views, judging, opened,
+            staging, self.reader, self.computing, retractions, views, judging, self.shards, opened,
         )  # fmt: skip
         self.commit, self.commit_together = commits.commit, commits.commit_together
         self.commit_wait, self.wait = commits.commit_wait, commits.wait
@@ -202,6 +227,10 @@ class Wiring:
         self.outcome, self.committed_at = commits.outcome, commits.committed_at
         self.batch_scopes = self.tokens.scopes
         self.copies = Copies(self.engine, changes)
+
+    def find_events(self, txn: Txn, schema: TableSchema, wanted: Scan) -> EventNames:
+        """The names of the events of a scan, without those that the transaction has retracted already."""
+        return self._retractable(txn, schema, self.hierarchies.resolved(txn.lease, schema, wanted, txn))
 
     def _is_behind(self, part: Part) -> bool:
         if part.derived_at >= self.catalog.changed_at:
@@ -212,6 +241,11 @@ class Wiring:
     @property
     def is_open(self) -> bool:
         return not self._closed
+
+    @property
+    def is_follower(self) -> bool:
+        """Whether another process commits, and this one reads: see ``kivi.store.following``."""
+        return isinstance(self.log, FollowedLog)
 
     @property
     def is_catching_up(self) -> bool:

@@ -298,7 +298,7 @@ class Intake:
         return schema
 
     def _window_of(self, table: TableSchema) -> Window | SharedWindow:
-        shared = self.store.shared_window(table.id, ("trace_id", "span_id"), self._window_s, self._spans_max)
+        shared = self.store.shared_window(table, ("trace_id", "span_id"), self._window_s, self._spans_max)
         if shared is not None:
             return shared
         window = Window(self._window_s, self._spans_max)

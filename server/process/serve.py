@@ -315,6 +315,8 @@ def _check_cluster(options: Options) -> None:
     for flag, told in (("--peer", options.peer), ("--cluster-secret-file", options.cluster_secret_file)):
         if told is not None and options.peers is None:
             raise InvalidArgument(f"{flag} is for a node that runs a server of the log: give --peers, too")
+    if options.shards is not None and options.cluster is None:
+        raise InvalidArgument("--shards is for a node of a cluster: give --cluster NAME, too")
     if options.cluster is None:
         return
     try:
@@ -344,6 +346,7 @@ def _opened(options: Options, opened: contextlib.ExitStack) -> tuple[Store, Call
         settings=options.settings,
         log_bytes=options.log_bytes,
         copies=None if own is None else own.copies,
+        shards=options.shards,
         login=None if own is None else own.login,
     )
     opened.callback(node.close)

@@ -31,6 +31,7 @@ from kivi.arrow.columns import arrow_schema
 from kivi.arrow.id_window import ID
 from kivi.embedded.database import Database, Snapshot, Transaction
 from kivi.encoding.keyspaces import meta_key
+from kivi.encoding.shards import shard_of
 from kivi.engine import WriteBatch
 from kivi.engine.memory import MemoryEngine
 from kivi.errors import AlreadyExists, Conflict, DataLoss, DiskFull, NotFound, RowExists, SnapshotTooOld, Unavailable
@@ -38,8 +39,9 @@ from kivi.log import Entry
 from kivi.log.members import Member, State, truncation
 from kivi.log.memory import MemoryLog
 from kivi.log.replicated import ReplicatedLog
+from kivi.log.shards import EVERY, SHARDS
 from kivi.mvcc.groups import Outcome
-from kivi.mvcc.record import Abort
+from kivi.mvcc.record import Abort, Pin
 from kivi.mvcc.replicated import PLACE, ReplicatedCommitter
 from kivi.runtime.settings import Settings
 from kivi.store.facade import Store
@@ -56,6 +58,10 @@ GENERATION = b"a generation    "
 _BOOT = meta_key("boot")
 LATER = {"calls": kivi.count(), "total": kivi.sum("x"), "slow": kivi.max("x")}
 """Of an aggregate that is made and dropped while others write."""
+PINNED_US = 3_600_000_000
+SHARDED = {"e", "agg", "shares", "later"}
+VALUES = range(3)
+"""Of the column by which these are sharded."""
 START_US = 1_800_000_000_000_000
 _MAY_FAIL = (AlreadyExists, NotFound, Conflict, SnapshotTooOld, DiskFull)
 KINDS = ("put", "delta", "delta", "delta", "insert", "delete", "guard", "append", "append", "staged", "get")
@@ -89,6 +95,8 @@ class Node:
         self.clock_off_s = simulation.rng.choice((0.0, 0.0, -2.0, ahead))
         self.snapshots: list[Snapshot] = []
         self.store: Store | None = None
+        self.held = self.wanted = EVERY
+        """The shards of which it has everything, and those that it is to have."""
 
     def start(self) -> None:
         sim = self.simulation
@@ -104,6 +112,7 @@ class Node:
         )  # fmt: skip
         self.store = Store.open(None, settings=SETTINGS, engine=self.engine, log=self.log, clock=sim.clock)
         self.store.committer.later = sim.derive  # type: ignore[attr-defined]
+        self.store.shards.held = self.held
         self.db = Database(self.store)
         self.snapshots = []
         self.say_live()
@@ -113,7 +122,20 @@ class Node:
         return self.simulation.clock() + self.clock_off_s
 
     def say_live(self) -> None:
-        self.say(Member(self.id, State.LIVE, self.log.needed).entry())
+        """And which shards it is to hold: it gives others up once that is said, and counts."""
+        wanted, store = self.wanted, self.store
+        live = Member(self.id, State.LIVE, self.log.needed)
+
+        def said(number: int) -> None:
+            known = self.log.members.find(self.id)
+            if self.store is not store or store is None or known is None:
+                return
+            if known.shards == wanted:
+                self.held = store.shards.held = wanted
+            elif self.wanted == wanted:  # nobody else holds what it would give up
+                self.wanted = self.held
+
+        self.say((live if wanted == EVERY else live.with_shards(wanted)).entry(), done=said)
 
     def say(self, *entries: Entry, done: Callable[[int], None] = lambda number: None) -> None:
         """``done`` is called with the last number before the entries, once they are back."""
@@ -156,6 +178,11 @@ class Node:
         if self.log.place.time_us > sim.now_us + 1_000_000:
             raise Mismatch(f"node {self.id} takes a clock for the time that is ahead of all others")
 
+    def holds(self, a: int) -> bool:
+        """Whether it has the events and rows of this value of the column by which they are sharded."""
+        assert self.store is not None
+        return self.held == EVERY or bool(self.held >> shard_of(self.store.table("e"), (a,), SHARDS) & 1)
+
     def scan(self, reader: Any, table: str) -> list[dict[str, Any]]:
         rows = list(reader.scan(table))
         return [{**row, "ts": micros(row["ts"])} for row in rows] if table in ("e", "spans") else plain(rows)
@@ -163,6 +190,8 @@ class Node:
 
 class Simulation:
     """``run(steps)``, then ``finish()``, which checks."""
+
+    SHARD_BY: tuple[str, ...] = ()
 
     def __init__(self, seed: int, *, nodes: int = 3, faults: Faults | None = None) -> None:
         self.rng = random.Random(seed)
@@ -184,11 +213,15 @@ class Simulation:
         self.open: list[Open] = []
         self.sent: list[tuple[str, list[Op]]] = []
         self.spans: list[bytes] = []
+        self.pins: dict[int, bytes] = {}
+        """That are held: by their number."""
         self.stages: list[tuple[bytes, list[dict[str, Any]]]] = []
         self._ids = itertools.count(1)
         self.acknowledged = 0
         self.joining: dict[int, tuple[Node, Store]] = {}
         self.evicted: set[int] = set()
+        self.lost: set[int] = set()
+        """Nodes whose disks are gone: nobody may rely on them, and whoever operates the cluster knows."""
         engine = self._genesis()
         self.nodes: list[Node] = []
         for i in range(nodes):
@@ -205,7 +238,7 @@ class Simulation:
         columns: dict[str, Any] = {"n": kivi.sum("int64"), "hi": kivi.max("int64"), "v": "int64"}
         for name, how in (("t", {}), ("h", {"history": "1h"})):
             db.create_table(name, key={"id": "int64"}, columns=columns, **how)
-        db.create_event_table("e", event_time="ts", columns=EVENT)
+        db.create_event_table("e", event_time="ts", columns=EVENT, shard_by=self.SHARD_BY)
         db.create_event_table("spans", event_time="ts", columns={"ts": "timestamp", "id": "bytes"})
         db.create_aggregate("agg", source="e", group_by=["a"], measures=MEASURES)
         db.create_aggregate("shares", source="e", group_by=["a"], measures={"share": kivi.avg(kivi.col("x") / 7)})
@@ -215,8 +248,9 @@ class Simulation:
         engine.reopen()
         return engine
 
-    def _started(self, engine: MemoryEngine, id_: int | None = None) -> Node:
+    def _started(self, engine: MemoryEngine, id_: int | None = None, held: int = EVERY) -> Node:
         node = Node(self, next(self._ids) if id_ is None else id_, engine)
+        node.held = node.wanted = held
         node.start()
         return node
 
@@ -256,7 +290,7 @@ class Simulation:
 
     STEPS: tuple[tuple[str, float], ...] = (
         ("pump", 30), ("begin", 8), ("work", 14), ("commit", 10), ("write", 4), ("append_each", 4), ("again", 3),
-        ("fence", 5), ("retract", 2.5), ("export", 4),
+        ("fence", 5), ("retract", 2.5), ("export", 4), ("pin", 1.5), ("read_at_pin", 3),
         ("retry", 4), ("snapshot", 4), ("look", 5), ("fold", 5), ("stop", 0.5), ("kill", 0.8), ("cut", 0.4),
         ("leader", 0.5), ("renew", 0.6), ("define", 0.5), ("live", 4), ("truncate", 4), ("evict", 2),
         ("fresh", 3), ("fill", 0.5), ("stage", 3), ("discard", 1),
@@ -344,6 +378,8 @@ class Simulation:
             case "get":
                 own = tuple(op for op in one.ops if op.kind != "guard")
                 for name in (table, "agg"):
+                    if name == "agg" and not one.node.holds(*key):
+                        continue
                     found = tx.get(name, key)
                     self.oracle.read(Read(tx.start_ts, name, key, found, own, f"node {one.node.id}"))
 
@@ -430,6 +466,38 @@ class Simulation:
         token, ops = f"token {next(self.attempts)}", [Op("retract", "e", values={column: value})]
         self._send(node, token, ops, tx.start_ts, tx._txn)
 
+    def do_pin(self) -> None:
+        """A client pins a snapshot, or ends one; any node that is there answers at it."""
+        if (node := self._serving()) is None or node.store is None:
+            return
+        committer = node.store.committer
+        if len(self.pins) > 2:
+            number = self.rng.choice(list(self.pins))
+            committer.log_other(Pin(self.pins.pop(number), 0, False), lambda error, number: None)
+            return
+        name = self.rng.randbytes(16)
+
+        def done(error: BaseException | None, number: int) -> None:
+            if error is None:
+                self.pins[number] = name
+
+        committer.log_other(Pin(name, PINNED_US, True), done)
+
+    def do_read_at_pin(self) -> None:
+        node = self._serving()
+        reached = [] if node is None else [number for number in self.pins if number <= node.db.watermark()]
+        if node is None or node.store is None or not reached:
+            return
+        number = self.rng.choice(reached)
+        assert isinstance(node.store.committer, ReplicatedCommitter)
+        try:
+            assert node.store.committer.pins.find(self.pins[number]).ts == number
+        except SnapshotTooOld:
+            raise Mismatch(f"C1: node {node.id} has forgotten the pin {number}") from None
+        with node.db.snapshot(as_of=number) as snap:
+            self._look(node, snap, is_pinned=True)
+        self.note("pinned read")
+
     def do_export(self) -> None:
         """An exporter sends spans to any node, new ones and some that it sent before: each counts once."""
         if (node := self._serving()) is None or node.store is None:
@@ -439,7 +507,7 @@ class Simulation:
         sent = {*new, *rng.choices(self.spans[-9:], k=rng.randint(1, 3))} if self.spans else {*new}
         self.spans += new
         schema = store.table("spans")
-        window = store.shared_window(schema.id, ("id",), 3_600, 1_000_000)
+        window = store.shared_window(schema, ("id",), 3_600, 1_000_000)
         assert window is not None
         known = window.known(np.array(sorted(sent), ID))
         events = [{"ts": 1, "id": id_} for id_, is_known in zip(sorted(sent), known, strict=True) if not is_known]
@@ -543,16 +611,48 @@ class Simulation:
         with node.db.snapshot() as snap:
             self._look(node, snap)
 
-    def _look(self, node: Node, snap: Snapshot) -> None:
+    def _look(self, node: Node, snap: Snapshot, *, is_pinned: bool = False) -> None:
         for table in self.oracle.tables:
+            if node.held != EVERY and table in SHARDED:
+                self._look_in_parts(node, snap, table)
+                continue
             try:
                 found = node.scan(snap, table)
             except (SnapshotTooOld, NotFound) as error:
                 if isinstance(error, NotFound) and table != "later":
                     raise
+                if is_pinned and isinstance(error, SnapshotTooOld):
+                    raise Mismatch(f"C1: node {node.id} does not answer at the pin {snap.ts}: {error}") from None
                 self.counted[type(error).__name__] += 1
                 continue
             self.oracle.read(Read(snap.ts, table, None, found, (), f"node {node.id}"))
+
+    def _look_in_parts(self, node: Node, snap: Snapshot, table: str) -> None:
+        """A node that holds some shards answers for these, and for no others."""
+        for a in VALUES:
+            only = ("a", a) if table == "e" else None
+            try:
+                if only is None:
+                    found: Any = snap.get(table, (a,))
+                    found = None if found is None else plain([found])[0]
+                else:
+                    rows = snap.scan(table, where=kivi.col("a") == a)
+                    found = [{**row, "ts": micros(row["ts"])} for row in rows]
+            except Unavailable:
+                if node.holds(a):
+                    raise
+                self.counted["elsewhere"] += 1
+                continue
+            except (SnapshotTooOld, NotFound) as error:
+                if isinstance(error, NotFound) and table != "later":
+                    raise
+                self.counted[type(error).__name__] += 1
+                continue
+            if not node.holds(a):
+                raise Mismatch(f"node {node.id} answers for a = {a} of {table}, which it does not hold")
+            self.counted["in parts"] += 1
+            key = None if only is not None else (a,)
+            self.oracle.read(Read(snap.ts, table, key, found, (), f"node {node.id}", only))
 
     def do_fold(self) -> None:
         if (node := self._serving()) is not None and node.store is not None:
@@ -562,7 +662,7 @@ class Simulation:
 
     def do_define(self) -> None:
         """A client defines an aggregate of what is there, or drops it; it waits, and so does everything else."""
-        if (node := self._serving()) is None or node.store is None:
+        if (node := self._serving()) is None or node.store is None or node.held != EVERY:
             return
         there = "later" in node.store.catalog.entered.by_name
         db, failure = node.db, list[BaseException]()
@@ -586,6 +686,8 @@ class Simulation:
             thread.join(0.001)
         node.client.calm = False
         for error in failure:  # another node did the same, and this one had not heard of it
+            if isinstance(error, Unavailable) and node.held != EVERY:
+                continue  # it has given shards up meanwhile
             if not isinstance(error, _MAY_FAIL) and node.log.failed is None:
                 raise Mismatch(f"a definition failed: {error}")
         self.note(f"defined {there} {node.db.watermark()}")
@@ -660,9 +762,20 @@ class Simulation:
         whole = [node for node in self.nodes if node.serves]
         if len(whole) >= 2:
             lost, source = self.rng.sample(whole, 2)
+            if not self._may_be_lost(lost):
+                return
+            self.lost.add(lost.id)
             lost.kill()
             self.nodes.remove(lost)
             self._join(source)
+
+    def _may_be_lost(self, node: Node) -> bool:
+        """Whether others have what it has, are not about to give it up, and are not left behind."""
+        others = [one for one in self.nodes if one is not node and one.id not in self.evicted]
+        held = 0
+        for one in others:
+            held |= one.held if one.held == one.wanted else 0
+        return held == EVERY
 
     def _join(self, source: Node) -> None:
         id_, store = next(self._ids), source.store
@@ -690,7 +803,8 @@ class Simulation:
         batch = WriteBatch()
         batch.delete(_BOOT)
         engine.write(batch)
-        self.after(self.rng.randint(1, 3_000_000), lambda: self.nodes.append(self._started(engine, id_)))
+        held = source.held  # as of what was copied
+        self.after(self.rng.randint(1, 3_000_000), lambda: self.nodes.append(self._started(engine, id_, held)))
 
     def _replace(self) -> None:
         """There are fewer nodes than there should be."""
@@ -708,6 +822,7 @@ class Simulation:
             if node.id not in self.evicted:
                 raise Mismatch(f"C7: the log was truncated, and node {node.id} needed it: {node.log.failed.message}")
             self.counted["left behind"] += 1
+            self.lost.add(node.id)
             node.kill()
             self.nodes.remove(node)
             self._replace()
@@ -742,7 +857,7 @@ class Simulation:
 
     def finish(self) -> None:
         """Mends everything, waits until all is told, and judges."""
-        self.servers.faults = Faults(0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+        self.servers.faults = Faults(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
         for node in self.nodes:
             node.client.cut = node.stopped = False
             if node.store is None:

@@ -50,10 +50,10 @@ class Nodes:
         self.open: dict[str, ClusterNode] = {}
         self.timeout_s = 60.0
 
-    def start(self, name: str) -> ClusterNode:
+    def start(self, name: str, shards: str | None = None) -> ClusterNode:
         found = self.open[name] = ClusterNode(
             str(self.path / name), "apm", self.nats.urls, about={"address": name, "version": "1"}, settings=SETTINGS,
-            log_bytes=self.log_bytes, timeout_s=self.timeout_s,
+            log_bytes=self.log_bytes, timeout_s=self.timeout_s, shards=shards,
         )  # fmt: skip
         return found
 

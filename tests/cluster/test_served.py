@@ -177,6 +177,48 @@ def test_a_fresh_read_has_what_was_acknowledged_by_any_node(nodes: list[ServerPr
             assert other.get("totals", (1,), max_staleness=0) == {"endpoint": 1, "us": n, "n": n}
 
 
+def test_a_shared_snapshot_is_read_by_any_node_and_outlives_the_one_that_began_it(nodes: list[ServerProcess]) -> None:
+    make_tables_everywhere(nodes)
+    with kivi.client.connect(nodes[0].endpoint) as db:
+        with db.transaction() as tx:
+            tx.delta("totals", (1,), us=5, n=1)
+        shared = db.snapshot(shared=True, ttl_s=600)
+        shared.__enter__()
+        at = shared.ts
+    with kivi.client.connect(nodes[1].endpoint) as db:
+        for _ in range(3):
+            with db.transaction() as tx:
+                tx.delta("totals", (1,), us=7, n=1)
+            db.consolidate()
+        later = db.watermark()
+    nodes[0].kill()
+    nodes[0].start()
+    for node in nodes:
+        with kivi.client.connect(node.endpoint) as db:
+            with db.snapshot(min_snapshot=later):
+                db.consolidate()
+            with db.snapshot(lease=shared.lease, min_snapshot=at) as snap:
+                assert (snap.ts, snap.get("totals", (1,))) == (at, {"endpoint": 1, "us": 5, "n": 1})
+            with db.snapshot(as_of=at) as snap:
+                assert list(snap.scan("totals")) == [{"endpoint": 1, "us": 5, "n": 1}]
+    with kivi.client.connect(nodes[2].endpoint) as db:
+        short = db.snapshot(shared=True, ttl_s=3)
+        with short:
+            snapshot = db.snapshot(lease=short.lease, min_snapshot=short.ts)
+            with snapshot:
+                snapshot.renew(600)
+
+        def is_over() -> bool:  # its maker has closed it, and so it ends everywhere
+            with kivi.client.connect(nodes[1].endpoint) as other:
+                try:
+                    with other.snapshot(lease=short.lease, min_snapshot=short.ts) as snap:
+                        return snap.ts < 0
+                except kivi.SnapshotTooOld:
+                    return True
+
+        wait_until(is_over, reason="it ends on other nodes")
+
+
 def test_without_its_log_a_cluster_reads_and_takes_no_writes(nodes: list[ServerProcess], nats: NatsCluster) -> None:
     with kivi.connect(nodes[0].endpoint) as db:
         make_tables(db)
@@ -188,8 +230,9 @@ def test_without_its_log_a_cluster_reads_and_takes_no_writes(nodes: list[ServerP
             tx.delta("totals", (1,), us=7, n=1)
         assert db.get("totals", (1,)) == {"endpoint": 1, "us": 5, "n": 1}
         assert db.get("totals", (1,), max_staleness="1h") == {"endpoint": 1, "us": 5, "n": 1}
-        with pytest.raises(kivi.Unavailable, match=r"may be \d+\.\d s old"):
+        with pytest.raises(kivi.Unavailable, match=r"may be \d+\.\d s old") as refused:
             db.get("totals", (1,), max_staleness="1s")
+        assert refused.value.details["address"] in {node.endpoint for node in nodes[1:]}
         with kivi.connect(nodes[0].endpoint, timeout=2, read="fresh") as fresh, pytest.raises(kivi.Unavailable):
             fresh.get("totals", (1,))
         nats.servers[0].start()

@@ -1,3 +1,4 @@
+from kivi.wire.v1 import alerts_pb2 as _alerts_pb2
 from kivi.wire.v1 import session_pb2 as _session_pb2
 from kivi.wire.v1 import types_pb2 as _types_pb2
 from google.protobuf.internal import containers as _containers
@@ -174,10 +175,12 @@ class CreateViewResponse(_message.Message):
     def __init__(self, done_rows: _Optional[int] = ..., table: _Optional[_Union[_types_pb2.Table, _Mapping]] = ...) -> None: ...
 
 class CreateRuleRequest(_message.Message):
-    __slots__ = ("definition",)
+    __slots__ = ("definition", "backfill")
     DEFINITION_FIELD_NUMBER: _ClassVar[int]
+    BACKFILL_FIELD_NUMBER: _ClassVar[int]
     definition: str
-    def __init__(self, definition: _Optional[str] = ...) -> None: ...
+    backfill: bool
+    def __init__(self, definition: _Optional[str] = ..., backfill: _Optional[bool] = ...) -> None: ...
 
 class CreateRuleResponse(_message.Message):
     __slots__ = ()
@@ -354,7 +357,7 @@ class ClusterStatusResponse(_message.Message):
     def __init__(self, cluster: _Optional[str] = ..., node: _Optional[str] = ..., floor: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., log: _Optional[_Union[LogStatus, _Mapping]] = ..., failed: _Optional[str] = ..., problems: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class NodeStatus(_message.Message):
-    __slots__ = ("node", "state", "address", "version", "watermark", "applied", "behind", "behind_s", "needed", "silent_s", "disk_free_bytes", "disk_bytes", "agrees")
+    __slots__ = ("node", "state", "address", "version", "watermark", "applied", "behind", "behind_s", "needed", "silent_s", "disk_free_bytes", "disk_bytes", "agrees", "shards")
     NODE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -368,6 +371,7 @@ class NodeStatus(_message.Message):
     DISK_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
     AGREES_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
     node: str
     state: str
     address: str
@@ -381,7 +385,8 @@ class NodeStatus(_message.Message):
     disk_free_bytes: int
     disk_bytes: int
     agrees: bool
-    def __init__(self, node: _Optional[str] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., version: _Optional[str] = ..., watermark: _Optional[int] = ..., applied: _Optional[int] = ..., behind: _Optional[int] = ..., behind_s: _Optional[float] = ..., needed: _Optional[int] = ..., silent_s: _Optional[float] = ..., disk_free_bytes: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., agrees: _Optional[bool] = ...) -> None: ...
+    shards: str
+    def __init__(self, node: _Optional[str] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., version: _Optional[str] = ..., watermark: _Optional[int] = ..., applied: _Optional[int] = ..., behind: _Optional[int] = ..., behind_s: _Optional[float] = ..., needed: _Optional[int] = ..., silent_s: _Optional[float] = ..., disk_free_bytes: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., agrees: _Optional[bool] = ..., shards: _Optional[str] = ...) -> None: ...
 
 class LogStatus(_message.Message):
     __slots__ = ("stream", "leader", "first", "last", "nbytes", "limit_bytes", "copies")

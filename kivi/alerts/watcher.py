@@ -1,0 +1,164 @@
+"""The thread that evaluates a store's alerts, and what callers do with them."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections import Counter
+from typing import Final
+
+from kivi.alerts.delivery import Delivery
+from kivi.alerts.evaluator import Evaluator
+from kivi.alerts.rows import Kept, Rows
+from kivi.errors import Conflict, DataLoss, InvalidArgument, KiviError, SnapshotTooOld, Unavailable
+from kivi.model.alerts import FIRING, PENDING, RESOLVED, Alert, AlertStatus
+from kivi.runtime.scheduling import use_batch_scheduling
+from kivi.store.facade import Store
+
+__all__ = ["Alerts"]
+
+_log = logging.getLogger("kivi.alerts")
+_PAUSE_S: Final = 30.0
+"""So long an alert that cannot be evaluated is left alone."""
+_TURN_US: Final = 15_000_000
+_JOIN_S: Final = 10.0
+_PASSING: Final = (Conflict, SnapshotTooOld, Unavailable)
+"""What another round will not meet again, or no alert is to blame for."""
+
+
+class Alerts:
+    """Thread safe. Its thread runs while there is an alert, unless the store has no background or follows another
+    one; in a cluster always, as an alert may come from another node."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._rows = Rows(store)
+        self._evaluator = Evaluator(store, self._rows)
+        self._delivery: Delivery | None = None
+        self._name = secrets.token_hex(8)
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+        self._paused: dict[tuple[str, int], float] = {}
+        """By name and newest evaluation, so that one that is created anew is another."""
+        if self._evaluates and (store.prefix is not None or self._rows.any()):
+            self._start()
+
+    @property
+    def _evaluates(self) -> bool:
+        return self._store.settings.background and not self._store.is_follower
+
+    # -- for callers --------------------------------------------------------------------------------
+
+    def create(self, alert: Alert) -> None:
+        """``alert.where`` is bound to the table. Raises NotFound, SchemaError, InvalidArgument, AlreadyExists."""
+        schema = self._store.table(alert.on)
+        if schema.state != "ready":
+            raise InvalidArgument(
+                f"{alert.on!r} is still being built: declare the alert {alert.name!r} when it is ready"
+            )
+        self._evaluator.create(alert.bound(schema), schema)
+        if self._evaluates:
+            self._start()
+
+    def listed(self) -> list[AlertStatus]:
+        self._store.check_open()
+        return self._rows.listed()
+
+    def silence(self, name: str, until_us: int | None) -> None:
+        """Raises NotFound."""
+        self._rows.silence(name, until_us)
+
+    def drop(self, name: str) -> None:
+        """Raises NotFound."""
+        self._rows.drop(name)
+
+    def table_of(self, name: str) -> str | None:
+        """The table that an alert is on; None if there is no such alert."""
+        with self._store.snapshots.opened() as lease:
+            return next((kept.alert.on for kept in self._rows.kept(lease) if kept.alert.name == name), None)
+
+    def stats(self) -> dict[str, int | float]:
+        """Instances as they are now; notifications as this process has delivered them."""
+        found = self._rows.listed()
+        states, delivery = Counter(one.state for one in found if one.key is not None), self._delivery
+        return {
+            "alerts_pending": states[PENDING],
+            "alerts_firing": states[FIRING],
+            "alerts_resolved": states[RESOLVED],
+            "alerts_failing": len({one.name for one in found if one.error}),
+            "alert_notifications_waiting": 0 if delivery is None else delivery.waiting,
+            "alert_notifications_sent": 0 if delivery is None else delivery.sent,
+            "alert_notifications_failed": 0 if delivery is None else delivery.failed,
+            "alert_notifications_given_up": 0 if delivery is None else delivery.given_up,
+        }
+
+    # -- the thread ---------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._thread is None and not self._stop.is_set():
+                self._thread = threading.Thread(target=self._run, name="kivi-alerts", daemon=True)
+                self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread, before its store is closed. Harmless twice."""
+        self._stop.set()
+        with self._starting:
+            thread = self._thread
+        if thread is not None:
+            thread.join(_JOIN_S)
+        if self._delivery is not None:
+            self._delivery.close()
+
+    def _run(self) -> None:
+        use_batch_scheduling()
+        while not self._stop.wait(self._store.settings.alerts_every_s):
+            try:
+                self.round()
+            except KiviError as error:
+                _log.debug("alerts are not evaluated now: %s", error.message)
+            except Exception:
+                _log.exception("evaluating alerts has failed")
+
+    def round(self) -> None:
+        """Evaluates every alert for which something is due, and begins to deliver what waits."""
+        with self._store.snapshots.opened() as lease:
+            alerts = self._rows.kept(lease)
+        if not alerts or not self._has_turn():
+            return
+        for kept in alerts:
+            if self._stop.is_set():
+                return
+            if time.monotonic() >= self._paused.get((kept.alert.name, kept.seen), 0.0):
+                self._evaluate(kept)
+        if any(kept.alert.notify is not None for kept in alerts):
+            if self._delivery is None:
+                self._delivery = Delivery(self._store, self._rows)
+            self._delivery.round(alerts)
+
+    def _evaluate(self, kept: Kept) -> None:
+        name = kept.alert.name
+        try:
+            self._evaluator.evaluate(name)
+        except _PASSING as error:
+            _log.debug("the alert %r is not evaluated now: %s", name, error.message)
+        except DataLoss:
+            raise
+        except KiviError as error:
+            now = time.monotonic()
+            self._paused = {one: until for one, until in self._paused.items() if until > now}
+            self._paused[name, kept.seen] = now + _PAUSE_S
+            _log.warning("the alert %r cannot be evaluated: %s", name, error.message)
+            self._rows.fail(name, error.message)
+
+    def _has_turn(self) -> bool:
+        """Whether this process evaluates: in a cluster one node does, as long as it says so every few seconds.
+
+        Two that think so do no harm: of two evaluations that begin with the same one, one conflicts.
+        """
+        if self._store.prefix is None:
+            return True
+        return self._rows.take_turn(self._name, self._store.committer.now_us(), _TURN_US)

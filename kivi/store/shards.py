@@ -1,0 +1,240 @@
+"""The shards of tables that a node of a cluster holds (``kivi.log.shards``), where events are cut, and who may read.
+
+::
+
+    gateway     events and runs of a sharded table, derived whole  -> one piece for each of ``cuts``   (into the log)
+    every node  the pieces with shards that it holds -> decoded; rows of other shards in them left out -> applied
+    reader      which shards has the answer rows of?  all held here -> as ever;  else Unavailable, and who holds them
+
+What a node holds it has whole: it had everything of these shards when it began with a copy or with the first message,
+and applies all of them since. Of other shards it may have some, from before it gave them up, or from what was not
+worth cutting. So what is left out is never what keeps an answer right: that is `check`, which every read passes, and
+which lets none through that could have rows of shards that are not held. Verdicts, tokens, timestamps and the catalog
+are the same on every node, since nothing that they depend on is cut: rows, guards, counts of late events, names of
+stages.
+
+The order of events within a commit is kept (``Piece.places``), so where all pieces are read, what is applied is what
+would have been without cutting, to the bit.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from kivi.arrow.columns import padded, trimmed
+from kivi.arrow.dictionaries import coded, together
+from kivi.arrow.ipc import encode_ipc, own_batches
+from kivi.delta.ops import RowOp
+from kivi.delta.runs import Array, DeltaRun
+from kivi.encoding.shards import (
+    Piece,
+    join_pieces,
+    pieces_of,
+    shard_of,
+    shard_of_key,
+    shards_of_events,
+    shards_of_keys,
+)
+from kivi.errors import InvalidArgument, ResourceExhausted, Unavailable
+from kivi.log.shards import EVERY, SHARDS, shown_shards
+from kivi.model.expressions import Expr, terms_of
+from kivi.model.scans import Scan
+from kivi.model.schema import TableSchema
+
+__all__ = ["Shards", "asked_shards"]
+
+_CUT_ROWS: Final = 64
+"""Fewer events, or rows of a run, are not cut: a piece costs more than it saves."""
+_NAMED_MAX: Final = 64
+Row = tuple[int, bytes, RowOp]
+Known = Callable[[int], TableSchema | None]
+
+
+@dataclass(slots=True)
+class Shards:
+    """``held``: by this store. ``cuts``: sets of shards of which every node holds each wholly or not at all.
+    ``holders``: the addresses of the nodes that hold all of some shards."""
+
+    held: int = EVERY
+    cuts: Callable[[], Sequence[int]] = lambda: (EVERY,)
+    holders: Callable[[int], Sequence[str]] = lambda shards: ()
+    of_cluster: bool = False
+    _bits: dict[int, Array] = field(default_factory=dict)
+
+    # -- what a gateway publishes -----------------------------------------------------------------
+
+    def cut_events(self, schema: TableSchema, batch: pa.RecordBatch) -> list[Any] | None:
+        """The events in pieces, to be logged; None: as they are."""
+        cuts = self.cuts()
+        if not schema.shard_by or len(cuts) < 2 or batch.num_rows < _CUT_ROWS:
+            return None
+        shards = shards_of_events(schema, batch, SHARDS)
+        pieces = []
+        for cut in cuts:
+            rows = np.flatnonzero(self._in(cut)[shards])
+            if len(rows):
+                taken = coded(batch.take(pa.array(rows)))
+                pieces.append(Piece(cut, rows, [encode_ipc(trimmed(taken, schema))]))
+        return join_pieces(pieces)
+
+    def cut_run(self, schema: TableSchema | None, run: DeltaRun) -> Sequence[Any]:
+        """The same of a run of an aggregate."""
+        cuts = self.cuts()
+        if schema is None or not schema.shard_by or len(cuts) < 2 or run.rows < _CUT_ROWS:
+            return run.to_buffers()
+        shards = shards_of_keys(schema, run.keys, SHARDS)
+        pieces = []
+        for cut in cuts:
+            rows = np.flatnonzero(self._in(cut)[shards])
+            if len(rows):
+                pieces.append(Piece(cut, None, _taken(run, rows).to_buffers()))
+        return join_pieces(pieces)
+
+    # -- what a node applies ------------------------------------------------------------------------
+
+    def is_partial(self, schema: TableSchema | None) -> bool:
+        """Whether this store may not have all of a table."""
+        return self.held != EVERY and schema is not None and bool(schema.shard_by)
+
+    def held_events(self, schema: TableSchema, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Array | None]:
+        """Those of the shards that are held, and their places; None: all of them."""
+        if not self.is_partial(schema) or not batch.num_rows:
+            return batch, None
+        rows = np.flatnonzero(self._in(self.held)[shards_of_events(schema, batch, SHARDS)])
+        return (batch, None) if len(rows) == batch.num_rows else (batch.take(pa.array(rows)), rows.astype(np.uint64))
+
+    def held_run(self, schema: TableSchema | None, run: DeltaRun) -> DeltaRun:
+        """The rows of the shards that are held."""
+        if schema is None or not self.is_partial(schema) or not run.rows:
+            return run
+        rows = np.flatnonzero(self._in(self.held)[shards_of_keys(schema, run.keys, SHARDS)])
+        return run if len(rows) == run.rows else _taken(run, rows)
+
+    def held_rows(self, rows: Iterable[Row], known: Known) -> list[Row]:
+        """Of rows of aggregates those of the shards that are held."""
+        if self.held == EVERY:
+            return list(rows)
+        return [
+            (table, key, op)
+            for table, key, op in rows
+            if (schema := known(table)) is None
+            or not schema.shard_by
+            or self.held >> shard_of_key(schema, key, SHARDS) & 1
+        ]
+
+    def read_events(self, schema: TableSchema, data: Any) -> tuple[list[pa.RecordBatch], Array | None]:
+        """What ``cut_events`` made, or what was not cut: the events that are held, and their places; None: all."""
+        pieces = pieces_of(data)
+        if pieces is None:
+            whole = [padded(batch, schema) for batch in own_batches(data)]
+            if not self.is_partial(schema) or not whole:
+                return whole, None
+            batch, rows = self.held_events(schema, together(whole))
+            return [batch], rows
+        found, places = list[pa.RecordBatch](), list[Array]()
+        for piece in pieces:
+            if not piece.shards & self.held:
+                continue
+            batch, rows = together([padded(batch, schema) for batch in own_batches(piece.data[0])]), None
+            if piece.shards & ~self.held:
+                batch, rows = self.held_events(schema, batch)
+            assert piece.places is not None
+            found.append(batch)
+            places.append(piece.places if rows is None else piece.places[rows])
+        if len(found) < 2:
+            return found, places[0] if places else np.array([], np.uint64)
+        joined = np.concatenate(places)
+        order = np.argsort(joined)
+        return [together(found).take(pa.array(order))], joined[order]
+
+    def read_run(self, schema: TableSchema, data: Any) -> list[DeltaRun]:
+        """What ``cut_run`` made, or what was not cut: the rows that are held."""
+        pieces = pieces_of(data)
+        if pieces is None:
+            return [self.held_run(schema, DeltaRun.from_buffer(schema, 0, data))]
+        runs = [
+            (piece.shards, DeltaRun.from_buffer(schema, 0, piece.data[0]))
+            for piece in pieces
+            if piece.shards & self.held
+        ]
+        return [self.held_run(schema, run) if shards & ~self.held else run for shards, run in runs]
+
+    def _in(self, shards: int) -> Array:
+        """By number, whether a shard is among these."""
+        found = self._bits.get(shards)
+        if found is None:
+            found = self._bits[shards] = np.array([bool(shards >> i & 1) for i in range(SHARDS)])
+        return found
+
+    # -- what may be read -----------------------------------------------------------------------------
+
+    def of_keys(self, schema: TableSchema, keys: Sequence[bytes]) -> int:
+        """Of which shards the rows of an aggregate with these keys are, if that matters."""
+        if not self.is_partial(schema):
+            return EVERY
+        asked = 0
+        for key in keys:
+            asked |= 1 << shard_of_key(schema, key, SHARDS)
+        return asked
+
+    def check(self, schema: TableSchema, asked: int = EVERY) -> None:
+        """Raises Unavailable for a read that may have rows of shards that are not held here; it says who holds them."""
+        if not self.is_partial(schema) or not asked & ~self.held:
+            return
+        there = list(self.holders(asked))
+        by = ", ".join(schema.shard_by)
+        if asked == EVERY:
+            todo = f"ask for values of {by}, with == or isin, or a node that holds all of them"
+        else:
+            todo = "ask a node that holds them"
+        raise Unavailable(
+            f"this read of {schema.name!r} may have rows of the shards {shown_shards(asked)}, and this node holds "
+            f"{shown_shards(self.held)}: {todo}: {', '.join(there) or 'there is none'}",
+            shards=shown_shards(asked),
+            addresses=there,
+        )
+
+    def check_named(self, schema: TableSchema) -> None:
+        """Raises InvalidArgument if events of a table have no names that all nodes know."""
+        if self.of_cluster and schema.shard_by:
+            raise InvalidArgument(
+                f"{schema.name!r} is sharded, and in a cluster its events are not retracted: they are named by their "
+                "place in a commit, and a node may have a part of one",
+                table=schema.name,
+            )
+
+
+def _taken(run: DeltaRun, rows: Array) -> DeltaRun:
+    cts = run.cts if isinstance(run.cts, int) else run.cts[rows]
+    columns = tuple(column.take(rows) for column in run.columns)
+    return DeltaRun(run.keys.take(pa.array(rows)), cts, columns, distinct=run.distinct, barrier=run.barrier)
+
+
+def asked_shards(schema: TableSchema, wanted: Scan) -> int:
+    """Of which shards the rows may be that a scan selects, by its prefix and what its predicate asks of the columns."""
+    if not schema.shard_by:
+        return EVERY
+    return _asked(schema, wanted.where, dict(zip(schema.key_names, wanted.prefix, strict=False)))
+
+
+def _asked(schema: TableSchema, where: Expr | None, known: dict[str, Any]) -> int:
+    values: dict[str, Sequence[Any]] = {name: (value,) for name, value in known.items()}
+    for term in terms_of(where):
+        if term.column in schema.shard_by and term.column not in values and term.op in ("==", "isin"):
+            values[term.column] = term.value if term.op == "isin" else (term.value,)
+    choices = [values.get(name) for name in schema.shard_by]
+    asked = 0
+    for i, chosen in enumerate(itertools.product(*(choice for choice in choices if choice is not None))):
+        if None in choices or i == _NAMED_MAX:
+            return EVERY
+        try:
+            asked |= 1 << shard_of(schema, chosen, SHARDS)
+        except ResourceExhausted:  # no key is that long
+            return EVERY
+    return asked

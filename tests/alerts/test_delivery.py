@@ -1,0 +1,274 @@
+"""Notifications: at least once, in order, signed, after crashes and failures; and read by a real Alertmanager."""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import hashlib
+import hmac
+import json
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kivi
+from kivi.alerts import Alerts
+from kivi.runtime.settings import Settings
+from kivi.store.checkpoint import followers_copy
+from kivi.store.following import open_follower
+from tests.alerts.receiver import Received, Receiver
+from tests.conftest import require
+from tests.serverproc import ServerProcess
+from tests.waiting import wait_until
+
+BEGIN = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
+
+
+def make(db: Any) -> None:
+    db.create_event_table("calls", event_time="ts", columns={"ts": "timestamp", "ep": "string", "us": "int64"})
+    group_by = ["ep", kivi.time_slot("ts", "5m")]
+    db.create_aggregate("ep_5m", source="calls", group_by=group_by, measures={"worst": kivi.max("us")})
+
+
+def append(db: Any, minute: float, ep: str = "other", us: int = 1) -> None:
+    db.append("calls", [{"ts": BEGIN + dt.timedelta(minutes=minute), "ep": ep, "us": us}])
+
+
+def create(db: Any, notify: Any) -> None:
+    db.create_alert("slow", on="ep_5m", where=kivi.col("worst") > 100, for_="2m", notify=notify)
+
+
+def states(db: Any) -> dict[str, str]:
+    return {one["key"]["ep"]: one["state"] for one in db.alerts() if one["key"] is not None}
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with Receiver() as running:
+        yield running
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Iterator[Any]:
+    with kivi.open(tmp_path / "data", alerts_every_s=0.02) as found:
+        make(found)
+        append(found, 0)
+        yield found
+
+
+def fire(db: Any, *eps: str) -> None:
+    for ep in eps:
+        append(db, 1, ep, 500)
+    append(db, 7.5)
+    wait_until(lambda: states(db) == dict.fromkeys(eps, "firing"), reason=lambda: db.alerts())
+
+
+def resolve(db: Any) -> None:
+    append(db, 10.5)
+    wait_until(lambda: set(states(db).values()) == {"resolved"}, reason=lambda: db.alerts())
+
+
+def check_signed(one: Received, secret: bytes) -> None:
+    """As a receiver does it by the text of Standard Webhooks 1.0."""
+    signed = f"{one.headers['webhook-id']}.{one.headers['webhook-timestamp']}.".encode() + one.body
+    expected = base64.b64encode(hmac.new(secret, signed, hashlib.sha256).digest()).decode()
+    assert one.headers["webhook-signature"] == f"v1,{expected}"
+
+
+def test_a_receiver_gets_what_alertmanager_would_send(db: Any, receiver: Receiver) -> None:
+    create(db, {"url": receiver.url, "secret": "s3cret", "labels": {"severity": "page"}})
+    fire(db, "a")
+    resolve(db)
+    wait_until(lambda: len(receiver.taken) == 2)
+    fired, over = receiver.taken
+    for one in (fired, over):
+        check_signed(one, b"s3cret")
+        assert one.headers["content-type"] == "application/json"
+    labels = {"alertname": "slow", "ep": "a", "severity": "page"}
+    message = fired.message
+    assert message["alerts"][0].pop("fingerprint")
+    assert message == {
+        "version": "4",
+        "groupKey": '{}:{alertname="slow"}',
+        "truncatedAlerts": 0,
+        "status": "firing",
+        "receiver": "kivi",
+        "groupLabels": {"alertname": "slow"},
+        "commonLabels": labels,
+        "commonAnnotations": {"worst": "500", "table": "ep_5m", "condition": "(worst > 100)"},
+        "externalURL": "",
+        "alerts": [
+            {
+                "status": "firing",
+                "labels": labels,
+                "annotations": {"worst": "500", "table": "ep_5m", "condition": "(worst > 100)"},
+                "startsAt": "2026-01-01T12:07:00.000Z",
+                "endsAt": "0001-01-01T00:00:00Z",
+                "generatorURL": "",
+            }
+        ],
+    }
+    (ended,) = over.message["alerts"]
+    assert (over.message["status"], ended["status"], ended["startsAt"], ended["endsAt"]) == (
+        "resolved",
+        "resolved",
+        "2026-01-01T12:07:00.000Z",
+        "2026-01-01T12:10:00.000Z",
+    )
+    wait_until(lambda: db.stats()["alert_notifications_waiting"] == 0)
+    assert db.stats()["alert_notifications_sent"] == 2
+
+
+def test_a_secret_of_standard_webhooks_is_base64(db: Any, receiver: Receiver) -> None:
+    key = bytes(range(24))
+    create(db, {"url": receiver.url, "secret": "whsec_" + base64.b64encode(key).decode()})
+    fire(db, "a")
+    check_signed(wait_until(lambda: receiver.taken)[0], key)
+
+
+def test_after_a_failure_the_same_is_sent_again_and_then_what_came_after_it(
+    db: Any, receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    receiver.answers = [500, 302]
+    create(db, receiver.url)
+    fire(db, "a", "b")
+    resolve(db)
+    wait_until(lambda: len(receiver.taken) == 2, reason=lambda: receiver.received)
+    ids = [one.headers["webhook-id"] for one in receiver.received]
+    assert ids[0] == ids[1] == ids[2] != ids[3]
+    assert [[a["status"] for a in one.message["alerts"]] for one in receiver.taken] == [
+        ["firing"] * 2,
+        ["resolved"] * 2,
+    ]
+    assert db.stats()["alert_notifications_failed"] == 2
+    assert "it answered 500" in caplog.text
+    assert "SECRET" not in caplog.text + repr(db.alerts())
+
+
+def test_what_was_not_delivered_before_a_crash_is_after_it(tmp_path: Path, receiver: Receiver) -> None:
+    """The process that evaluated is killed while the receiver is away."""
+    with ServerProcess(tmp_path / "data", "--set", "alerts_every_s=0.02") as server:
+        with kivi.connect(server.endpoint) as db:
+            make(db)
+            append(db, 0)
+            receiver.answers = [503] * 1_000
+            create(db, receiver.url)
+            fire(db, "a")
+            wait_until(lambda: receiver.received)
+        server.kill()
+        receiver.answers = []
+        assert not receiver.taken
+        server.start()
+        assert wait_until(lambda: receiver.taken)[0].message["status"] == "firing"
+
+
+def test_a_silenced_alert_tells_nobody_until_it_is_over(db: Any, receiver: Receiver) -> None:
+    create(db, receiver.url)
+    db.silence("slow", until=dt.datetime.now(dt.UTC) + dt.timedelta(hours=1))
+    fire(db, "a")
+    assert db.alerts()[0]["silenced_until"] is not None
+    before = db.watermark()
+    append(db, 8)
+    wait_until(lambda: db.watermark() > before + 1)  # it was evaluated again
+    assert not receiver.received
+    db.silence("slow", until=None)
+    assert wait_until(lambda: receiver.taken)[0].message["status"] == "firing"
+    db.silence("slow", until=dt.datetime.now(dt.UTC) + dt.timedelta(hours=1))
+    resolve(db)
+    wait_until(lambda: len(receiver.taken) == 2)
+    assert receiver.taken[1].message["status"] == "resolved"  # as it was told that it fires
+
+
+def test_a_follower_evaluates_nothing(db: Any, tmp_path: Path) -> None:
+    """It has the alerts, and commits nothing: who it follows evaluates them."""
+    create(db, None)
+    followers_copy(db.store, str(tmp_path / "copy"))
+    follower = open_follower(str(tmp_path / "copy"), str(tmp_path / "data" / "log"), Settings())
+    try:
+        alerts = Alerts(follower.store)
+        assert [one.name for one in alerts.listed()] == ["slow"]
+        assert alerts._thread is None
+    finally:
+        follower.close()
+
+
+# -- a real Alertmanager ----------------------------------------------------------------------------------
+
+
+class Alertmanager:
+    """Debian's, which notifies ``receiver`` of what it is told."""
+
+    def __init__(self, folder: Path, receiver: str) -> None:
+        self.url = ""
+        (folder / "config.yml").write_text(
+            "route: {receiver: hook, group_by: [alertname], group_wait: 0s, group_interval: 1s}\n"
+            f"receivers: [{{name: hook, webhook_configs: [{{url: '{receiver}', send_resolved: true}}]}}]\n"
+        )
+        self._process = subprocess.Popen(
+            [
+                require("prometheus-alertmanager"),
+                f"--config.file={folder}/config.yml",
+                f"--storage.path={folder}/data",
+                "--web.listen-address=127.0.0.1:0",
+                "--cluster.listen-address=",
+            ],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            if "Listening on" in line or "address=127.0.0.1:" in line:
+                self.url = "http://" + line.rpartition("address=")[2].split()[0]
+                break
+
+    def alerts(self) -> list[dict[str, Any]]:
+        with urllib.request.urlopen(f"{self.url}/api/v2/alerts", timeout=10) as answer:
+            found: list[dict[str, Any]] = json.load(answer)
+            return found
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+@pytest.fixture
+def alertmanager(tmp_path: Path, receiver: Receiver) -> Iterator[Alertmanager]:
+    running = Alertmanager(tmp_path, receiver.url)
+    try:
+        yield running
+    finally:
+        running.close()
+
+
+def test_alertmanager_notifies_of_what_fires_and_of_its_end(
+    db: Any, alertmanager: Alertmanager, receiver: Receiver
+) -> None:
+    create(db, {"url": alertmanager.url + "/api/v2/alerts", "labels": {"severity": "page"}})
+    fire(db, "a", "b")
+    wait_until(lambda: len(alertmanager.alerts()) == 2, reason=lambda: db.stats())
+    found = {one["labels"]["ep"]: one for one in alertmanager.alerts()}
+    assert found["a"]["labels"] == {"alertname": "slow", "ep": "a", "severity": "page"}
+    assert found["a"]["annotations"]["worst"] == "500"
+    assert found["a"]["startsAt"] == "2026-01-01T12:07:00.000Z"
+    assert found["a"]["status"]["state"] == "active"
+    wait_until(lambda: {a["labels"]["ep"] for one in receiver.taken for a in one.message["alerts"]} == {"a", "b"})
+    resolve(db)
+    wait_until(lambda: not alertmanager.alerts(), reason=alertmanager.alerts)
+    wait_until(lambda: receiver.taken[-1].message["status"] == "resolved", reason=lambda: receiver.taken)
+    assert {a["endsAt"] for a in receiver.taken[-1].message["alerts"]} == {"2026-01-01T12:10:00Z"}
+
+    # What Alertmanager calls its instances by is what kivi's own messages do, whose form is the same.
+    with Receiver() as ours:
+        db.drop_alert("slow")
+        create(db, {"url": ours.url, "labels": {"severity": "page"}})
+        append(db, 21, "a", 500)
+        append(db, 27.5)
+        message = wait_until(lambda: ours.taken)[0].message
+        assert message["alerts"][0]["fingerprint"] == found["a"]["fingerprint"]
+        theirs = receiver.taken[0].message
+        assert message.keys() == theirs.keys()
+        assert message["alerts"][0].keys() == theirs["alerts"][0].keys()
