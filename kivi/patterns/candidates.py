@@ -96,7 +96,8 @@ def _places(column: Any, values: Any) -> Array:
     if is_coded(column):
         places = np.append(_places(column.dictionary, values), _places(pa.nulls(1, column.dictionary.type), values))
         codes = column.indices.cast(pa.int64()).fill_null(len(column.dictionary)).to_numpy()
-        return places[codes]
+        of: Array = places[codes]
+        return of
     if column.type == pa.int64() and not column.null_count and not values.null_count and len(values):
         known, given = values.to_numpy(), column.to_numpy()
         least, span = int(known.min()), int(known.max()) - int(known.min())
@@ -106,7 +107,8 @@ def _places(column: Any, values: Any) -> Array:
             inside = (given >= least) & (given <= least + span)
             return places[np.where(inside, given - least, span + 1)]
     found = pc.index_in(column, value_set=values)
-    return found.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+    found_places: Array = found.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+    return found_places
 
 
 def _joined(of: Array, begins: Array, ends: Array) -> tuple[Array, Array, Array]:

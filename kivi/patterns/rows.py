@@ -71,7 +71,8 @@ class Rows:
         step = int(self.times.max()) - earliest + within_us + 1
         if step * (int(dense[-1]) + 1) <= INT64_MAX:  # partitions after each other, further apart than a match is long
             places = dense * step + (self.times - earliest)
-            return np.searchsorted(places, places[begins] + within_us, "right")
+            found: Array = np.searchsorted(places, places[begins] + within_us, "right")
+            return found
         moments = np.unique(self.times)
         first = self.times[begins]
         latest = np.where(first > INT64_MAX - within_us, INT64_MAX, first + within_us)

@@ -24,7 +24,7 @@ from kivi.model.patterns import Match
 from kivi.model.questions import seen_schema
 from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
-from kivi.model.types import ColumnType
+from kivi.model.types import INT64_MAX, ColumnType
 from kivi.mvcc.leases import Lease
 from kivi.mvcc.timeline import Timeline
 from kivi.patterns.answers import FIRST, answer_schema, answered
@@ -190,10 +190,11 @@ class _Asked:
         if not parts:
             return perhaps
         middle = parts[len(parts) // 2]
-        times = middle.time_min, middle.time_max + 1
+        times = middle.time_min, min(middle.time_max, INT64_MAX - 1) + 1
         events = self._selected([], predicate).of(times, 0, named=False, ordered=False)
         found = sum(batch.num_rows for batch in events)
-        return (found + 1) / view.rows_between(*times) * perhaps
+        share: float = (found + 1) / max(1, view.rows_between(*times))
+        return share * perhaps
 
     def _check(self, held: int) -> None:
         if held > self._bytes_max:
