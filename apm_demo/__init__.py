@@ -3,7 +3,7 @@
 ``python -m apm_demo`` (``make demo``) runs the whole of it, on one machine, offline::
 
     load --HTTP--> service --files--> Spark: live_job --.                        .--> dashboard --> a browser
-    (measured)     8 endpoints        anomalies by rule  }--gRPC--> kivi serve --{
+    (measured)     8 endpoints                           }--gRPC--> kivi serve --{
     data/*.csv -----------files-----> Spark: trace_job -'                        '--> proof <-- the same files
     (a real trace)                    killed twice
 
@@ -12,8 +12,7 @@
 * ``service`` and ``load``: a real web service under real load, whose response times are measured. ``tracing``: the same
   calls by OpenTelemetry's SDK, where ``service --otlp`` sends them.
 * ``landing`` and ``trace``: files, complete when they appear.
-* ``tables``: what is declared in kivi. ``rule``: when an invocation is an anomaly, one pure function.
-* ``detector``: the same rule for what anybody appends, as it happens.
+* ``tables``: what is declared in kivi, and the rule that says when an invocation is an anomaly.
 * ``jobs``, with ``live_job`` and ``trace_job``: what Spark runs.
 * ``dashboard`` and ``static``: the web page; ``views``: what it shows; ``pushing``: how that is kept up.
 * ``proof``: recounts the files and compares, at one snapshot.

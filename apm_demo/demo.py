@@ -167,6 +167,7 @@ class Demo:
         self._endpoint = endpoint
         self._db = self._stack.enter_context(kivi.connect(endpoint))
         names = tables.create(self._db)
+        tables.create_rule(self._db)
         with self._db.transaction() as tx:
             for e in endpoints.ENDPOINTS:
                 tx.insert("endpoints", (e.endpoint_id,), **tables.described(e))

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import kivi.spark
 from apm_demo import live_job, trace_job
 from apm_demo.children import end_with_parent
-from apm_demo.tables import WIDTHS, Detector
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -47,7 +46,6 @@ def main() -> int:
     parser.add_argument("--endpoint", required=True)
     for folder in ("landing", "checkpoint", "work"):
         parser.add_argument(f"--{folder}", type=Path, required=True)
-    parser.add_argument("--width", choices=WIDTHS, default="5s", help="live: of the rule's slots; default %(default)s")
     args = parser.parse_args()
 
     stop = threading.Event()
@@ -55,8 +53,7 @@ def main() -> int:
     end_with_parent()
     spark = session(f"apm_demo-{args.job}", args.work)
     if args.job == "live":
-        detector = Detector.of(args.width)
-        query = live_job.start(spark, args.endpoint, args.landing, args.checkpoint, detector, processingTime="1 second")
+        query = live_job.start(spark, args.endpoint, args.landing, args.checkpoint, processingTime="1 second")
     else:
         query = trace_job.start(spark, args.endpoint, args.landing, args.checkpoint, availableNow=True)
     print("ready", flush=True)

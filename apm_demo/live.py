@@ -49,6 +49,7 @@ def _run(args: argparse.Namespace, stop: threading.Event, stack: contextlib.Exit
     with kivi.connect(args.endpoint) as db:
         if "invocations" not in db.tables():
             tables.create(db)
+            tables.create_rule(db)
             with db.transaction() as tx:
                 for each in ENDPOINTS:
                     tx.put("endpoints", (each.endpoint_id,), **tables.described(each))

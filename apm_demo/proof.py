@@ -25,8 +25,7 @@ from typing import Any, Final, NamedTuple
 
 from apm_demo import trace
 from apm_demo.landing import landed
-from apm_demo.rule import FACTOR
-from apm_demo.tables import ACCURACY, APDEX_US, DETECTOR, FAILED, LEVELS, LLM_WIDTHS, WIDTHS, aggregate, micros
+from apm_demo.tables import ACCURACY, APDEX_US, FACTOR, FAILED, LEVELS, LLM_WIDTHS, WIDTHS, aggregate, micros
 
 __all__ = [
     "Finding",
@@ -74,11 +73,11 @@ def invocations(folder: Path) -> dict[str, list[Invocation]]:
 
 
 def expected_anomalies(batches: Mapping[int, list[Invocation]], width_us: int) -> Counter[tuple[Any, ...]]:
-    """(the event, sum and count of its previous slot, batch id) for each anomaly; batches in the order of their ids."""
+    """(the event, sum and count of its previous slot) for each anomaly; batches in the order of their ids."""
     sums: Counter[tuple[int, int]] = Counter()
     counts: Counter[tuple[int, int]] = Counter()
     found: Counter[tuple[Any, ...]] = Counter()
-    for batch_id, events in sorted(batches.items()):
+    for _, events in sorted(batches.items()):
         for event in events:
             slot = (event.endpoint_id, event.ts_us // width_us)
             sums[slot] += event.resp_time_us
@@ -86,7 +85,7 @@ def expected_anomalies(batches: Mapping[int, list[Invocation]], width_us: int) -
         for event in events:
             before = (event.endpoint_id, event.ts_us // width_us - 1)
             if event.resp_time_us * counts[before] > FACTOR * sums[before] and counts[before]:
-                found[(*event, sums[before], counts[before], batch_id)] += 1
+                found[(*event, sums[before], counts[before])] += 1
     return found
 
 
@@ -244,9 +243,9 @@ def _anomalies_are(snapshot: Any, by_file: Mapping[str, list[Invocation]]) -> li
     wrong += differences(
         "events of batch", {b: len(e) for b, e in batches.items()}, {b: r["events"] for b, r in held.items()}
     )
-    expected = expected_anomalies(batches, DETECTOR.width_us)
+    expected = expected_anomalies(batches, WIDTHS["5s"])
     rows = snapshot.to_arrow("anomalies").to_pylist()
-    found = Counter((*_invocation(row), row["previous_sum_us"], row["previous_count"], row["batch_id"]) for row in rows)
+    found = Counter((*_invocation(row), row["previous_sum_us"], row["previous_count"]) for row in rows)
     counted = sum(row["anomalies"] for row in snapshot.scan("anomalies_per_endpoint"))
     return [
         Finding(f"Spark brought the files in {len(held)} batches, every file in exactly one", wrong),

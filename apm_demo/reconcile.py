@@ -228,9 +228,10 @@ def bring(spark: SparkSession, endpoint: str, landing: Path, work: Path) -> None
     """What landed, through the demonstration's own jobs. Raises Spark's errors."""
     with kivi.connect(endpoint) as db:
         tables.create(db)
+        tables.create_rule(db)
     once: Mapping[str, Any] = {"availableNow": True}
     checkpoints = work / "checkpoints"
-    live = live_job.start(spark, endpoint, landing / "invocations", checkpoints / "live", tables.DETECTOR, **once)
+    live = live_job.start(spark, endpoint, landing / "invocations", checkpoints / "live", **once)
     live.awaitTermination()
     trace_job.start(spark, endpoint, landing / "trace", checkpoints / "trace", **once).awaitTermination()
 

@@ -7,7 +7,7 @@
       application_5s ...                              (customer, application, slot)
       server_5s      ...                              (customer, application, server, slot)
       endpoint_5s    endpoint_5m    endpoint_1h       (endpoint_id, slot)
-    anomalies        event table: the invocations that broke the rule, with what they were measured against
+    anomalies        event table: the invocations that a rule has found slow, with what they were measured against
       anomalies_per_endpoint                          (endpoint_id, slot of 5 s)
     endpoints        row table: which server, application and customer an endpoint belongs to, and what it is called
     batches          row table: which files each micro-batch of the live job held; written by that batch
@@ -22,23 +22,23 @@ Aggregates follow in the commit that appends to their source: at every snapshot 
 from __future__ import annotations
 
 import datetime as dt
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import kivi
 
 __all__ = [
     "ACCURACY",
     "APDEX_US",
-    "DETECTOR",
+    "FACTOR",
     "FAILED",
     "HISTORY",
     "LEVELS",
     "LLM_WIDTHS",
     "PATHS",
     "WIDTHS",
-    "Detector",
     "aggregate",
     "create",
+    "create_rule",
     "described",
     "micros",
     "moment",
@@ -64,6 +64,8 @@ LEVELS: Final = {
 ACCURACY: Final = 0.01
 # Who waits less is satisfied, and who waits less than four times as long tolerates it: this service answers quickly.
 APDEX_US: Final = 10_000
+# Slower than so many times its endpoint's average of the previous slot: that is an anomaly.
+FACTOR: Final = 2
 # An answer with this status or a higher one is an error: the service has failed, not its caller.
 FAILED: Final = 500
 _PERCENTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
@@ -80,21 +82,6 @@ _INVOCATION: Final = {
     "status": "int64",
     "trace_id": "string",
 }
-
-
-class Detector(NamedTuple):
-    """The slots that the rule looks at: an aggregate per endpoint, and its width in microseconds."""
-
-    table: str
-    width_us: int
-
-    @staticmethod
-    def of(width: str) -> Detector:
-        """The one of that width, a key of ``WIDTHS``."""
-        return Detector(aggregate("endpoint", width), WIDTHS[width])
-
-
-DETECTOR: Final = Detector("endpoint_5s", WIDTHS["5s"])
 
 
 def aggregate(level: str, width: str) -> str:
@@ -140,7 +127,7 @@ def create(db: Any) -> list[str]:
     db.create_event_table(
         "anomalies",
         event_time="ts",
-        columns={**_INVOCATION, "previous_sum_us": "int64", "previous_count": "int64", "batch_id": "int64"},
+        columns={**_INVOCATION, "previous_sum_us": "int64", "previous_count": "int64"},
     )
     db.create_aggregate(
         "anomalies_per_endpoint",
@@ -158,7 +145,7 @@ def create(db: Any) -> list[str]:
     db.create_table(
         "batches",
         key={"batch_id": "int64"},
-        columns={"files": "string", "events": "int64", "anomalies": "int64"},
+        columns={"files": "string", "events": "int64"},
         history=HISTORY,
     )
     db.create_event_table(
@@ -200,6 +187,26 @@ def create(db: Any) -> list[str]:
         )
     names: list[str] = db.tables()
     return names
+
+
+def create_rule(db: Any, width: str = "5s") -> None:
+    """The rule that raises anomalies, whoever appends invocations: its slots are those of a key of ``WIDTHS``.
+
+    An invocation is an anomaly if it was slower than twice the average of its endpoint in the previous slot, which the
+    commit's own events count in. With slots of five minutes, one at 17:55:03 is measured against [17:50, 17:55): if
+    endpoint 251 took 10 and 20 ms then, its average is 15 ms, and 121 ms is an anomaly, as everything above 30 ms is.
+    An endpoint that was not called then has no average, and nothing is an anomaly. All numbers are whole, so none is
+    rounded: ``time * count > 2 * sum``.
+    """
+    db.create_rule(
+        "slow",
+        source="invocations",
+        against=kivi.previous_slot(aggregate("endpoint", width), by=["endpoint_id"]),
+        where=kivi.col("resp_time_us") * kivi.ref("invocations") > FACTOR * kivi.ref("sum_resp_time"),
+        into="anomalies",
+        select={"previous_sum_us": kivi.ref("sum_resp_time"), "previous_count": kivi.ref("invocations")},
+        own_events=True,
+    )
 
 
 def moment(us: int) -> dt.datetime:

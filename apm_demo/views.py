@@ -198,7 +198,7 @@ def parts(question: Question, plan: Plan) -> dict[str, Part]:
             ids=plan.ids if question.endpoint_id is not None else None, order_by="-ts", limit=_ANOMALIES,
         ),
         "llm": Part(aggregate("llm", _llm_width(question)), columns=("service", "slot", *_TOKENS)),
-        "batch": Part("batches", columns=("batch_id", "events", "anomalies"), order_by="-batch_id", limit=1),
+        "batch": Part("batches", columns=("batch_id", "events"), order_by="-batch_id", limit=1),
     }  # fmt: skip
     if level == "endpoint" and len(plan.ids or ()) > _LINES:  # their sum is in the store
         columns = ("server", *numbers)
@@ -335,7 +335,7 @@ class Composer:
 
 
 def _anomaly(row: Row, names: Mapping[int, Row]) -> Row:
-    kept = (*PATHS, "endpoint_id", "resp_time_us", "previous_sum_us", "previous_count", "batch_id")
+    kept = (*PATHS, "endpoint_id", "resp_time_us", "previous_sum_us", "previous_count")
     return {
         **{name: row[name] for name in kept},
         "ts_us": micros(row["ts"]),

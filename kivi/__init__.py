@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from kivi.client.database import connect
     from kivi.embedded.database import open_database as open
     from kivi.model.declarations import time_slot
-    from kivi.model.expressions import case, coalesce, col
+    from kivi.model.expressions import case, coalesce, col, quad, within_km
     from kivi.model.outcomes import ABORTED, UNKNOWN
     from kivi.model.patterns import next, pattern, prev
     from kivi.model.rules import lookup, previous_slot, ref
@@ -108,6 +108,7 @@ __all__ = [
     "polars",
     "prev",
     "previous_slot",
+    "quad",
     "quantiles",
     "ref",
     "register_measure",
@@ -120,6 +121,7 @@ __all__ = [
     "top",
     "transactional",
     "var",
+    "within_km",
 ]
 
 _LAZY = {
@@ -149,6 +151,7 @@ _LAZY = {
     "pattern": "kivi.model.patterns",
     "prev": "kivi.model.patterns",
     "previous_slot": "kivi.model.rules",
+    "quad": "kivi.model.expressions",
     "quantiles": "kivi.model.surface",
     "ref": "kivi.model.rules",
     "register_measure": "kivi.states.own",
@@ -159,6 +162,7 @@ _LAZY = {
     "top": "kivi.model.surface",
     "transactional": "kivi.model.surface",
     "var": "kivi.model.surface",
+    "within_km": "kivi.model.expressions",
 }
 _MODULES = ("aio", "client", "polars", "spark", "testing")
 _RENAMED = {"open": "open_database"}

@@ -26,7 +26,7 @@ class RuleCalls:
     def CreateRule(self, request: pb.CreateRuleRequest, grant: Grant) -> pb.CreateRuleResponse:
         rule = Rule.from_json(request.definition)
         grant.require(Access.ADMIN, "CreateRule", *rule.tables)
-        self.store.create_rule(rule)
+        self.store.create_rule(rule, backfill=request.backfill)
         return pb.CreateRuleResponse()
 
     def ListRules(self, _: pb.ListRulesRequest, grant: Grant) -> pb.ListRulesResponse:

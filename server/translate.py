@@ -290,8 +290,9 @@ class Translator:
             self._unique(table.name, [c.name for c in table.columns])
             local = table.local_us if table.HasField("local_us") else None
             cold = table.cold if table.HasField("cold") else None
+            expires = table.expires if table.HasField("expires") else None
             named = list(table.index), list(table.shard_by)
-            return event_table_schema(table.name, table.event_time, columns, retention, local, cold, *named)
+            return event_table_schema(table.name, table.event_time, columns, retention, local, cold, *named, expires)
         if table.kind != types_pb2.Table.KIND_ROW:
             raise InvalidArgument("CreateTable makes row tables and event tables; use CreateAggregate for aggregates")
         self._unique(table.name, [c.name for c in (*table.key, *table.columns)])

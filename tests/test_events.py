@@ -33,7 +33,7 @@ from kivi.events.store import EventStore, destroy
 from kivi.events.summing import Sums
 from kivi.model.changes import COMMIT_TS
 from kivi.model.declarations import event_table_schema
-from kivi.model.expressions import bind, col, matches
+from kivi.model.expressions import bind, col, matches, within_km
 from kivi.model.schema import Measure, TableSchema
 from kivi.model.types import ColumnType
 
@@ -295,7 +295,14 @@ def test_predicates_and_time_ranges_as_rows_would(engine):
     for _ in range(200):
         predicate = bind(
             rng.choice(
-                [col("n") >= rng.randrange(30_000), col("d") < rng.randrange(30), col("n") != 3, col("n").is_null()]
+                [
+                    col("n") >= rng.randrange(30_000),
+                    col("d") < rng.randrange(30),
+                    col("n") != 3,
+                    col("n").is_null(),
+                    col("s").startswith(str(rng.randrange(4))),
+                    within_km("f", "d", rng.randrange(3), rng.randrange(20), 500),
+                ]
             )
             & rng.choice([~(col("f") == 0.5), col("s") != "7/0", col("n").isin([5000, 6001]) | (col("f") >= 1)]),
             lambda name: TYPES[name],

@@ -19,6 +19,7 @@ import kivi.errors
 
 FUNCTIONS = {
     "case", "coalesce", "col", "combine", "connect", "count", "max", "min", "open", "sum", "time_slot", "transactional",
+    "quad", "within_km",
 }  # fmt: skip
 MODULES = {"aio", "client", "errors", "polars", "spark", "testing"}
 ERRORS = {

@@ -187,7 +187,7 @@ ROOMS: dict[str, Room] = {
     "cli": Room(
         "the command line is a client; only its offline tools and `serve` open a store, inside their functions",
         below="errors model",
-        packages="deltalake pyarrow",
+        packages="deltalake mcp pyarrow",
         lazy="face runtime engine log arrow states encoding delta mvcc store cluster embedded client server "
         "server.process",
     ),

@@ -11,6 +11,8 @@ import functools
 import json
 import math
 import operator
+import re
+import zoneinfo
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -24,12 +26,30 @@ import kivi
 from kivi.arrow.columns import arrow_type, stored_column, stored_rows
 from kivi.arrow.predicates import evaluate, filter_batch, mask
 from kivi.errors import InvalidArgument, OutOfRange, SchemaError
-from kivi.model.expressions import Expr, bind, bind_value, from_plain, lit, matches, names, to_plain, value_of
+from kivi.model.expressions import (
+    TEXT,
+    TIME_PARTS,
+    Expr,
+    bind,
+    bind_value,
+    bounds_of,
+    from_plain,
+    lit,
+    matches,
+    names,
+    to_plain,
+    value_of,
+)
+from kivi.model.expressions.positions import is_within
+from kivi.model.expressions.quads import quad_of
+from kivi.model.expressions.texts import literal_prefix
 from kivi.model.types import INT64_MAX, INT64_MIN, ColumnType
 from kivi.wire.codec import from_expr, to_expr
 from kivi.wire.v1 import types_pb2
 
 col, case, coalesce = kivi.col, kivi.case, kivi.coalesce
+PATTERNS = ["", "a", "^a", "^é?$", "a|^$", "^(a|b)\\.?", "[^a]", "^aé*"]
+CIRCLES = [(0.0, 0.0, 60.0), (-0.5, 2.0, 0.0), (89.0, 170.0, 500.0), (0.0, 359.5, 20_000.0)]
 TYPES = {
     name: ColumnType.parse(text)
     for name, text in {
@@ -51,7 +71,7 @@ NARROW = st.sampled_from([-99_999, -50, -1, 0, 1, 10, 250, 99_999])
 WIDE = st.sampled_from([-(10**18) + 1, -5_000, 0, 1, 100, 1_000, 25_000, 10**17, 10**18 - 1])
 OF: dict[str, st.SearchStrategy[Any]] = {
     "i": INTEGERS, "j": INTEGERS, "f": FLOATS, "g": FLOATS, "d": NARROW, "e": WIDE, "t": INTEGERS, "u": INTEGERS,
-    "s": st.sampled_from(["", "a", "é"]), "y": st.sampled_from([b"", b"a"]), "b": st.booleans(),
+    "s": st.sampled_from(["", "a", "é", "aé", "ba."]), "y": st.sampled_from([b"", b"a"]), "b": st.booleans(),
 }  # fmt: skip
 ROWS = st.lists(st.fixed_dictionaries({name: st.none() | of for name, of in OF.items()}), min_size=1, max_size=4)
 
@@ -81,8 +101,12 @@ def values(draw: st.DrawFn, kind: int = 0, depth: int = 2) -> Any:
         return case((draw(predicates(depth - 1)), True), otherwise=False)
     if kind == 1:
         return draw(inner) + draw(st.integers(-5, 5)) * draw(st.sampled_from([col("i"), col("t") - col("u")]))
+    if kind == 2 and shape == "n" and draw(st.integers(0, 3)) == 0:
+        return kivi.quad(draw(values(0, 0)), draw(values(0, 0)), draw(st.sampled_from([1, 7, 24])))
     if kind:
         return draw(inner)
+    if shape == "n" and draw(st.integers(0, 5)) == 0:
+        return getattr(draw(values(1, depth - 1)), draw(st.sampled_from(TIME_PARTS)))()
     left, right = draw(inner), draw(inner | LITERALS if shape == "l" else inner)
     if shape == "o":
         return -left
@@ -94,7 +118,12 @@ def values(draw: st.DrawFn, kind: int = 0, depth: int = 2) -> Any:
 def predicates(draw: st.DrawFn, depth: int = 3) -> Any:
     kind = draw(st.sampled_from([0, 0, 0, 1, 2, 3, 4]))
     inner = values(kind, max(0, depth - 1))
-    shape = draw(st.sampled_from("ccciao~")) if depth else "c"
+    shape = draw(st.sampled_from("cccitwao~")) if depth else "c"
+    if shape == "t":
+        of, method = draw(values(2, depth - 1)), draw(st.sampled_from(sorted(TEXT)))
+        return getattr(of, method)(draw(st.sampled_from(PATTERNS if method == "matches" else ["", "a", "é", "aé"])))
+    if shape == "w":
+        return kivi.within_km(draw(values(0, 1)), draw(values(0, 1)), *draw(st.sampled_from(CIRCLES)))
     if shape == "i":
         return draw(inner).is_null()
     if shape == "~":
@@ -127,6 +156,24 @@ def held(value: Any, type_: ColumnType) -> Any:
     return value if type_.stored_min <= unscaled <= type_.stored_max else ERROR
 
 
+def has(op: str, text: str, value: str) -> bool:
+    match op:
+        case "startswith":
+            return text[: len(value)] == value
+        case "contains":
+            return text.find(value) >= 0
+    return re.search(value.replace("$", r"\Z"), text) is not None
+
+
+def part(name: str, moment: int) -> int:
+    """By Python's calendar, which has the same days in every 400 years."""
+    turns, rest = divmod(moment, 146_097 * 86_400_000_000)
+    there = dt.datetime(1970, 1, 1) + dt.timedelta(microseconds=rest)  # noqa: DTZ001
+    if name == "weekday":
+        return there.weekday()
+    return int(getattr(there, name)) + (400 * turns if name == "year" else 0)
+
+
 def model(expr: Expr, row: dict[str, Any]) -> Any:
     if expr.column:
         value = row[expr.column]
@@ -134,6 +181,8 @@ def model(expr: Expr, row: dict[str, Any]) -> Any:
             return value is None
         if value is None:
             return None
+        if expr.op in TEXT:
+            return has(expr.op, value, expr.value)
         if expr.op == "col":
             return as_number(value, TYPES[expr.column])
         return COMPARE[expr.op](value, expr.value)
@@ -163,6 +212,14 @@ def model(expr: Expr, row: dict[str, Any]) -> Any:
         return None
     if expr.op == "not":
         return not args[0]
+    if expr.op in TEXT:
+        return has(expr.op, args[0], expr.value)
+    if expr.op == "part":
+        return part(expr.value[0], int(args[0]))
+    if expr.op in ("within_km", "quad"):
+        lat, lon = (as_float(value, arg.type) for value, arg in zip(args, expr.args, strict=True) if arg.type)
+        found = is_within(lat, lon, expr.value) if expr.op == "within_km" else quad_of(lat, lon, *expr.value)
+        return found  # whether that is right is tested below
     if expr.op in COMPARE:
         exact = [Fraction(value) if type(value) is float else value for value in args]
         return COMPARE[expr.op](*exact)
@@ -240,6 +297,130 @@ def test_predicates(expr: Expr, rows: list[dict[str, Any]]) -> None:
     assert mask(batch_of(rows), node, TYPES).to_pylist() == truths
     assert [matches(node, row) for row in rows] == [truth is True for truth in truths]
     assert filter_batch(batch_of(rows), node, TYPES).num_rows == truths.count(True)
+
+
+@given(
+    st.sampled_from(["Europe/Paris", "Asia/Kathmandu", "America/St_Johns", "UTC"]),
+    st.sampled_from(TIME_PARTS),
+    st.data(),
+)
+def test_parts_in_a_zone_are_those_of_its_clock(zone: str, name: str, data: st.DataObject) -> None:
+    moments = st.datetimes(dt.datetime(1970, 1, 1), dt.datetime(2299, 1, 1), timezones=st.just(dt.UTC))  # noqa: DTZ001
+    there = data.draw(moments)
+    clock = there.astimezone(zoneinfo.ZoneInfo(zone))
+    wanted = clock.weekday() if name == "weekday" else getattr(clock, name)
+    assert both(getattr(col("t"), name)(tz=zone), t=ColumnType("timestamp").to_stored(there)) == wanted
+
+
+LATITUDES, LONGITUDES = st.floats(-90, 90), st.floats(-360, 360)
+
+
+@given(LATITUDES, LONGITUDES, LATITUDES, LONGITUDES, st.floats(0, 20_015) | st.just(0.0), st.data())
+def test_a_circle_has_what_lies_within_it_and_its_bounds_have_the_circle(
+    lat: float, lon: float, at_lat: float, at_lon: float, km: float, data: st.DataObject
+) -> None:
+    if data.draw(st.booleans()):  # near its edge
+        lat, lon = at_lat, at_lon + data.draw(st.floats(0.5, 1.5)) * km / 111.195
+    assume(abs(lon) <= 360)
+    a, b = (
+        tuple(map(math.prod, ((math.cos(y), math.cos(x)), (math.cos(y), math.sin(x)), (math.sin(y), 1))))
+        for y, x in ((math.radians(lat), math.radians(lon)), (math.radians(at_lat), math.radians(at_lon)))
+    )
+    distance = 2 * math.asin(min(1.0, math.dist(a, b) / 2)) * 6371.0088
+    where = kivi.within_km("f", "g", at_lat, at_lon, km)
+    found = both(where, f=lat, g=lon)
+    if abs(distance - km) > 1e-3:  # chords of nearly half a turn say no more
+        assert found is (distance < km)
+    if found:
+        bounds = bounds_of(bind(where, type_of))
+        assert bounds and all(matches(bound, {"f": lat, "g": lon}) for bound in bounds)
+    assert both(kivi.within_km("f", "g", lat, lon, 0), f=lat, g=lon) is True
+
+
+@given(
+    LATITUDES | st.sampled_from([-90.0, 0.0, 90.0]),
+    LONGITUDES | st.sampled_from([-360.0, -180.0, 0.0, 180.0]),
+    st.data(),
+)
+def test_a_quad_is_the_quarter_of_a_quarter(lat: float, lon: float, data: st.DataObject) -> None:
+    depth = data.draw(st.integers(1, 24))
+    path = both(kivi.quad("f", "g", depth=depth), f=lat, g=lon)
+    north, west, height, width = 90.0, -180.0, 180.0, 360.0
+    for digit in map(int, path):
+        height, width = height / 2, width / 2
+        north, west = north - height * (digit // 2), west + width * (digit % 2)
+    at = (lon + 180.0) % 360.0 - 180.0
+    assert north - height - 1e-9 <= lat <= north + 1e-9 and west - 1e-9 <= at <= west + width + 1e-9
+    cell = path[: data.draw(st.integers(0, depth))]
+    for where in (kivi.quad("f", "g", depth=depth).under(cell), kivi.quad("f", "g", depth=depth).covers(path + "12")):
+        assert both(where, f=lat, g=lon) is True
+        assert all(matches(bound, {"f": lat, "g": lon}) for bound in bounds_of(bind(where, type_of)))
+    other = cell[:-1] + str((int(cell[-1]) + 1) % 4) if cell else "4"
+    if cell:
+        assert both(kivi.quad("f", "g", depth=depth).under(other), f=lat, g=lon) is False
+    else:
+        with pytest.raises(InvalidArgument):
+            kivi.quad("f", "g").under(other)
+
+
+@pytest.mark.parametrize(("lat", "lon"), [(90.001, 0.0), (0.0, -360.5), (None, 0.0), (0.0, None)])
+def test_what_is_no_position_is_unknown(lat: float | None, lon: float | None) -> None:
+    assert both(kivi.within_km("f", "g", 0, 0, 30_000), f=lat, g=lon) is None
+    assert both(kivi.quad("f", "g"), f=lat, g=lon) is None
+
+
+@given(
+    st.text("ab|()^.é\U0010ffff\ud7ff", max_size=4),
+    st.sampled_from(["startswith", "matches"]),
+    st.text("abé\ud7ff\ue000\U0010ffff"),
+)
+def test_bounds_of_texts_hold_wherever_the_predicate_does(value: str, op: str, text: str) -> None:
+    try:
+        where = bind(getattr(col("s"), op)("^" + value if op == "matches" else value), type_of)
+    except InvalidArgument:
+        return
+    within = all(matches(bound, {"s": text}) for bound in bounds_of(where))
+    if matches(where, {"s": text}):
+        assert within
+    elif op == "startswith":
+        assert not within
+    assert matches(where, {"s": text}) == both(getattr(col("s"), op)(where.value), s=text)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "prefix"),
+    [("^/v1/", "/v1/"), ("^ab*", "a"), ("^ab{2}", "a"), ("^ab+", "ab"), ("^a(b|c)", "a"), ("^a|b", ""),
+     ("a", ""), ("^a\\Q(\\E|x", ""),
+     ("^a[(]|x", ""), ("^*a", ""), ("(?m)^a", "")],
+)  # fmt: skip
+def test_a_pattern_says_what_texts_begin_with(pattern: str, prefix: str) -> None:
+    assert literal_prefix(pattern) == prefix
+
+
+def test_patterns_are_those_of_re2() -> None:
+    for pattern in ("(", r"(a)\1", "(?=a)", "a{2000}", "a" * 1_001, "\ud800"):
+        with pytest.raises(InvalidArgument):
+            bind(col("s").matches(pattern), type_of)
+    assert both(col("s").matches("(a*)*b$"), s="a" * 50_000) is False  # which takes a backtracking engine for ever
+    assert both(col("s").matches("^b$"), s="a\nb") is False
+    assert both(col("s").matches("(?m)^b$"), s="a\nb") is True
+    assert both(col("y").startswith(b"\0"), y=b"\0a") is True
+    numbers, text, moment = col("i"), col("s"), col("t")
+    nothing: Any = None
+    for expr in (numbers.startswith("a"), col("y").matches("a"), text.startswith(b"a"), text.contains(nothing)):
+        with pytest.raises(SchemaError):
+            bind_value(expr, type_of)
+    for value in (numbers.hour(), kivi.within_km("s", "f", 0, 0, 1), moment.hour("Nowhere/Else")):
+        with pytest.raises(SchemaError):
+            bind_value(value, type_of)
+    circles: list[Any] = [(91, 0, 1), (0, 0, -1), (0, "0", 1), (0, 0, math.inf)]
+    for expr in (
+        *(kivi.within_km("f", "g", *circle) for circle in circles),
+        Expr("within_km", value=(), args=(col("f"), col("g"))),
+        Expr("part", value=("age", ""), args=(moment,)),
+    ):
+        with pytest.raises(InvalidArgument):
+            bind_value(expr, type_of)
 
 
 @given(

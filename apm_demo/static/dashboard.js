@@ -350,7 +350,6 @@ function showBatch(batch) {
   if ($("batch").hidden) return;
   put($("batch-id"), whole.format(batch.batch_id));
   put($("batch-events"), whole.format(batch.events));
-  put($("batch-anomalies"), whole.format(batch.anomalies));
 }
 
 function showAnomalies() {

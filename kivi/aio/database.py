@@ -53,6 +53,7 @@ from kivi.api.arguments import (
     windows_arguments,
 )
 from kivi.api.frames import frame_of
+from kivi.api.hierarchies import HierarchyArguments
 from kivi.api.interface import BATCH_ROWS, documented_by
 from kivi.api.match_arguments import MatchArguments
 from kivi.api.retry import Retries
@@ -458,6 +459,7 @@ class Database:
     create_aggregate = takes(AggregateArguments)(asks(Core.create_aggregate))
     create_aggregates = takes(LevelsArguments)(asks(Core.create_aggregates))
     create_view = takes(ViewArguments)(asks(Core.create_view))
+    create_hierarchy = takes(HierarchyArguments)(asks(Core.create_hierarchy))
     create_rule = takes(RuleArguments)(asks(declarations.create_rule))
     rules = asks(declarations.rules)
     drop_rule = asks(declarations.drop_rule)

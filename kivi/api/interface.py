@@ -47,6 +47,7 @@ from kivi.api.arguments import (
     windows_arguments,
 )
 from kivi.api.frames import frame_of
+from kivi.api.hierarchies import HierarchyArguments
 from kivi.api.match_arguments import AnswerArguments, MatchArguments
 from kivi.api.retry import Retries
 from kivi.api.rules import RuleMethods
@@ -119,6 +120,10 @@ class Database(RuleMethods, Alerting, ABC, Generic[Tx, Snap]):
         ``local="30d", cold="s3://bucket/prefix"``: settled files whose events are all older than that move to this
         object store, any URL that ``pyarrow.fs`` knows, and are read there. Unavailable if it cannot be reached now;
         InvalidArgument for a URL that cannot be, or has a secret in it, and in a store in memory.
+
+        ``expires="until"``: a timestamp column that says of each event when it ends; null is never. Within some seconds
+        of that moment the store retracts it: from then on everything answers as if it had never been, and its disk is
+        given back. Tails of such a table pass over what is gone, as with ``retractions="ignore"``.
         """
         self._create(schema)
 
@@ -169,6 +174,20 @@ class Database(RuleMethods, Alerting, ABC, Generic[Tx, Snap]):
 
         The source goes on being read and written meanwhile; ``describe`` says that the view's ``state`` is ``building``
         until then. Raises AlreadyExists, NotFound, SchemaError, and RowExists where a view cannot be unique.
+        """
+
+    @abstractmethod
+    @takes(HierarchyArguments)
+    def create_hierarchy(self, wanted: HierarchyArguments) -> None:
+        """Makes a row table a hierarchy, for ``kivi.col(...).under(value)`` and ``.covers(value)``.
+
+        ``name`` is that of a row table with one key column, and ``parent`` its value column of the same type, which
+        names the row above; null at the top. A table that is not there is made: ``name`` and ``parent``, both strings.
+        A view of it by the parent is made, too, with the name ``NAME_by_PARENT``: drop that, and it is a plain table
+        again.
+
+        Rows are written as any others; a row that is above itself ends nowhere, and is found once. Raises
+        AlreadyExists, SchemaError.
         """
 
     @abstractmethod

@@ -27,6 +27,7 @@ class RuleArguments:
     where: Expr | None = None
     select: Mapping[str, object] | None = None
     own_events: bool = False
+    backfill: bool = False
 
     @property
     def rule(self) -> Rule:
@@ -58,6 +59,10 @@ class RuleMethods(ABC):
         neither. An event without a row to be measured against raises nothing, and neither does one for which an
         expression leaves its range: ``rules`` counts them, and no append fails. What was raised stays when events are
         retracted. Rules may raise events that other rules judge, but not in a circle.
+
+        ``backfill``: what was committed before is judged as well, against rows as they are now; what that raises is
+        there when this returns, in one commit. If it is stopped meanwhile, the same call again finishes it: ``rules``
+        tells whether a rule is ``backfilled``.
 
         The tables that it names cannot be dropped before it. Raises AlreadyExists, NotFound, SchemaError.
         """

@@ -26,8 +26,11 @@ from kivi.arrow.arithmetic import (
 )
 from kivi.arrow.columns import arrow_type, decimals, flat, literal, stored_array, stored_column
 from kivi.errors import OutOfRange
-from kivi.model.expressions import COMPARISONS, Expr
-from kivi.model.expressions.rows import out_of_range
+from kivi.model.expressions import COMPARISONS, HIERARCHY, TEXT, Expr
+from kivi.model.expressions.positions import haversine, haversine_max, is_position, latitudes
+from kivi.model.expressions.quads import cells_of
+from kivi.model.expressions.rows import out_of_range, unresolved
+from kivi.model.expressions.time_parts import parts_of
 from kivi.model.types import ColumnType
 
 __all__ = ["attempted", "evaluate", "filter_batch", "mask"]
@@ -35,6 +38,7 @@ __all__ = ["attempted", "evaluate", "filter_batch", "mask"]
 Types = Mapping[str, ColumnType]
 _BOOL: Final = ColumnType("bool")
 _KLEENE: Final = {"and": pc.and_kleene, "or": pc.or_kleene}
+_HAS: Final = {"startswith": pc.starts_with, "contains": pc.match_substring, "matches": pc.match_substring_regex}
 
 
 def filter_batch(batch: Any, predicate: Expr, types: Types, columns: Sequence[str] | None = None) -> Any:
@@ -43,7 +47,7 @@ def filter_batch(batch: Any, predicate: Expr, types: Types, columns: Sequence[st
     ``columns``: at least one of its columns, which the result has; None: all. Raises OutOfRange if a row's result is an
     error.
     """
-    if predicate.column:
+    if predicate.column and predicate.op not in HIERARCHY:
         selected = _of_column(batch.column(predicate.column), predicate, types[predicate.column])
     else:
         selected = _checked(_evaluated(batch, predicate, types))
@@ -143,6 +147,8 @@ def _rows_of(values: Any, rows: int) -> npt.NDArray[np.bool_]:
 
 def _evaluated(batch: Any, expr: Expr, types: Types) -> _Values:
     op = expr.op
+    if op in HIERARCHY:
+        raise unresolved(expr)
     if expr.column:
         return _Values(_of_column(batch.column(expr.column), expr, types[expr.column]))
     if op == "lit":
@@ -164,6 +170,17 @@ def _evaluated(batch: Any, expr: Expr, types: Types) -> _Values:
             return _Values(out if errors is None else _without(out, errors, batch.num_rows), errors)
         case "isin":
             return _Values(_is_in(args[0].of, pa.array(expr.value, args[0].of.type)), errors)
+        case "startswith" | "contains" | "matches":
+            return _Values(_HAS[op](args[0].of, expr.value), errors)
+        case "part":
+            name, zone = expr.value
+            return _Values(_parts(name, zone, _as_array(args[0].of, batch.num_rows)), errors)
+        case "within_km" | "quad":
+            lat, lon = (
+                _as_array(floats(of.type or _BOOL, arg.of), batch.num_rows)
+                for of, arg in zip(expr.args, args, strict=True)
+            )
+            return _Values((_within if op == "within_km" else _quads)(lat, lon, expr.value), errors)
         case "coalesce":
             return _coalesced(expr, args, batch.num_rows)
         case "case":
@@ -185,9 +202,13 @@ def _of_column(values: Any, expr: Expr, type_: ColumnType) -> Any:
             return _is_in(values, wanted)
         case "col":
             return _stored(values, type_)
+    if expr.op in TEXT:
+        test, value = _HAS[expr.op], expr.value
+    else:
+        test, value = COMPARE[expr.op], literal(type_, expr.value)
     if isinstance(values, pa.DictionaryArray):
-        return _of_codes(values, COMPARE[expr.op](values.dictionary, literal(type_, expr.value)))
-    return COMPARE[expr.op](values, literal(type_, expr.value))
+        return _of_codes(values, test(values.dictionary, value))
+    return test(values, value)
 
 
 def _of_codes(values: Any, selected: Any) -> Any:
@@ -213,6 +234,32 @@ def _stored_type(type_: ColumnType) -> Any:
 def _is_in(values: Any, wanted: Any) -> Any:
     found = pc.is_in(values, value_set=wanted)
     return pc.if_else(values.is_valid(), found, pa.scalar(None, pa.bool_())) if values.null_count else found
+
+
+def _parts(name: str, zone: str, moments: Any) -> Any:
+    filled = moments.fill_null(0) if moments.null_count else moments
+    parts = pa.array(parts_of(name, zone, filled.to_numpy()))
+    return pc.if_else(moments.is_valid(), parts, pa.scalar(None, pa.int64())) if moments.null_count else parts
+
+
+def _within(lat: Any, lon: Any, circle: tuple[float, float, float]) -> Any:
+    """Two columns of float64. Most positions are of another latitude, and need no sines."""
+    lats, lons = (of.fill_null(np.inf).to_numpy() for of in (lat, lon))
+    known = is_position(lats, lons)
+    low, high = latitudes(circle)
+    near = np.flatnonzero(known & (lats >= low) & (lats <= high))
+    found = np.zeros(len(lats), np.bool_)
+    found[near] = haversine(lats[near], lons[near], circle) <= haversine_max(circle)
+    return pa.array(found, mask=~known)
+
+
+def _quads(lat: Any, lon: Any, of: tuple[int]) -> Any:
+    """Two columns of float64."""
+    (depth,) = of
+    lats, lons = (of.fill_null(np.inf).to_numpy() for of in (lat, lon))
+    known = is_position(lats, lons)
+    cells = cells_of(np.where(known, lats, 0.0), np.where(known, lons, 0.0), depth)
+    return pa.array(cells, pa.binary(), mask=~known).cast(pa.string())
 
 
 def _calculated(expr: Expr, args: Sequence[_Values], errors: _Errors | None, rows: int) -> _Values:

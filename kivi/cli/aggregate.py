@@ -33,7 +33,7 @@ from kivi.model.declarations import TimeSlot, time_slot
 from kivi.model.predicate_text import expression, type_names, where
 from kivi.model.schema import OperatorCall
 
-__all__ = ["aggregate"]
+__all__ = ["aggregate", "group", "operator_call", "pairs", "parts_of"]
 
 
 def aggregate(db: Any, args: argparse.Namespace) -> None:
@@ -80,7 +80,7 @@ def operator_call(name: str, text: str, types: Mapping[str, str]) -> OperatorCal
     ``types``: of the source's columns. Raises InvalidArgument, SchemaError.
     """
     what = f"measure {name!r}"
-    operator, words, predicate = _parts(text)
+    operator, words, predicate = parts_of(text)
     given: dict[str, Any] = {}
     for word in words:
         option, equals, value = word.partition("=")
@@ -114,7 +114,7 @@ _WORD: Final = re.compile(r":(?=\w)")
 _QUOTED: Final = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
 
 
-def _parts(text: str) -> tuple[str, list[str], str]:
+def parts_of(text: str) -> tuple[str, list[str], str]:
     """Of a measure: its function, its arguments, and the predicate behind ``where``, or an empty text."""
     called = _CALL.match(text)
     if called is None:

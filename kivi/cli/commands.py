@@ -375,6 +375,12 @@ def alter(db: Any, args: argparse.Namespace) -> None:
     altering.alter(db, args)
 
 
+def mcp(db: Any, args: argparse.Namespace) -> None:
+    from kivi.cli.mcp import serve
+
+    serve(db)
+
+
 def shell(db: Any, args: argparse.Namespace) -> int:
     from kivi.cli.shell import Shell
 
@@ -478,6 +484,7 @@ def add_events(to: argparse.ArgumentParser) -> None:
     """What an event table has: see ``kivi.cli.create``."""
     to.add_argument("--event-time", metavar="COLUMN", help="of events: the column that says when each was")
     to.add_argument("--retention", metavar="DURATION", help="of events: forget them after so long, for example 30d")
+    to.add_argument("--expires", metavar="COLUMN", help="of events: the column that says until when each is there")
     to.add_argument("--index", metavar="A,B", help="of events: columns by whose values they are looked for")
     to.add_argument("--local", metavar="DURATION", help="of events: older ones move to --cold")
     to.add_argument("--cold", metavar="URL", help="of events: an object store, such as s3://bucket/prefix")
@@ -684,6 +691,7 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--derived", action="append", default=[], metavar="NAME=EXPRESSION", help=text)
     sub.add_argument("--later-only", action="store_true", help="new measures have only the events from now on")
     command("shell", shell, "transactions by hand")
+    command("mcp", mcp, "questions for language models, by the Model Context Protocol on standard input; read only")
     for name, text in (
         ("dump", "print what a store's files hold; reads only"),
         ("verify", "check a store's files, sums and counts; reads only"),

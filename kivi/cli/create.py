@@ -44,7 +44,7 @@ def create(db: Any, args: argparse.Namespace) -> None:
         _refuse(args, "--event-time", history=args.history)
         create_events(db, args.table, columns, args)
     else:
-        options = {name: getattr(args, name) for name in ("retention", "index", "local", "cold")}
+        options = {name: getattr(args, name) for name in ("retention", "index", "local", "cold", "expires")}
         _refuse(args, "--key", **options)
         key = {}
         for name in (word.strip() for word in args.key.split(",")):
@@ -65,7 +65,7 @@ def create_events(db: Any, name: str, columns: Mapping[str, Any], args: argparse
     index = [word.strip() for word in args.index.split(",")] if args.index else []
     db.create_event_table(
         name, event_time=args.event_time, columns=columns,
-        retention=args.retention, index=index, local=args.local, cold=args.cold,
+        retention=args.retention, index=index, local=args.local, cold=args.cold, expires=args.expires,
     )  # fmt: skip
 
 

@@ -12,30 +12,38 @@ import argparse
 import sys
 from typing import Any, Final
 
-from kivi.cli.aggregate import pairs
+from kivi.cli.aggregate import pairs, parts_of
 from kivi.cli.text import print_rows
 from kivi.errors import InvalidArgument
 from kivi.model import surface
 from kivi.model.patterns import pattern
 from kivi.model.predicate_text import parse_value, type_names, where
 
-__all__ = ["answer"]
+__all__ = ["answer", "asked"]
 
 _MEASURES: Final = ("first", "last", "count", "sum", "min", "max", "avg")
 
 
 def answer(snap: Any, args: argparse.Namespace) -> None:
     """Prints the matches at a snapshot."""
+    result = asked(snap, args)
+    if args.explain:
+        print(result.explain(), file=sys.stderr)
+    print_rows(result, result.to_arrow().column_names, args.output)
+
+
+def asked(snap: Any, args: argparse.Namespace) -> Any:
+    """The matches at a snapshot. Raises InvalidArgument, SchemaError."""
     types = {**type_names(snap._table_schema(args.table).description()), "_commit_ts": "int64"}
     types["_commit_time"] = "timestamp"
     define = dict(pairs(args.define, "--define is SYMBOL=PREDICATE"))
     measures = {}
     for name, text in pairs(args.measure, "--measure is name=first:A.ts"):
-        operator, _, source = text.partition(":")
-        if operator not in _MEASURES or (not source and operator != "count"):
-            raise InvalidArgument(f"measure {name!r} is {text!r}: write first:A.ts, count:B, count, sum:COLUMN ...")
-        measures[name] = getattr(surface, operator)(source or None)
-    asked = pattern(
+        operator, sources, predicate = parts_of(text)
+        if operator not in _MEASURES or len(sources) > 1 or predicate or (not sources and operator != "count"):
+            raise InvalidArgument(f"measure {name!r} is {text!r}: write first(A.ts), count(B), count, sum(COLUMN) ...")
+        measures[name] = getattr(surface, operator)(sources[0].strip("'\"") if sources else None)
+    wanted = pattern(
         args.pattern,
         partition_by=args.by,
         within=args.within,
@@ -48,7 +56,4 @@ def answer(snap: Any, args: argparse.Namespace) -> None:
         for name in ("start", "end")
     }
     chosen = where(args.where, types) if args.where else None
-    result = snap.match(args.table, asked, **moments, where=chosen, limit=args.limit)
-    if args.explain:
-        print(result.explain(), file=sys.stderr)
-    print_rows(result, result.to_arrow().column_names, args.output)
+    return snap.match(args.table, wanted, **moments, where=chosen, limit=args.limit)

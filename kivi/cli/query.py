@@ -26,11 +26,19 @@ from kivi.model.expressions import Expr
 from kivi.model.predicate_text import expression, parse_value, split_names, type_names, where
 from kivi.model.questions import question_of, windows_of
 
-__all__ = ["answer"]
+__all__ = ["answer", "asked"]
 
 
 def answer(snap: Any, args: argparse.Namespace) -> None:
     """Prints the answer at a snapshot."""
+    result = asked(snap, args)
+    if args.explain:
+        print(result.explain(), file=sys.stderr)
+    print_rows(result, result.to_arrow().column_names, args.output)
+
+
+def asked(snap: Any, args: argparse.Namespace) -> Any:
+    """The answer at a snapshot. Raises InvalidArgument, SchemaError."""
     schema = snap._table_schema(args.table)
     types = type_names(schema.description())
     hidden = {"_commit_ts": "int64", "_commit_time": "timestamp"}
@@ -56,7 +64,7 @@ def answer(snap: Any, args: argparse.Namespace) -> None:
         name: parse_value("timestamp", text, f"--{name}") if (text := getattr(args, name)) else None
         for name in ("start", "end")
     }
-    result = snap.query(
+    return snap.query(
         args.table,
         **moments,
         **wanted,
@@ -68,9 +76,6 @@ def answer(snap: Any, args: argparse.Namespace) -> None:
         columns=split_names(args.columns) if args.columns else None,
         windows=windows,
     )
-    if args.explain:
-        print(result.explain(), file=sys.stderr)
-    print_rows(result, result.to_arrow().column_names, args.output)
 
 
 def _group(text: str, types: Mapping[str, str], tz: str | None) -> str | TimeSlot | tuple[str, Expr]:

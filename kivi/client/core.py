@@ -29,6 +29,7 @@ from kivi.api.arguments import (
     stage_ids,
     table_name,
 )
+from kivi.api.hierarchies import HierarchyArguments
 from kivi.api.retry import backoff_s
 from kivi.api.subscription import listed
 from kivi.client.messages import (
@@ -339,6 +340,14 @@ class Core:
                 self.learn(reply.table)
 
         yield Stream("CreateView", new_view(wanted), None, on_message)
+
+    def create_hierarchy(self, wanted: HierarchyArguments) -> Steps[None]:
+        try:
+            table = yield from self.fetch(wanted.name)
+        except errors.NotFound:
+            yield from self.create(wanted.table)
+            table = yield from self.schema(wanted.name)
+        yield from self.create_view(wanted.view(table))
 
     def create_aggregates(self, wanted: LevelsArguments) -> Steps[list[str]]:
         def on_message(reply: service_pb2.CreateAggregatesResponse) -> None:

@@ -33,6 +33,7 @@ from kivi.api.arguments import (
     retract_arguments,
     takes,
 )
+from kivi.api.hierarchies import HierarchyArguments
 from kivi.api.interface import documented_by
 from kivi.api.rules import RuleArguments
 from kivi.client import alerting, appends, declarations
@@ -278,6 +279,7 @@ class Database(interface.Database[Transaction, Snapshot]):
     create_aggregate = takes(AggregateArguments)(asks(Core.create_aggregate))
     create_aggregates = takes(LevelsArguments)(asks(Core.create_aggregates))
     create_view = takes(ViewArguments)(asks(Core.create_view))
+    create_hierarchy = takes(HierarchyArguments)(asks(Core.create_hierarchy))
     create_rule = takes(RuleArguments)(asks(declarations.create_rule))
     rules = asks(declarations.rules)
     drop_rule = asks(declarations.drop_rule)

@@ -7,7 +7,7 @@ from typing import Any
 
 from kivi.api.rules import RuleArguments, rule_name
 from kivi.client.core import Core
-from kivi.client.steps import Steps
+from kivi.client.steps import Steps, Unary
 from kivi.wire.v1 import service_pb2 as pb
 
 __all__ = ["create_rule", "drop_rule", "rules"]
@@ -15,7 +15,8 @@ __all__ = ["create_rule", "drop_rule", "rules"]
 
 def create_rule(core: Core, wanted: RuleArguments) -> Steps[None]:
     """The server checks names and types against the tables."""
-    yield from core.call("CreateRule", pb.CreateRuleRequest(definition=wanted.rule.to_json()))
+    request = pb.CreateRuleRequest(definition=wanted.rule.to_json(), backfill=bool(wanted.backfill))
+    yield Unary("CreateRule", request, None if wanted.backfill else core.timeout_s)
 
 
 def rules(core: Core) -> Steps[list[dict[str, Any]]]:

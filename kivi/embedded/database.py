@@ -42,13 +42,14 @@ from kivi.api.arguments import (
     table_name,
     takes,
 )
+from kivi.api.hierarchies import HierarchyArguments
 from kivi.api.match_arguments import AnswerArguments
 from kivi.api.results import Result
 from kivi.api.rules import RuleArguments, rule_name
 from kivi.api.subscription import Follower, Subscription, listed, told
 from kivi.arrow.records import event_batch, row_batch, table_batch
 from kivi.embedded.alerting import Alerting
-from kivi.errors import InvalidArgument, KiviError
+from kivi.errors import InvalidArgument, KiviError, NotFound
 from kivi.live.hub import Hub
 from kivi.model.event_files import can_be_shared
 from kivi.model.levels import declared_schema, level_schemas
@@ -360,9 +361,18 @@ class Database(Alerting, interface.Database[Transaction, Snapshot]):
         source = self.store.table(wanted.source)
         self.store.create(view_schema(wanted.name, source, wanted.key, wanted.columns, wanted.unique))
 
+    @takes(HierarchyArguments)
+    def create_hierarchy(self, wanted: HierarchyArguments) -> None:
+        try:
+            table = self._schema(wanted.name)
+        except NotFound:
+            table = self.store.create(wanted.table)
+        view = wanted.view(table)
+        self.create_view(view.name, view.source, view.key, view.columns)
+
     @takes(RuleArguments)
     def create_rule(self, wanted: RuleArguments) -> None:
-        self.store.create_rule(wanted.rule)
+        self.store.create_rule(wanted.rule, backfill=bool(wanted.backfill))
 
     def rules(self) -> list[dict[str, Any]]:
         return [listed for _, listed in self.store.rules()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
-from kivi.model.expressions import Expr, all_of, between
+from kivi.model.expressions import Expr, all_of, between, bounds_of
 
 __all__ = ["Known", "all_kept", "always", "equals", "never", "outside"]
 
@@ -43,6 +43,8 @@ def never(where: Expr, block: Known) -> bool:
         return any(never(arg, block) for arg in where.args)
     if where.op == "or":
         return all(never(arg, block) for arg in where.args)
+    if any(never(bound, block) for bound in bounds_of(where)):
+        return True
     stats = block.columns.get(where.column)
     if stats is None or where.op == "not":
         return False
@@ -102,7 +104,8 @@ def always(where: Expr, block: Known) -> bool:
         return False
     if where.op == "isin":
         return bool(low == high and low in where.value)
-    return never(Expr(_OPPOSITES[where.op], where.column, where.value), block)
+    opposite = _OPPOSITES.get(where.op)
+    return opposite is not None and never(Expr(opposite, where.column, where.value), block)
 
 
 _OPPOSITES: Final = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}

@@ -120,7 +120,7 @@ class DurableSubscriptions:
                 self._known_of.pop(user, None)
         now = self._now_us()
         return [
-            (stored, _selecting(schema, stored.query))
+            (stored, self._store.hierarchies.resolved_now(schema, _selecting(schema, stored.query)))
             for stored in known
             if stored.table_id == schema.origin and stored.name != name and stored.expires_us > now
         ]

@@ -48,7 +48,8 @@ from kivi.live.reading import read_window
 from kivi.live.schedule import Schedule
 from kivi.live.tails import Tails
 from kivi.model.changes import COMMIT_TS
-from kivi.model.subscriptions import Terms, Update
+from kivi.model.schema import TableSchema
+from kivi.model.subscriptions import Query, Terms, Update
 from kivi.mvcc.leases import Lease
 from kivi.store.facade import Store
 
@@ -114,7 +115,17 @@ class Hub:
             raise InvalidArgument(
                 "durable subscriptions are to events: of an event table, without order, limit, offset"
             )
-        return self._rows(table, bind, terms)
+        return self._rows(table, self._resolved(bind), terms)
+
+    def _resolved(self, bind: Bind) -> Bind:
+        """The query with the values that a hierarchy has then: the matcher asks no snapshot."""
+
+        def resolved(schema: TableSchema) -> Query:
+            query = bind(schema)
+            where = self._store.hierarchies.resolved_now(schema, query.where)
+            return query if where is query.where else replace(query, scan=replace(query.scan, where=where))
+
+        return resolved
 
     def wait_for(self, min_snapshot: int) -> None:
         """Until the store has come to what a subscriber has seen, perhaps elsewhere (R17). Raises Unavailable."""
@@ -148,14 +159,14 @@ class Hub:
             except (NotFound, OutOfRange, SchemaError, SnapshotTooOld):  # the table, or a column, was made after that
                 live.told = []
 
-    def _events(self, table: str, bind: Bind, terms: Terms) -> EventsLive:
-        schema = self._store.table(table)
+    def _events(self, table: str, asked: Bind, terms: Terms) -> EventsLive:
+        schema, bind = self._store.table(table), self._resolved(asked)
         self._store.shards.check(schema)
         query, since, skip = bind(schema), terms.since or 0, terms.skip
         if since > self._store.watermark():
             raise InvalidArgument(f"since = {since} is past the watermark: nothing was committed there yet")
         if terms.durable is not None:
-            stored = self.durable.open(terms.durable, schema, query, since)
+            stored = self.durable.open(terms.durable, schema, asked(schema), since)
             since, skip = max((stored.ts, stored.skip), (since, skip))
         live = EventsLive(table, bind, terms, schema, query, since, skip)
         with self._entered(live) as group:

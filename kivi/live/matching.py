@@ -1,20 +1,24 @@
 """Which queries select which rows: many queries and many rows at once.
 
-Most predicates are one comparison or a few, joined by "and": of some columns a range each. Those over the same columns
-are a *shape*: their bounds are NumPy columns, one entry a query. One column of a shape is looked up: its ranges are
-sorted, in buckets of about one width, and each row's value finds its queries in each by bisection; what is left is
-compared with the other columns by a few calls. So a row costs the queries that it hits, about, and not all there are.
-Equality is a range of no width, and text is brought to codes first. All other predicates (or, not, isin, nulls,
-arithmetic) are evaluated one by one.
+Most predicates are a range of some columns each, or a few such clauses joined by "or" (``kivi.live.clauses``). Clauses
+over the same columns are a *shape*: their bounds are NumPy columns, one entry a clause. One column of a shape is looked
+up: its ranges are sorted, in buckets of about one width, and each row's value finds its clauses in each by bisection;
+what is left is compared with the other columns by a few calls. So a row costs the queries that it hits, about, and not
+all there are. Equality is a range of no width. Text is brought to integers first: to codes where clauses ask for one
+text each, else to its rank among all bounds, so that prefixes and ranges of text are ranges of ranks.
+
+A query of several clauses comes once, with the rows of all; one of which a clause is not exact is asked about those
+rows again. Predicates without clauses (of nulls, of arithmetic, of != alone) are evaluated one by one.
 
 Nulls match no comparison, as in ``kivi.model.expressions``.
 """
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,15 +28,14 @@ import pyarrow.compute as pc
 from kivi.arrow.columns import arrow_type, flat, stored_array
 from kivi.arrow.predicates import filter_batch
 from kivi.errors import OutOfRange
-from kivi.model.expressions import Expr, matches, names, terms_of
+from kivi.live.clauses import Clause, clauses_of, is_word
+from kivi.model.expressions import Expr, matches, names
 from kivi.model.types import INT64_MAX, INT64_MIN, ColumnType
 
 __all__ = ["BatchColumns", "Columns", "Matcher", "RowColumns"]
 
 _PAIRS: Final = 1 << 18
 """Of rows with queries, that are compared at a time: 2 MB a column."""
-_INTEGERS: Final = frozenset({"int64", "timestamp", "decimal", "bool"})
-_RANGES: Final = frozenset({"==", "<", "<=", ">", ">="})
 
 Q = TypeVar("Q", bound=Hashable)
 Array = npt.NDArray[Any]
@@ -47,6 +50,25 @@ class Words:
         self.of = np.array([self.at[value] for value in values], np.int64)
 
 
+class Ranks:
+    """The bounds of one text column's ranges, each once, in order: a text's rank is how many of them are not above it.
+
+    A range is then one of ranks, (least, largest), INT64_MIN and INT64_MAX being no bound.
+    """
+
+    def __init__(self, ranges: Sequence[tuple[Any, Any]]) -> None:
+        self._bounds = sorted({bound for each in ranges for bound in each if bound is not None})
+        at = {bound: i for i, bound in enumerate(self._bounds)}
+        self.low = np.array([INT64_MIN if low is None else at[low] + 1 for low, _ in ranges], np.int64)
+        self.high = np.array([INT64_MAX if beyond is None else at[beyond] for _, beyond in ranges], np.int64)
+
+    def of(self, values: Sequence[Any]) -> tuple[Array, Array | None]:
+        """The rank of each, and where they are known; None: everywhere."""
+        ranks = [-1 if value is None else bisect.bisect_right(self._bounds, value) for value in values]
+        found = np.array(ranks, np.int64)
+        return found, found >= 0 if None in values else None
+
+
 # -- the rows ----------------------------------------------------------------------------------------------
 
 
@@ -54,8 +76,8 @@ class RowColumns:
     """Rows as dicts of stored-form values.
 
     ``numbers``: values and where they are known, int64 or float64; integers beyond int64 are brought to its ends.
-    ``codes``: of each row the position of its value among some words; -1 if it is none of them. ``select``: the rows
-    that a predicate selects.
+    ``codes``: of each row the position of its value among some words; -1 if it is none of them. ``ranks``: of each row
+    the rank of its text, and where it is known. ``select``: the rows that a predicate selects, or those ``among`` some.
     """
 
     def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -83,8 +105,12 @@ class RowColumns:
         at = words.at
         return np.fromiter((at.get(row[name], -1) for row in self._listed), np.int64, self.rows)
 
-    def select(self, where: Expr, types: Mapping[str, ColumnType]) -> Array:
-        return np.array([i for i, row in enumerate(self._listed) if matches(where, row)], np.int64)
+    def ranks(self, name: str, ranks: Ranks) -> tuple[Array, Array | None]:
+        return ranks.of([row[name] for row in self._listed])
+
+    def select(self, where: Expr, types: Mapping[str, ColumnType], among: Array | None = None) -> Array:
+        rows = range(self.rows) if among is None else among.tolist()
+        return np.array([i for i in rows if matches(where, self._listed[i])], np.int64)
 
 
 class BatchColumns:
@@ -111,9 +137,23 @@ class BatchColumns:
                 found = pc.if_else(column.is_valid(), found, -1)
         return found.to_numpy(zero_copy_only=False).astype(np.int64)  # type: ignore[no-any-return]
 
-    def select(self, where: Expr, types: Mapping[str, ColumnType]) -> Array:
+    def ranks(self, name: str, ranks: Ranks) -> tuple[Array, Array | None]:
+        column = self._batch.column(name)
+        if not pa.types.is_dictionary(column.type):
+            column = flat(column).dictionary_encode()
+        found, _ = ranks.of(column.dictionary.to_pylist())
+        if not column.null_count:
+            return found[column.indices.to_numpy()], None
+        known = column.is_valid().to_numpy(zero_copy_only=False)
+        at = column.indices.fill_null(0).to_numpy()
+        return np.where(known, found[at] if len(found) else 0, -1), known
+
+    def select(self, where: Expr, types: Mapping[str, ColumnType], among: Array | None = None) -> Array:
         batch = self._batch.select(sorted(names(where)))
-        columns = [pa.array(np.arange(self.rows)), *map(flat, batch.columns)]
+        rows = np.arange(self.rows)
+        if among is not None:
+            batch, rows = batch.take(pa.array(among)), among
+        columns = [pa.array(rows), *map(flat, batch.columns)]
         batch = pa.RecordBatch.from_arrays(columns, names=["", *batch.schema.names])
         return filter_batch(batch, where, types).column(0).to_numpy()  # type: ignore[no-any-return]
 
@@ -122,48 +162,6 @@ Columns = RowColumns | BatchColumns
 
 
 # -- the queries -------------------------------------------------------------------------------------------
-
-
-class _Ranges(NamedTuple):
-    """Per column: (least, largest) for numbers; a constant for text."""
-
-    numbers: dict[str, tuple[Any, Any]]
-    texts: dict[str, Any]
-
-
-def _ranges(where: Expr | None, types: Mapping[str, ColumnType]) -> _Ranges | None:
-    """The predicate as ranges; None if it is none."""
-    found = _Ranges({}, {})
-    for term in terms_of(where):
-        if term.op not in _RANGES or not term.column:
-            return None
-        type_, name, value = types[term.column], term.column, term.value
-        if type_.name not in _INTEGERS and type_.name != "float64":
-            if term.op != "==" or name in found.texts:
-                return None
-            found.texts[name] = value
-            continue
-        exact = type_.name in _INTEGERS
-        low, high = found.numbers.get(name, (INT64_MIN, INT64_MAX) if exact else (-math.inf, math.inf))
-        match term.op:
-            case "==":
-                low, high = max(low, value), min(high, value)
-            case ">=":
-                low = max(low, value)
-            case "<=":
-                high = min(high, value)
-            case ">" if exact:
-                low = max(low, int(value) + 1)
-            case "<" if exact:
-                high = min(high, int(value) - 1)
-            case ">":
-                low = max(low, math.nextafter(value, math.inf))
-            case "<":
-                high = min(high, math.nextafter(value, -math.inf))
-        if exact and (low > INT64_MAX or high < INT64_MIN):  # beyond every value
-            low, high = 1, 0
-        found.numbers[name] = low, high
-    return found
 
 
 class _Bucket:
@@ -224,30 +222,34 @@ def _buckets(low: Array, high: Array) -> list[_Bucket]:
 
 
 class _Shape(Generic[Q]):
-    """Queries that constrain the same columns in the same way."""
+    """Clauses that constrain the same columns in the same way: by one text, by texts, by numbers."""
 
-    def __init__(self, texts: tuple[str, ...], numbers: tuple[str, ...]) -> None:
-        self._texts, self._numbers = texts, numbers
-        self.queries: dict[Q, _Ranges] = {}
+    def __init__(self, texts: tuple[str, ...], ranked: tuple[str, ...], numbers: tuple[str, ...]) -> None:
+        self._texts, self._ranked, self._numbers = texts, ranked, numbers
+        self.clauses: dict[tuple[Q, int], Clause] = {}
         self._listed: list[Q] = []
         self._bounds: dict[str, tuple[Array, Array]] = {}
         self._words: dict[str, Words] = {}
+        self._ranks: dict[str, Ranks] = {}
         self._by: str | None = None
-        """The column by which queries are looked up: the one that leaves the fewest of them."""
+        """The column by which clauses are looked up: the one that leaves the fewest of them."""
         self._buckets: list[_Bucket] = []
         self.changed = True
 
     def _arrange(self, types: Mapping[str, ColumnType]) -> None:
         self.changed = False
-        self._listed = list(self.queries)
-        wanted = list(self.queries.values())
+        self._listed = [query for query, _ in self.clauses]
+        wanted = list(self.clauses.values())
         for name in self._numbers:
             dtype = np.float64 if types[name].name == "float64" else np.int64
-            low = np.array([ranges.numbers[name][0] for ranges in wanted], dtype)
-            high = np.array([ranges.numbers[name][1] for ranges in wanted], dtype)
+            low = np.array([clause.numbers[name][0] for clause in wanted], dtype)
+            high = np.array([clause.numbers[name][1] for clause in wanted], dtype)
             self._bounds[name] = low, high
+        for name in self._ranked:
+            ranks = self._ranks[name] = Ranks([clause.texts[name] for clause in wanted])
+            self._bounds[name] = ranks.low, ranks.high
         for name in self._texts:
-            self._words[name] = Words([ranges.texts[name] for ranges in wanted], types[name])
+            self._words[name] = Words([clause.texts[name][0] for clause in wanted], types[name])
         left = {name: 1 / len(words.at) for name, words in self._words.items()}
         left |= {name: _left(*bounds) for name, bounds in self._bounds.items()}
         self._by = min(left, key=left.__getitem__) if left else None
@@ -258,10 +260,11 @@ class _Shape(Generic[Q]):
             self._buckets = _buckets(*self._bounds[self._by])
 
     def pairs(self, columns: Columns, types: Mapping[str, ColumnType]) -> Iterator[tuple[Array, Array, list[Q]]]:
-        """(rows, queries, which queries the numbers are): the hits, in blocks."""
+        """(rows, clauses, whose query each of these is): the hits, in blocks."""
         if self.changed:
             self._arrange(types)
         values = {name: columns.numbers(name, types[name]) for name in self._numbers}
+        values |= {name: columns.ranks(name, ranks) for name, ranks in self._ranks.items()}
         codes = {name: columns.codes(name, words) for name, words in self._words.items()}
         for rows, queries in self._candidates(columns.rows, values, codes):
             keep = np.ones(len(rows), np.bool_)
@@ -317,41 +320,54 @@ def _left(low: Array, high: Array) -> float:
     return float(wide.mean()) + 1 / len(np.unique(low)) if len(low) else 1.0
 
 
+_Kind = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
+
+
 class Matcher(Generic[Q]):
     """Queries by their predicates. Not thread safe."""
 
     def __init__(self, types: Mapping[str, ColumnType]) -> None:
         self._types = types
-        self._shapes: dict[tuple[tuple[str, ...], ...], _Shape[Q]] = {}
-        self._shape_of: dict[Q, tuple[tuple[str, ...], ...]] = {}
+        self._shapes: dict[_Kind, _Shape[Q]] = {}
+        self._kinds_of: dict[Q, list[_Kind]] = {}
+        """Of each query those of its clauses, in order."""
+        self._several: dict[Q, Expr | None] = {}
+        """Queries of more clauses than one, and those that have to be asked again, with what."""
         self._others: dict[Q, Expr] = {}
 
     def __len__(self) -> int:
-        return len(self._shape_of) + len(self._others)
+        return len(self._kinds_of) + len(self._others)
 
     def add(self, query: Q, where: Expr | None) -> None:
-        ranges = _ranges(where, self._types)
-        if ranges is None:
+        clauses = clauses_of(where, self._types)
+        if clauses is None:
             assert where is not None
             self._others[query] = where
             return
-        kind = (tuple(sorted(ranges.texts)), tuple(sorted(ranges.numbers)))
+        self._kinds_of[query] = [self._insert(query, i, clause) for i, clause in enumerate(clauses)]
+        again = not all(clause.is_exact for clause in clauses)
+        if again or len(clauses) > 1:
+            self._several[query] = where if again else None
+
+    def _insert(self, query: Q, place: int, clause: Clause) -> _Kind:
+        words = tuple(sorted(name for name, text in clause.texts.items() if is_word(text)))
+        kind = words, tuple(sorted(clause.texts.keys() - set(words))), tuple(sorted(clause.numbers))
         shape = self._shapes.get(kind)
         if shape is None:
             shape = self._shapes[kind] = _Shape(*kind)
-        shape.queries[query] = ranges
+        shape.clauses[query, place] = clause
         shape.changed = True
-        self._shape_of[query] = kind
+        return kind
 
     def remove(self, query: Q) -> None:
         """Harmless if it is not there."""
         self._others.pop(query, None)
-        kind = self._shape_of.pop(query, None)
-        if kind is not None:
+        self._several.pop(query, None)
+        for place, kind in enumerate(self._kinds_of.pop(query, ())):
             shape = self._shapes[kind]
-            del shape.queries[query]
+            del shape.clauses[query, place]
             shape.changed = True
-            if not shape.queries:
+            if not shape.clauses:
                 del self._shapes[kind]
 
     def selected(self, columns: Columns) -> Iterator[tuple[Q, list[int] | OutOfRange]]:
@@ -361,22 +377,33 @@ class Matcher(Generic[Q]):
         """
         if not columns.rows:
             return
+        several: dict[Q, list[Array]] = {}
         for shape in self._shapes.values():
-            for rows, queries, listed in shape.pairs(columns, self._types):
-                order = np.argsort(queries, kind="stable")
-                found, by_query = rows[order].tolist(), queries[order]
-                starts = np.flatnonzero(by_query[1:] != by_query[:-1]) + 1
+            for rows, clauses, listed in shape.pairs(columns, self._types):
+                order = np.argsort(clauses, kind="stable")
+                found, by_clause = rows[order], clauses[order]
+                starts = np.flatnonzero(by_clause[1:] != by_clause[:-1]) + 1
                 begin = 0
-                for query, end in zip(
-                    by_query[[*starts - 1, -1]].tolist(), [*starts.tolist(), len(found)], strict=True
+                for clause, end in zip(
+                    by_clause[[*starts - 1, -1]].tolist(), [*starts.tolist(), len(found)], strict=True
                 ):
-                    yield listed[query], found[begin:end]
+                    query = listed[clause]
+                    if query in self._several:
+                        several.setdefault(query, []).append(found[begin:end])
+                    else:
+                        yield query, found[begin:end].tolist()
                     begin = end
+        for query, parts in several.items():
+            rows = np.unique(np.concatenate(parts))
+            if (where := self._several[query]) is not None:
+                rows = columns.select(where, self._types, rows)
+            if len(rows):
+                yield query, rows.tolist()
         for query, where in self._others.items():
             try:
-                rows = columns.select(where, self._types).tolist()
+                rows = columns.select(where, self._types)
             except OutOfRange as error:
                 yield query, error
                 continue
-            if rows:
-                yield query, rows
+            if len(rows):
+                yield query, rows.tolist()

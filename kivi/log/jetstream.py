@@ -25,6 +25,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import re
 import threading
 import time
@@ -126,7 +127,7 @@ class JetStream(Stream):
         self._ticker: asyncio.Task[None] | None = None
         self._news: deque[Message] = deque()
         self._news_size = 0
-        self._bounds, self._bounds_until = (1, 0), 0.0
+        self._bounds, self._bounds_until, self._bounds_at = (1, 0), 0.0, -math.inf
         self._bounds_lock = threading.Lock()
         self._seen_upto = 0
         """The newest message that was seen in any way since the bounds were asked for."""
@@ -349,13 +350,17 @@ class JetStream(Stream):
         with self._bounds_lock:
             now = time.monotonic()
             if now >= self._bounds_until:
-                self._seen_upto = 0  # what was seen before is in the answer, or is lost
+                self._seen_upto, self._bounds_at = 0, now  # what was seen before is in the answer, or is lost
                 state = self._ask_there("STREAM.INFO")["state"]
                 last, self._nbytes = state["last_seq"], state["bytes"]
                 self._bounds = (state["first_seq"] if state["messages"] else last + 1), last
                 self._bounds_until = now + _BOUNDS_S
             first, last = self._bounds
             return first, max(last, self._seen_upto)
+
+    @property
+    def bounds_at(self) -> float:
+        return self._bounds_at
 
     def _see(self, sequence: int) -> None:
         self._seen_upto = max(self._seen_upto, sequence)

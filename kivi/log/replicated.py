@@ -200,6 +200,12 @@ class ReplicatedLog(CommitLog):
         """As of the place."""
         return self._now.members
 
+    def fresher(self) -> str | None:
+        """The address of the other node that was the newest when it was heard last; None: none is known."""
+        others = [m for m in self.members if m.state is State.LIVE and m.node != self.node and m.about.get("address")]
+        found = min(others, key=lambda m: m.about.get("age_s", _NEVER_S) - m.said_us / 1e6, default=None)
+        return None if found is None else str(found.about["address"])
+
     def addresses(self, shards: int) -> list[str]:
         """Of the live nodes that hold all of these shards."""
         return [member.about.get("address") or f"node {member.node:x}" for member in self.members.holders(shards)]
@@ -286,8 +292,8 @@ class ReplicatedLog(CommitLog):
     def _next(self, count: int) -> list[_Sound]:
         """The messages behind the place, sound and without a hole."""
         at = self.place.sequence
-        asked_at = self._clock()
         first, last = self._stream.bounds()
+        asked_at = self._stream.bounds_at
         if not self._ends or self._ends[-1][0] < last:
             self._ends.append((last, asked_at))
         else:

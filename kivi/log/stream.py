@@ -60,7 +60,15 @@ class Stream(ABC):
 
     @abstractmethod
     def bounds(self) -> tuple[int, int]:
-        """The first and the last sequence that the leader has; (n + 1, n) if it has none. Raises Unavailable."""
+        """The first and the last sequence that the leader has; (n + 1, n) if it has none. Raises Unavailable.
+
+        They may be those of a moment ago: ``bounds_at``.
+        """
+
+    @property
+    @abstractmethod
+    def bounds_at(self) -> float:
+        """When the leader was asked for what `bounds` gave last, in seconds of a clock that only moves forward."""
 
     @abstractmethod
     def check_copies(self) -> None:

@@ -13,5 +13,5 @@
     surface           the short names of the public surface
 
 Comes in: what a caller wrote. Goes out: values that are checked, immutable and comparable. May not touch: bytes,
-files, threads, clocks, Arrow. Begin reading at ``schema``.
+files, threads, clocks, Arrow but for the one call of its RE2 (``expressions.texts``). Begin reading at ``schema``.
 """

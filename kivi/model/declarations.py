@@ -187,6 +187,7 @@ def event_table_schema(
     cold: str | None = None,
     index: Sequence[str] = (),
     shard_by: Sequence[str] = (),
+    expires: str | None = None,
 ) -> TableSchema:
     """The schema of an append-only event table; ``event_time`` names one of its timestamp columns.
 
@@ -194,6 +195,7 @@ def event_table_schema(
     get a filter of each, as they do of others that hardly repeat.
     ``shard_by``: columns of the same types by whose values a cluster spreads the events over its nodes.
     ``local`` and ``cold`` ("30d", "s3://bucket/prefix") come together: settled files of older events lie there.
+    ``expires``: a timestamp column that says of each event when it ends; null: never.
     """
     if (local is None) != (cold is None):
         raise InvalidArgument(
@@ -215,6 +217,12 @@ def event_table_schema(
                     f"event table {name!r}: {option}= names columns of text, bytes or int64 of the table, not "
                     f"{column!r}"
                 )
+    if expires is not None and (expires not in by_name or by_name[expires].type.name != "timestamp"):
+        raise SchemaError(f"event table {name!r}: expires must name one of its timestamp columns, not {expires!r}")
+    if expires is not None and shard_by:
+        raise SchemaError(
+            f"event table {name!r}: events that expire lie on every node: leave shard_by= or expires= out"
+        )
     return TableSchema(
         name=check_name(name, "table"),
         kind="event",
@@ -226,6 +234,7 @@ def event_table_schema(
         retention_us=None if retention is None else parse_duration_us(retention, "retention"),
         local_us=None if local is None else parse_duration_us(local, "local"),
         cold=None if cold is None else _object_store(name, cold),
+        expires=expires,
     )
 
 

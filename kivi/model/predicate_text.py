@@ -16,7 +16,21 @@ from typing import Any, Final
 
 from kivi.errors import InvalidArgument, SchemaError
 from kivi.model.derived_columns import FUNCTIONS
-from kivi.model.expressions import Expr, Value, bind, bind_value, case, coalesce, col, lit
+from kivi.model.expressions import (
+    HIERARCHY,
+    TEXT,
+    TIME_PARTS,
+    Expr,
+    Value,
+    bind,
+    bind_value,
+    case,
+    coalesce,
+    col,
+    lit,
+    quad,
+    within_km,
+)
 from kivi.model.types import ColumnType
 
 __all__ = ["expression", "parse_moment", "parse_value", "split_names", "type_names", "where"]
@@ -115,11 +129,12 @@ def _spelled(text: str, what: str) -> str:
 def where(text: str, types: Mapping[str, str], what: str = "--where") -> Expr:
     """``tokens * price > 100 & slot >= '2023-11-16T18:00:00Z'`` as a predicate; nothing is run.
 
-    Comparisons of columns, values and arithmetic, ``in [...]``, ``is null``, ``coalesce(a, 0)`` and
-    ``case((a > 1, 'x'), otherwise='y')``, joined by ``&``, ``|``, ``~`` or by words; in definitions of patterns
-    ``prev(a)`` and ``next(a, 2)``, too. A quoted text beside a column or
-    value of another type is read as one of that type, such as a time. A number with a point is a decimal if its digits
-    fit in one, and a float64 beside a column of float64.
+    Comparisons of columns, values and arithmetic, ``in [...]``, ``is null``, ``coalesce(a, 0)``, ``case((a > 1, 'x'),
+    otherwise='y')``, ``route.startswith('/v1')``, ``.contains``, ``.matches``, ``topic.under('us politics')``,
+    ``.covers``, ``ts.hour()`` and the other parts of a time, and ``within_km(lat, lon, 48.9, 2.4, 5)``, joined by
+    ``&``, ``|``, ``~`` or by words; in definitions of patterns ``prev(a)`` and ``next(a, 2)``, too. A quoted text
+    beside a column or value of another type is read as one of that type, such as a time. A number with a point is a
+    decimal if its digits fit in one, and a float64 beside a column of float64.
     ``what`` is how errors call it. Raises InvalidArgument, SchemaError.
     """
     if len(text) > 10_000:
@@ -192,6 +207,12 @@ class _Reader:
                 return -self.value(operand)
             case ast.Call(func=ast.Name(id="coalesce"), args=[_, *_] as args, keywords=[]):
                 return coalesce(*self._together(args))
+            case ast.Call(func=ast.Name(id="within_km"), args=[lat, lon, *circle], keywords=[]) if len(circle) == 3:
+                return _as_value(self._within(lat, lon, circle))
+            case ast.Call(func=ast.Name(id="quad"), args=[lat, lon], keywords=[ast.keyword("depth", depth)]):
+                return quad(self.value(lat), self.value(lon), self._literal(depth, None))
+            case ast.Call(func=ast.Attribute(value=of, attr=name), args=args, keywords=keywords):
+                return _as_value(self._method(node, self.value(of), name, [*args, *(word.value for word in keywords)]))
             case ast.Call(func=ast.Name(id="case"), args=[_, *_] as pairs, keywords=keywords):
                 return self._case(node, pairs, keywords)
             case ast.Call(func=ast.Name(id=name), args=[ast.Name(), *_], keywords=[]) if name in FUNCTIONS:
@@ -213,6 +234,24 @@ class _Reader:
         values = self._together([value for _, value in found] + [word.value for word in keywords])
         conditions = [self.predicate(condition) for condition, _ in found]
         return case(*zip(conditions, values, strict=False), otherwise=values[-1] if keywords else None)
+
+    def _within(self, lat: ast.expr, lon: ast.expr, circle: Sequence[ast.expr]) -> Expr:
+        numbers = [self._literal(each, None) for each in circle]
+        at_lat, at_lon, km = (float(each) if isinstance(each, decimal.Decimal) else each for each in numbers)
+        return within_km(self.value(lat), self.value(lon), at_lat, at_lon, km)
+
+    def _method(self, node: ast.expr, of: Value, name: str, args: Sequence[ast.expr]) -> Expr:
+        most = 2 if name in HIERARCHY else 1
+        if (name in TEXT or name in HIERARCHY or name in TIME_PARTS) and (name not in TIME_PARTS) <= len(args) <= most:
+            beside = None if name in TIME_PARTS else of
+            literals = [self._literal(arg, None if i else beside) for i, arg in enumerate(args)]
+            made: Expr = getattr(of, name)(*literals)
+            bind_value(made, self._type_of, beside=True)
+            return made
+        raise InvalidArgument(
+            f"{self._what}: {ast.unparse(node)!r}: write text.startswith('a'), .contains('a'), .matches('^a'), "
+            f"topic.under('a'), .covers('a'), or time.hour('Europe/Paris'), of {', '.join(TIME_PARTS)}"
+        )
 
     def _together(self, nodes: Sequence[ast.expr]) -> list[Value]:
         """Operands that stand beside each other: a column or what is calculated says what the literals mean."""
@@ -236,7 +275,11 @@ class _Reader:
         return self._types.get(name, "float64")  # of what is derived, by its text
 
     def _type(self, value: Value) -> str:
-        return self._type_name(value.column) if value.column else str(bind_value(value, self._type_of, beside=True)[1])
+        return (
+            self._type_name(value.column)
+            if value.op == "col"
+            else str(bind_value(value, self._type_of, beside=True)[1])
+        )
 
     def _literal(self, node: ast.expr, beside: Value | None) -> Any:
         """``beside``: a value that it is compared with or added to, if there is such a one."""
@@ -257,6 +300,11 @@ class _Reader:
 
 
 _ORDERS: Final = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+
+
+def _as_value(expr: Expr) -> Value:
+    """A predicate may stand beside others, as a value of bool."""
+    return expr if isinstance(expr, Value) else Value(expr.op, expr.column, expr.value, expr.args)
 
 
 def _is_null(value: Value) -> bool:

@@ -135,6 +135,8 @@ class Rule:
     own_events: bool = False
     id: int = 0
     created_ts: int = 0
+    backfilled: bool = False
+    """Whether it has judged what was there before it, too."""
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -153,6 +155,7 @@ class Rule:
             "select": {name: str(_expression(text)) for name, text in self.select or ()},
             "own_events": self.own_events,
             "created_ts": self.created_ts,
+            "backfilled": self.backfilled,
         }
 
     def to_json(self) -> str:

@@ -241,6 +241,8 @@ class TableSchema:
     local_us: int | None = None
     cold: str | None = None
     """Of an event table: settled files whose events are all older than ``local_us`` move to the object store there."""
+    expires: str | None = None
+    """Of an event table: the timestamp column that says until when each event is there."""
     source: str | None = None
     source_id: int = 0
     unique: bool = False
@@ -597,6 +599,7 @@ class TableSchema:
             out |= {"index": list(self.index)} if self.index else {}
             out |= {"shard_by": list(self.shard_by)} if self.shard_by else {}
             out |= {} if self.cold is None else {"local_us": self.local_us, "cold": self.cold}
+            out |= {} if self.expires is None else {"expires": self.expires}
         if self.kind == "view":
             out |= {"source": self.source, "unique": self.unique}
         if self.kind == "aggregate":

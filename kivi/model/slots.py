@@ -35,7 +35,7 @@ import numpy as np
 from kivi.errors import InvalidArgument, SchemaError
 from kivi.model.types import INT64_MIN, shown
 
-__all__ = ["Slot", "parse_duration_us"]
+__all__ = ["Slot", "known_zone", "offsets_of", "parse_duration_us"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -99,7 +99,7 @@ class Slot:
         Raises InvalidArgument for what is no width, SchemaError for a zone that is not known and for hours that do not
         divide the day of one.
         """
-        zone = "" if tz is None else _known_zone(tz)
+        zone = "" if tz is None else known_zone(tz)
         if isinstance(width, str) and (match := _CALENDAR.match(width.strip())):
             count, unit = int(match[1]), match[2][0]
             months = count * _MONTHS[unit]
@@ -251,7 +251,7 @@ def _month_starts(months: Array) -> Array:
 # -- zones ----------------------------------------------------------------------------------------
 
 
-def _known_zone(tz: str) -> str:
+def known_zone(tz: str) -> str:
     if not isinstance(tz, str) or not tz:
         raise SchemaError(f"tz is the IANA name of a time zone, like 'Europe/Madrid', not {shown(tz)}")
     try:
@@ -287,6 +287,13 @@ def _offsets(zone: str) -> list[tuple[int, int]]:
     return found
 
 
+@functools.lru_cache(maxsize=64)
+def offsets_of(zone: str) -> tuple[Array, Array]:
+    """Since when a zone's clock is how far ahead of UTC, both int64 microseconds; the first is since ever."""
+    since, offsets = zip(*_offsets(zone), strict=True)
+    return np.array(since, np.int64), np.array(offsets, np.int64)
+
+
 class _Table:
     """Of one partition: ``since`` when the clock is ``offsets`` ahead of UTC, and the slot that each change falls in,
     by where it ``starts`` and by its beginning on the clock then (``local``)."""
@@ -307,8 +314,7 @@ class _Table:
                 begins, new = new > begun, max(new, begun)  # no day begins twice
             local.append(new)
             starts.append(moment if begins else start)
-        self.since = np.array([since for since, _ in changes], np.int64)
-        self.offsets = np.array([offset for _, offset in changes], np.int64)
+        self.since, self.offsets = offsets_of(slot.zone)
         self.local = np.array(local, np.int64)
         self.starts = np.array(starts, np.int64)
         self.last = (0, 0)  # the slot that was asked for last, [start, end)

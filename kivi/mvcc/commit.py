@@ -162,6 +162,10 @@ class Committer:
         """Everything that was acknowledged so long ago, by whomever, can be read at the watermark."""
         return 0.0
 
+    def fresher(self) -> str | None:
+        """The address of a node that may answer something newer; None: none is known."""
+        return None
+
     def newest(self, timeout_s: float) -> int:
         """A commit timestamp that is not below any that was acknowledged before the call, by whomever.
 

@@ -164,6 +164,8 @@ class ReplicatedCommitter(Committer):
             self.log.propose(entries, derived_at, on_id)
         else:
             self.log.barrier(on_id)
+        if (failed := self.log.failed) is not None:  # perhaps before it was noted: then nobody else tells it
+            self._failed(failed)
 
     def _is_known(self, part: Part, turn: _Turn) -> bool:
         """Whether all of it has an outcome, whatever else could be said against it; then that is told (R16)."""
@@ -205,6 +207,10 @@ class ReplicatedCommitter(Committer):
 
     def staleness_s(self) -> float:
         return self.log.age_s
+
+    def fresher(self) -> str | None:
+        with self.entry_lock:
+            return self.log.fresher()
 
     def newest(self, timeout_s: float, entries: Sequence[Entry] = ()) -> int:
         """``entries`` about nodes are said with it, and count when this returns."""

@@ -1,7 +1,7 @@
 """Spark's filters as kivi's predicates, and as ranges of keys or of event time.
 
 Both are SQL's: a comparison with null is unknown, and only what is true selects a row. So a filter that has a
-predicate need not be evaluated again. The ones that have none (on parts of a string, on a column of another name)
+predicate need not be evaluated again. The ones that have none (on the end of a string, on a column of another name)
 stay with Spark. So do arithmetic, columns compared with each other, ``coalesce`` and ``case``: Spark hands a data
 source in Python comparisons of one column with literals only, and evaluates the rest by its own rules.
 
@@ -33,6 +33,8 @@ _COMPARISONS: Final[dict[type[spark.Filter], Callable[[Any, Any], Expr]]] = {
     spark.GreaterThan: lambda column, value: column > value,
     spark.GreaterThanOrEqual: lambda column, value: column >= value,
     spark.In: lambda column, value: column.isin(value),
+    spark.StringStartsWith: lambda column, value: column.startswith(value),
+    spark.StringContains: lambda column, value: column.contains(value),
 }
 
 

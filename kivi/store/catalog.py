@@ -264,7 +264,8 @@ class View:
                 if (old := by_id.pop(table_id, None)) is not None:
                     gone.append(old)
             elif Rule.is_json(text := op.puts.get(_DEFINITION) or ""):
-                rules[table_id] = replace(Rule.from_json(text), created_ts=cts)
+                rule = Rule.from_json(text)
+                rules[table_id] = replace(rule, created_ts=rule.created_ts or cts)
             elif text := op.puts.get(_ALTERED) or op.puts.get(_DEFINITION):
                 new = by_id[table_id] = dated(TableSchema.from_json(text.encode()), cts)
                 check_known(column.state for column in new.columns if column.state is not None)

@@ -345,7 +345,7 @@ class Commits:
             return self.reader.newest(schema, key) if schema is not None and schema.kind == "aggregate" else None
 
         new = new_generations(view, [txn.schemas[table] for table in txn.overwritten])
-        rules = Judgement(self.judging, view, opening)
+        rules = Judgement(self.judging, view, opening if txn.judged_at is None else lambda: txn.judged_at or opening())
         named = rules.order(view.by_id[table] for table in txn.event_tables if table in view.by_id)
         kept = {table.id for table in named} - txn.overwritten
         row_floors = self.retention.newest_of(a for table in kept for a in view.aggregates.get(table, ()))

@@ -18,6 +18,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -44,6 +45,7 @@ from kivi.store.arrivals import decoded
 from kivi.store.backfill import Backfill, Progress
 from kivi.store.commits import Commit
 from kivi.store.cooler import Cooler
+from kivi.store.expiry import Expiry
 from kivi.store.housekeeping import Housekeeping
 from kivi.store.opening import Parts, open_parts
 from kivi.store.plans import GetPlan, WritePlan
@@ -122,12 +124,15 @@ class Store(Wiring):
         self.settler = Settler(self)
         self.settle = self.settler.settle
         self.cooler = Cooler(self, self.settler)
+        self.expiry = Expiry(self)
         if settings.background:
             self.consolidator.start(self.housekeeping.step)
             if settings.settle:
                 self.settler.start()
             if parts.path is not None and not parts.log.is_followed:
                 self.cooler.start()
+            if not parts.log.is_followed:
+                self.expiry.start()
         self._resumed = None if parts.log.is_judged_again or parts.log.is_followed else self.backfill.resume()
 
     @staticmethod
@@ -163,6 +168,7 @@ class Store(Wiring):
             if self._closed:
                 return
             self._closed = True
+        self.expiry.stop()
         self.cooler.stop()
         self.settler.stop()
         self.consolidator.stop()
@@ -184,6 +190,7 @@ class Store(Wiring):
     def crash(self) -> None:
         """For tests: lets go of everything at once, as if the process had been killed."""
         self._closed = True
+        self.expiry.stop()
         self.cooler.stop()
         self.settler.stop()
         self.consolidator.stop()
@@ -261,13 +268,16 @@ class Store(Wiring):
         """Record batches of bounded size, in key order (events: in commit order)."""
         if wanted.changes is not None and (wanted.order or wanted.offset):
             raise InvalidArgument("changes come in commit order: read them without order_by and offset")
+        if wanted.changes is not None and wanted.changes.retractions == "fail" and schema.expires is not None:
+            wanted = replace(wanted, changes=replace(wanted.changes, retractions="ignore"))
+        wanted = self.hierarchies.resolved(lease, schema, wanted, txn)
         if wanted.changes is not None and txn is None:
             return self.changes.scan(lease, schema, wanted, wanted.changes)
         return self.reads.scan(lease, schema, wanted, txn)
 
     def answer(self, lease: Lease, schema: TableSchema, wanted: Scan) -> Answer:
         """A rollup, or the answer of a question, as record batches that say how they were made."""
-        return self.reads.answer(lease, schema, wanted)
+        return self.reads.answer(lease, schema, self.hierarchies.resolved(lease, schema, wanted))
 
     def shared_events(self, lease: Lease) -> SharedEvents:
         """The event tables of a snapshot, for a reader that reads settled files by itself."""

@@ -164,6 +164,12 @@ class Judgement:
             counts[RAISED] -= batch.num_rows
             counts[FAILED] += batch.num_rows
 
+    def taken(self, into: TableSchema) -> pa.RecordBatch | None:
+        """What was raised for a table since this was asked for last."""
+        found = self.raised(into)
+        self._raised.pop(into.name, None)
+        return None if found is None else found[0]
+
     def rows(self) -> list[tuple[int, bytes, RowOp]]:
         """The counts, as operations of the commit."""
         return [
@@ -171,10 +177,12 @@ class Judgement:
             for rule, counts in self.counts.items()
         ]
 
-    def judge(self, source: TableSchema, batch: pa.RecordBatch, places: Array | None = None) -> None:
+    def judge(
+        self, source: TableSchema, batch: pa.RecordBatch, places: Array | None = None, only: Rule | None = None
+    ) -> None:
         """Judges all events that the commit brings for a table. ``places``: of each among the members of a group that
-        they are the commits of; None: event i is at i."""
-        rules = self.view.rules_of(source)
+        they are the commits of; None: event i is at i. ``only``: by one of its rules."""
+        rules = self.view.rules_of(source) if only is None else [only]
         if not rules or not batch.num_rows:
             return
         plans = [self.judging.plan(self.view, rule) for rule in rules]

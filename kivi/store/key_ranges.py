@@ -11,7 +11,7 @@ from typing import Any
 
 from kivi.encoding.keys import encode_key, prefix_end
 from kivi.errors import ResourceExhausted
-from kivi.model.expressions import Expr, terms_of
+from kivi.model.expressions import Expr, bounds_of, terms_of
 from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
 from kivi.store.slot_ranges import KeyRange
@@ -41,7 +41,8 @@ def asked_range(schema: TableSchema, where: Expr | None) -> KeyRange:
     end = prefix_end(start)
     if len(prefix) < len(schema.key):
         behind = schema.key[len(prefix)].name
-        for term in terms_of(where):
+        terms = terms_of(where)
+        for term in (*terms, *(bound for each in terms for bound in bounds_of(each))):
             if term.column != behind or term.op not in (">", ">=", "<", "<=", "isin"):
                 continue
             values = term.value if term.op == "isin" else (term.value,)

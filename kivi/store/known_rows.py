@@ -203,12 +203,14 @@ def _fold(layout: RowLayout, rows: Array, at: Array, run: DeltaRun, first: int =
     if not len(known):
         return
     windows = [(run, range(run.rows))]
-    stamps, target_of = stamps_of(windows)[known], at[known] - first
-    order = np.lexsort((stamps, target_of))
-    known, stamps, target_of = known[order], stamps[order], target_of[order]
-    new_one = np.ones(len(known), np.bool_)
-    np.not_equal(target_of[1:], target_of[:-1], out=new_one[1:])
-    places = target_of[new_one]
+    stamps, places = stamps_of(windows)[known], at[known] - first
+    group_of = np.arange(len(known))
+    if not run.distinct:
+        order = np.lexsort((stamps, places))
+        known, stamps, target_of = known[order], stamps[order], places[order]
+        is_first = np.ones(len(known), np.bool_)
+        np.not_equal(target_of[1:], target_of[:-1], out=is_first[1:])
+        places, group_of = target_of[is_first], np.cumsum(is_first) - 1
     old = rows[places]
-    target, new = new_rows(layout, old, old["flags"] & 1 == 1, np.cumsum(new_one) - 1, stamps, cells_of(windows, known))
+    target, new = new_rows(layout, old, old["flags"] & 1 == 1, group_of, stamps, cells_of(windows, known))
     rows[places[target]] = new

@@ -10,20 +10,29 @@ The tables that a rule names stay while it is there: each is guarded as it is cr
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
+import pyarrow as pa
+
+from kivi.arrow.columns import arrow_type
+from kivi.arrow.dictionaries import plain, together
 from kivi.errors import AlreadyExists, Conflict, InvalidArgument, NotFound, RowExists
 from kivi.model.rules import Rule, check_acyclic, declared_rule
+from kivi.model.scans import Scan
+from kivi.model.schema import TableSchema
 from kivi.mvcc.leases import Lease
 from kivi.store.catalog import COUNTERS, FIRST_ID, JUDGED, NAMES, TABLES, Catalog
 from kivi.store.commits import Commits
+from kivi.store.judging import Judgement
 from kivi.store.reads import Reads
 from kivi.store.tables import Tables
 from kivi.store.transaction import Txn
 
 __all__ = ["Rules"]
+
+_STAGED_ROWS: Final = 65_536
 
 
 @dataclass(slots=True)
@@ -35,12 +44,69 @@ class Rules:
     reads: Reads
     tables: Tables
     transaction: Callable[[], Txn]
-    begin: Callable[[], Lease]
+    begin: Callable[..., Lease]
     release: Callable[[Lease], None]
     check_open: Callable[[], None]
 
-    def create(self, rule: Rule) -> Rule:
-        """Raises AlreadyExists, NotFound, SchemaError, InvalidArgument."""
+    def create(self, rule: Rule, *, backfill: bool = False) -> None:
+        """Raises AlreadyExists, NotFound, SchemaError, InvalidArgument.
+
+        ``backfill`` of a rule that is there already, exactly so, goes on with one that did not come to its end.
+        """
+        known = next((each for each in self.catalog.visible.rules.values() if each.name == rule.name), None)
+        if known is None or not backfill or known.backfilled or not self._is_same(rule, known):
+            known = self._created(rule)
+        if backfill:
+            self._backfill(known)
+
+    def _is_same(self, rule: Rule, known: Rule) -> bool:
+        declared = declared_rule(rule, self.catalog.visible.table)
+        return dataclasses.replace(declared, id=known.id, created_ts=known.created_ts) == known
+
+    def _backfill(self, rule: Rule) -> None:
+        """Judges the events that were committed before the rule was there. What they raise is staged as it comes, and
+        is there with the mark that it is, in one commit."""
+        then, now = self.begin(as_of_ts=rule.created_ts), self.begin()
+        txn = self.transaction()
+        stages: list[bytes] = []
+        try:
+            view = self.catalog.entered
+            source, into = view.table(rule.source), view.table(rule.into)
+            judgement = Judgement(self.commits.judging, view, lambda: now)
+            held: list[pa.RecordBatch] = []
+            columns = [column.name for column in source.shown_columns]
+            for batch in self.reads.scan(then, self.catalog.table(rule.source, then.ts), Scan(any_order=True)):
+                for lease in (then, now, txn.lease):
+                    self.commits.leases.renew(lease)
+                judgement.judge(source, _named(batch, source, columns), only=rule)
+                held += [found] if (found := judgement.taken(into)) is not None else []
+                if sum(each.num_rows for each in held) >= _STAGED_ROWS:
+                    stages.append(self._stage(into, held))
+                    held = []
+            if held:
+                stages.append(self._stage(into, held))
+            if stages:
+                txn.append_stages(into, stages, drop_late=True)
+            counts = dict(
+                zip((column.name for column in JUDGED.columns), judgement.counts.get(rule.id, ()), strict=False)
+            )
+            if any(counts.values()):
+                txn.delta(JUDGED, (rule.id,), counts)
+            txn.get(NAMES, [(_name(rule.name),)])
+            txn.guard(NAMES, (_name(rule.name),), "id")
+            done = dataclasses.replace(rule, backfilled=True)
+            txn.put(TABLES, (rule.id,), {"definition": done.to_json()})
+            txn.judged_at = now
+            self.commits.commit_wait(txn)
+        finally:
+            self.commits.rollback(txn)
+            for lease in (then, now):
+                self.release(lease)
+
+    def _stage(self, into: TableSchema, batches: Sequence[pa.RecordBatch]) -> bytes:
+        return self.commits.staging.stage_wait(into, plain(together(batches)), owner="rules")
+
+    def _created(self, rule: Rule) -> Rule:
         with self.tables.lock:
             while True:
                 self.check_open()
@@ -67,6 +133,11 @@ class Rules:
             table = view.table(name)
             if table.state == "building":
                 raise InvalidArgument(f"{name!r} is still being built: declare rule {rule.name!r} when it is ready")
+            if table.shard_by and name != rule.source:  # whoever judges might not have its rows
+                raise InvalidArgument(
+                    f"{name!r} is sharded, and rule {rule.name!r} would look into it or raise into it: only the source "
+                    "of a rule may be sharded"
+                )
             txn.guard(TABLES, (table.id,), "name")
         txn.insert(NAMES, (_name(rule.name),), {"id": rule_id})
         txn.put(TABLES, (rule_id,), {"name": _name(rule.name), "definition": declared.to_json()})
@@ -114,6 +185,17 @@ class Rules:
             (rule, rule.description() | {name: (row or none)[name] for name in names})
             for rule, row in zip(rules, counted, strict=True)
         ]
+
+
+def _named(batch: pa.RecordBatch, source: TableSchema, columns: Sequence[str]) -> pa.RecordBatch:
+    """The events of a scan as a commit has them: all columns of the table by now, in their order."""
+    arrays = [
+        batch.column(name)
+        if name in batch.schema.names
+        else pa.nulls(batch.num_rows, arrow_type(source.column(name).type))
+        for name in columns
+    ]
+    return pa.RecordBatch.from_arrays(arrays, list(columns))
 
 
 def _name(name: str) -> str:

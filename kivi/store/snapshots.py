@@ -51,9 +51,11 @@ class Snapshots:
         if fresh or max_staleness_s == 0:
             min_snapshot = max(min_snapshot or 0, self.committer.newest(timeout_s))
         elif max_staleness_s is not None and (age_s := self.committer.staleness_s()) > max_staleness_s:
+            better = self.committer.fresher()
             raise Unavailable(
                 f"what this node answers may be {age_s:.1f} s old, and at most {max_staleness_s:g} s was asked for: "
-                "ask another one"
+                f"ask {better or 'another one'}",
+                **({} if better is None else {"address": better}),
             )
         if min_snapshot is not None:
             self._reach(min_snapshot, timeout_s)

@@ -133,6 +133,7 @@ class Txn:
     nbytes: int = 0
     run_stages: dict[int, list[int]] = field(default_factory=dict)
     once: Once | None = None  # of a cluster: its events of that table
+    judged_at: Lease | None = None  # where what it brings was raised, if it is what a rule raised from older events
     closed: str = ""
     commit_ts: int | None = None
 
@@ -488,9 +489,7 @@ def prepare(
     commit.once = txn.once
     events: list[tuple[int, pa.RecordBatch]] = []
     runs: list[tuple[int, DeltaRun]] = []
-    sent_of: dict[
-        int, list[Bulk]
-    ] = {}  # appends as the caller sent them: the record leaves out what is dropped as late
+    sent_of: dict[int, list[Bulk]] = {}  # as the caller sent it: the record leaves out what is dropped as late
     txn.late = txn.count_late()
     for found in rules.order(view.by_id.get(old) or txn.schemas[old] for old in sorted(txn.event_tables)):
         old = found.id
@@ -530,7 +529,7 @@ def prepare(
             _derive(commit, runs, aggregates, row_floors, brought, shards)
             rules.judge(schema, together(brought))
     sent = [bulk for old in sorted(sent_of) for bulk in sent_of[old]]  # whatever order rules ask for
-    commit.rule_ts = rules.rule_ts
+    commit.rule_ts = rules.rule_ts if txn.judged_at is None else txn.judged_at.ts
     commit.derived += rules.rows()
     commit.derived += [late_row(txn.schemas[table].origin, dropped) for table, dropped in txn.late.items()]
     for table, sequences in sorted(txn.staged_rows.items()):

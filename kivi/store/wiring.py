@@ -10,11 +10,14 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from kivi.encoding.event_names import EventNames
 from kivi.errors import KiviError, Unavailable
 from kivi.events.cold_tier import ColdTier
 from kivi.log import CommitLog
 from kivi.log.followed import FollowedLog
 from kivi.log.replicated import ReplicatedLog
+from kivi.model.scans import Scan
+from kivi.model.schema import TableSchema
 from kivi.mvcc.commit import Committer
 from kivi.mvcc.consolidate import AHEAD, Consolidator
 from kivi.mvcc.following import FollowingCommitter
@@ -38,6 +41,7 @@ from kivi.store.change_reads import ChangeReads
 from kivi.store.commits import Commits
 from kivi.store.copies import Copies
 from kivi.store.event_tables import EventTables
+from kivi.store.hierarchies import Hierarchies
 from kivi.store.judging import Judging
 from kivi.store.known_rows import KnownRows
 from kivi.store.opening import Parts
@@ -50,6 +54,7 @@ from kivi.store.retraction import Retractions
 from kivi.store.shards import Shards
 from kivi.store.snapshots import Snapshots
 from kivi.store.staging import Stages, Staging
+from kivi.store.transaction import Txn
 from kivi.store.view_rows import ViewRows
 
 __all__ = ["Wiring"]
@@ -198,7 +203,8 @@ class Wiring:
             lambda s: commits.wait_for_entered(s),
             self.log.is_judged_again,
         )
-        self.find_events = retractions.find
+        self.hierarchies = Hierarchies(self.catalog, reads, snapshots)
+        self._retractable = retractions.find
         views = self.view_rows = ViewRows(self.catalog, self.reader)
         self.own_view_ops = views.own_ops
         judging = Judging(
@@ -221,6 +227,10 @@ class Wiring:
         self.outcome, self.committed_at = commits.outcome, commits.committed_at
         self.batch_scopes = self.tokens.scopes
         self.copies = Copies(self.engine, changes)
+
+    def find_events(self, txn: Txn, schema: TableSchema, wanted: Scan) -> EventNames:
+        """The names of the events of a scan, without those that the transaction has retracted already."""
+        return self._retractable(txn, schema, self.hierarchies.resolved(txn.lease, schema, wanted, txn))
 
     def _is_behind(self, part: Part) -> bool:
         if part.derived_at >= self.catalog.changed_at:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from kivi.errors import InvalidArgument, SchemaError
 from kivi.model.declarations import TimeSlot
-from kivi.model.expressions import COMPARISONS, Expr
-from kivi.model.expressions.nodes import check_shape
+from kivi.model.expressions import COMPARISONS, TEXT, Expr
+from kivi.model.expressions.nodes import TUPLES, check_shape
 from kivi.model.orders import Order
 from kivi.model.questions import Group, Question, Stored, Windows, question_of, windows_of
 from kivi.model.rollups import Rollup, rollup_of
@@ -112,6 +113,14 @@ _OPS: Final[dict[str, pb.Expr.Op]] = {
     "neg": pb.Expr.OP_NEGATE,
     "coalesce": pb.Expr.OP_COALESCE,
     "case": pb.Expr.OP_CASE,
+    "startswith": pb.Expr.OP_STARTS_WITH,
+    "contains": pb.Expr.OP_CONTAINS,
+    "matches": pb.Expr.OP_MATCHES,
+    "within_km": pb.Expr.OP_WITHIN_KM,
+    "part": pb.Expr.OP_TIME_PART,
+    "quad": pb.Expr.OP_QUAD,
+    "under": pb.Expr.OP_UNDER,
+    "covers": pb.Expr.OP_COVERS,
     "prev": pb.Expr.OP_PREV,
     "next": pb.Expr.OP_NEXT,
 }
@@ -123,9 +132,9 @@ _SINGLE: Final = COMPARISONS | {"prev", "next"}
 def to_expr(expr: Expr) -> pb.Expr:
     """A bound expression as a message."""
     out = pb.Expr(op=_OPS[expr.op], column=expr.column, args=map(to_expr, expr.args))
-    if expr.op == "isin":
+    if expr.op in TUPLES:
         fill_values(out.values, expr.value)
-    elif expr.op == "lit" or (expr.column and expr.op in _SINGLE):
+    elif _is_single(expr):
         fill_values(out.values, (expr.value,))
     if expr.op == "lit":
         out.type = str(expr.type)
@@ -138,14 +147,19 @@ def from_expr(message: pb.Expr) -> Expr:
     if op is None:
         raise InvalidArgument(f"{message.op} is not an operator of a predicate")
     values = from_values(message.values)
-    single = op == "lit" or bool(message.column and op in _SINGLE)
-    if single and len(values) != 1:
-        raise InvalidArgument(f"{op!r} takes one value, not {len(values)}")
-    value = values[0] if single else tuple(values) if op == "isin" else None
     type_ = ColumnType.parse(message.type) if op == "lit" else None
-    expr = Expr(op, message.column, value, tuple(map(from_expr, message.args)), type_)
+    expr = Expr(op, message.column, tuple(values) if op in TUPLES else None, tuple(map(from_expr, message.args)), type_)
+    if _is_single(expr):
+        if len(values) != 1:
+            raise InvalidArgument(f"{op!r} takes one value, not {len(values)}")
+        expr = replace(expr, value=values[0])
     check_shape(expr)
     return expr
+
+
+def _is_single(expr: Expr) -> bool:
+    """Whether its value is one literal."""
+    return expr.op == "lit" or expr.op in TEXT or bool(expr.column and expr.op in _SINGLE)
 
 
 # -- table definitions ------------------------------------------------------------------------------
@@ -368,6 +382,7 @@ def to_table(schema: TableSchema) -> pb.Table:
         local_us=schema.local_us,
         cold=schema.cold,
         index=schema.index,
+        expires=schema.expires,
         shard_by=schema.shard_by,
         source=schema.source or "",
         source_id=schema.source_id,
@@ -401,6 +416,7 @@ def from_table(table: pb.Table) -> TableSchema:
         local_us=table.local_us if table.HasField("local_us") else None,
         cold=table.cold if table.HasField("cold") else None,
         index=tuple(table.index),
+        expires=table.expires if table.HasField("expires") else None,
         shard_by=tuple(table.shard_by),
         source=table.source or None,
         source_id=table.source_id,

@@ -595,14 +595,15 @@ def test_one_group_key_may_stand_alone_and_iterators_are_read_once(invocations):
 
 SURFACE = {
     "kivi": "open connect aio spark polars testing client transactional sum count max min avg var stddev quantiles "
-    "distinct first last argmax argmin largest smallest top combine col case coalesce ref previous_slot lookup "
-    "time_slot register_measure "
+    "distinct first last argmax argmin largest smallest top combine col case coalesce within_km ref "
+    "previous_slot lookup time_slot register_measure "
     "ABORTED KiviError Conflict CommitUnknown SnapshotTooOld RowExists NotFound SchemaError InvalidArgument OutOfRange "
     "ResourceExhausted Unauthenticated PermissionDenied Unavailable DataLoss StoreInUse NotAStore FormatTooNew",
     "kivi.aio": "connect",
     "kivi.testing": "check_measure",
     "kivi.spark": "session",
-    "Database": "create_table create_event_table create_aggregate create_aggregates create_view alter_table tables "
+    "Database": "create_table create_event_table create_aggregate create_aggregates create_view create_hierarchy "
+    "alter_table tables "
     "alter_aggregate describe drop transaction run snapshot append appender outcome subscribe write watermark "
     "consolidate stats checkpoint close create_rule rules drop_rule",
     "Snapshot": "get get_many scan to_arrow to_pandas to_polars changes rollup query windows sql ts",

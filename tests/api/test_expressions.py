@@ -14,13 +14,14 @@ col = kivi.col
 T0 = dt.datetime(2026, 7, 1, tzinfo=dt.UTC)
 ROWS: list[dict[str, Any]] = [
     {"id": i, "a": a, "b": b, "price": price, "ok": ok, "ts": T0 + dt.timedelta(seconds=i)}
-    for i, (a, b, price, ok) in enumerate(
+    | {"route": route, "lat": lat, "lon": lon}
+    for i, (a, b, price, ok, route, lat, lon) in enumerate(
         [
-            (3, 2, Decimal("1.50"), True),
-            (2, 3, Decimal("0.10"), False),
-            (None, 1, Decimal("2.00"), True),
-            (4, 0, None, None),
-            (2**62, 4, Decimal("9.99"), False),
+            (3, 2, Decimal("1.50"), True, "/v1/a", 48.85, 2.35),
+            (2, 3, Decimal("0.10"), False, "/v2/a", 48.80, 2.13),
+            (None, 1, Decimal("2.00"), True, None, None, 2.35),
+            (4, 0, None, None, "/v1/b", 52.52, 13.40),
+            (2**62, 4, Decimal("9.99"), False, "/x", 48.86, 2.36),
         ]
     )
 ]
@@ -39,6 +40,13 @@ SELECTED = [
     (col("ts") - T0 >= dt.timedelta(seconds=3), [3, 4]),
     (col("ts") + 1_000_000 == T0 + dt.timedelta(seconds=2), [1]),
     ((col("a") + 1).isin([3, 4]), [0, 1]),
+    (col("route").startswith("/v1/"), [0, 3]),
+    (~col("route").contains("v1"), [1, 4]),
+    (col("route").matches("^/v[12]/a$") | col("route").is_null(), [0, 1, 2]),
+    (kivi.within_km("lat", "lon", 48.8566, 2.3522, 10), [0, 4]),
+    (~kivi.within_km("lat", "lon", 48.8566, 2.3522, 100), [3]),
+    (col("ts").second() + 24 * col("ts").hour(tz="Asia/Kathmandu") == 24 * 5 + 3, [3]),
+    (col("ts").weekday() == 2, [0, 1, 2, 3, 4]),
     ((col("a") * 4 > 0) & (col("id") < 4), [0, 1, 3]),  # where the product is out of range, the other decides
 ]
 
@@ -46,6 +54,7 @@ SELECTED = [
 @pytest.fixture
 def tables(db: Any) -> Any:
     columns = {"a": "int64", "b": "int64", "price": "decimal(9,2)", "ok": "bool", "ts": "timestamp"}
+    columns |= {"route": "string", "lat": "float64", "lon": "float64"}
     db.create_table("rows", key={"id": "int64"}, columns=columns)
     db.create_event_table("events", event_time="ts", columns={"id": "int64", **columns})
     with db.transaction() as tx:

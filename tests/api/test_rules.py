@@ -161,6 +161,23 @@ def test_slots_are_combined_and_may_lie_back(calls: Any) -> None:
     assert [(event["took_us"], event["avg_us"]) for event in events(calls, "anomalies")] == [(37, 15.0)]
 
 
+def test_what_was_there_before_is_judged_once_if_asked(calls: Any) -> None:
+    calls.append("calls", [call(1, 0, 10), call(1, 1, 21), call(1, 1, 20)])
+    create(calls, "later")
+    create(calls, backfill=True)
+    assert [(event["took_us"], event["avg_us"]) for event in events(calls, "anomalies")] == [(21, 10.0)]
+    with pytest.raises(kivi.AlreadyExists):
+        create(calls, backfill=True)
+    later, slow = calls.rules()
+    assert (slow["backfilled"], slow["judged"], slow["raised"], slow["missing"]) == (True, 3, 1, 1)
+    assert (later["backfilled"], later["judged"]) == (False, 0)
+    create(calls, "later", backfill=True)  # as after a crash: it is there, and not yet finished
+    assert len(events(calls, "anomalies")) == 2
+    calls.append("calls", [call(1, 1, 22)])
+    assert len(events(calls, "anomalies")) == 4
+    assert [rule["judged"] for rule in calls.rules()] == [4, 4]
+
+
 def test_rules_follow_each_other_and_not_in_a_circle(calls: Any) -> None:
     create(calls)
     calls.create_event_table("alarms", event_time="ts", columns={"ts": "timestamp", "endpoint": "int64"})
@@ -198,6 +215,14 @@ def test_what_does_not_fit_the_tables_is_refused(calls: Any, wrong: Any, error: 
     with pytest.raises(error, match=said):
         create(calls, **wrong)
     assert calls.rules() == []
+
+
+def test_rules_look_into_no_table_that_is_sharded(calls: Any) -> None:
+    columns = {"endpoint": "int64", "ts": "timestamp", "took_us": "int64", "avg_us": "float64"}
+    calls.create_event_table("spread", event_time="ts", columns=columns, shard_by=["endpoint"])
+    with pytest.raises(kivi.InvalidArgument, match="sharded"):
+        create(calls, into="spread")
+    create(calls, source="spread", select={})
 
 
 def test_a_name_is_taken_once_and_tables_stay_while_rules_name_them(calls: Any) -> None:

@@ -63,6 +63,10 @@ class Recorded(Stream):
     def bounds(self) -> tuple[int, int]:
         return 1, len(self.messages)
 
+    @property
+    def bounds_at(self) -> float:
+        return time.monotonic()
+
     def check_copies(self) -> None:
         pass
 

@@ -9,6 +9,7 @@ thread, so a seed gives the same log again.
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Client", "Faults", "Servers"]
 
 COPIES = 3
+OLD_S = 0.25
 YEAR_US = 31_536_000_000_000
 WINDOW_US = 100_000
 """For so long the servers know names; what comes again later is another message."""
@@ -42,6 +44,7 @@ class Faults:
     away: float = 0.01
     clock_back: float = 0.02
     clock_ahead: float = 0.0
+    old: float = 0.5
     delay_us: int = 2_000
     late_us: int = 2_000_000
 
@@ -160,6 +163,7 @@ class Client(Stream):
         self.calm = False
         """Every call is answered."""
         self.closed = False
+        self._last, self._seen, self._bounds_at = 0, 0, -math.inf
         servers.clients.append(self)
 
     @property
@@ -195,14 +199,28 @@ class Client(Stream):
         self._ask()
         behind = 0 if attempt or rng.random() > servers.faults.behind else rng.randint(1, 5)
         copy = attempt - 1 if attempt else rng.randrange(COPIES)
-        return servers.read(copy, first, count, servers.last - behind)
+        found = servers.read(copy, first, count, servers.last - behind)
+        self._seen = max([self._seen, *(message.sequence for message in found)])
+        return found
 
     def check_copies(self) -> None:
         self._ask()
 
     def bounds(self) -> tuple[int, int]:
+        """As a real one: the leader is asked now and then, and what was seen since is in it."""
         self._ask()
-        return self.servers.first, self.servers.last
+        simulation = self.servers.simulation
+        if (
+            self.calm
+            or simulation.rng.random() >= self.servers.faults.old
+            or simulation.clock() > self._bounds_at + OLD_S
+        ):
+            self._last, self._bounds_at, self._seen = self.servers.last, simulation.clock(), 0
+        return self.servers.first, max(self._last, self._seen)
+
+    @property
+    def bounds_at(self) -> float:
+        return self._bounds_at
 
     def _ask(self) -> None:
         if self.calm:

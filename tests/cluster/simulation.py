@@ -853,7 +853,7 @@ class Simulation:
 
     def finish(self) -> None:
         """Mends everything, waits until all is told, and judges."""
-        self.servers.faults = Faults(0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+        self.servers.faults = Faults(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
         for node in self.nodes:
             node.client.cut = node.stopped = False
             if node.store is None:

@@ -230,8 +230,9 @@ def test_without_its_log_a_cluster_reads_and_takes_no_writes(nodes: list[ServerP
             tx.delta("totals", (1,), us=7, n=1)
         assert db.get("totals", (1,)) == {"endpoint": 1, "us": 5, "n": 1}
         assert db.get("totals", (1,), max_staleness="1h") == {"endpoint": 1, "us": 5, "n": 1}
-        with pytest.raises(kivi.Unavailable, match=r"may be \d+\.\d s old"):
+        with pytest.raises(kivi.Unavailable, match=r"may be \d+\.\d s old") as refused:
             db.get("totals", (1,), max_staleness="1s")
+        assert refused.value.details["address"] in {node.endpoint for node in nodes[1:]}
         with kivi.connect(nodes[0].endpoint, timeout=2, read="fresh") as fresh, pytest.raises(kivi.Unavailable):
             fresh.get("totals", (1,))
         nats.servers[0].start()

@@ -64,8 +64,8 @@ class Stand:
                 tx.insert("endpoints", (e.endpoint_id,), **where, name=e.name)
             tx.append("invocations", events())
             slow = {**place(endpoints.ENDPOINTS[4]), "ts": START_US + 7, "resp_time_us": 121_000}
-            tx.append("anomalies", [{**slow, "previous_sum_us": 30_000, "previous_count": 2, "batch_id": 3}])
-            tx.put("batches", (3,), files="part-3.jsonl", events=12_345, anomalies=1)
+            tx.append("anomalies", [{**slow, "previous_sum_us": 30_000, "previous_count": 2}])
+            tx.put("batches", (3,), files="part-3.jsonl", events=12_345)
         if with_trace:
             self.fill_trace()
 

@@ -74,7 +74,7 @@ def test_a_thousand_endpoints_and_a_hundred_commits_a_second(tmp_path: Path, bro
             for n in range(int(SECONDS * PER_S)):
                 time.sleep(max(0.0, began + n / PER_S - time.monotonic()))
                 endpoint = rng.randrange(ENDPOINTS)
-                anomaly = {**event(endpoint, SLOTS - 1), "previous_sum_us": 1, "previous_count": 1, "batch_id": 0}
+                anomaly = {**event(endpoint, SLOTS - 1), "previous_sum_us": 1, "previous_count": 1}
                 slower = {**event(endpoint, SLOTS - 1), "resp_time_us": rng.randrange(1_000, 60_000_000)}
                 with stand.db.transaction() as tx:
                     tx.append("invocations", [slower])

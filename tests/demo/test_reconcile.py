@@ -77,10 +77,9 @@ def world(tmp_path_factory: pytest.TempPathFactory, spark: Any) -> Iterator[Worl
     trace.land_trace(landing / "trace", 2)
     with ServerProcess(folder / "store") as server, kivi.connect(server.endpoint, timeout=30) as db:
         tables.create(db)
+        tables.create_rule(db)
         into, once = server.endpoint, {"availableNow": True}
-        live_job.start(
-            spark, into, landing / "invocations", folder / "live", tables.DETECTOR, **once
-        ).awaitTermination()
+        live_job.start(spark, into, landing / "invocations", folder / "live", **once).awaitTermination()
         trace_job.start(spark, into, landing / "trace", folder / "trace", **once).awaitTermination()
         yield World(server, db, landing, spark)
 

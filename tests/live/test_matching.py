@@ -44,6 +44,17 @@ VALUES: dict[str, Any] = {
 def terms(draw: st.DrawFn) -> Expr:
     name = draw(st.sampled_from(sorted(TYPES)))
     op = draw(st.sampled_from(["==", "==", "<", "<=", ">", ">=", "!=", "isin", "is_null"]))
+    if name in "sy" and draw(st.booleans()):
+        text = draw(VALUES[name])
+        kinds = ["startswith", "contains", "matches"] if name == "s" else ["startswith", "contains"]
+        op = draw(st.sampled_from(kinds))
+        return Expr(op, name, "^" + text + "b?" if op == "matches" else text)
+    if name == "f" and draw(st.booleans()):
+        at = Expr("col", "f", type=TYPES["f"]), Expr("col", "i", type=TYPES["i"])
+        if draw(st.booleans()):
+            quads = Expr("quad", value=(6,), args=at, type=TYPES["s"])
+            return Expr("startswith", value=draw(st.sampled_from(["", "1", "30", "122"])), args=(quads,))
+        return Expr("within_km", value=draw(st.sampled_from([(0.0, 0.0, 100.0), (1.0, 359.5, 500.0)])), args=at)
     if op == "is_null":
         return Expr(op, name)
     if op == "isin":
@@ -55,7 +66,7 @@ PREDICATES = st.none() | st.recursive(
     terms(),
     lambda inner: st.builds(
         lambda op, args: Expr(op, args=tuple(args[:1] if op == "not" else args)),
-        st.sampled_from(["and", "and", "and", "or", "not"]),
+        st.sampled_from(["and", "and", "or", "or", "not"]),
         st.lists(inner, min_size=1, max_size=3),
     ),
     max_leaves=5,
@@ -106,6 +117,45 @@ def test_a_range_has_both_its_bounds_however_its_width_is_rounded(bounds: list[t
     rows: list[dict[str, Any]] = [{"f": bound} for both in ranges for bound in both]
     wanted = [(at, i) for at, row in enumerate(rows) for i, (low, high) in enumerate(ranges) if low <= row["f"] <= high]
     assert sorted(hits(matcher, RowColumns(rows))) == wanted
+
+
+def test_what_is_indexed_is_asked_about_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Predicates of or, isin, prefixes and ranges of text are not evaluated, and others on what their clauses find."""
+    asked: list[tuple[str, int]] = []
+    select = RowColumns.select
+
+    def counted(self: Any, where: Expr, types: Any, among: Any = None) -> Any:
+        asked.append((where.op, self.rows if among is None else len(among)))
+        return select(self, where, types, among)
+
+    monkeypatch.setattr(RowColumns, "select", counted)
+    equal = [Expr("==", "i", 1), Expr("==", "s", "w2")]
+    rows = [dict.fromkeys(TYPES) | {"i": i, "s": f"w{i}", "f": float(i)} for i in range(100)]
+    for where, hit, wanted in (
+        (Expr("or", args=tuple(equal)), [1, 2], []),
+        (Expr("isin", "s", ("w7", "x")), [7], []),
+        (Expr("not", args=(Expr("or", args=(Expr(">", "s", "w10"), Expr("<", "s", "w1"))),)), [1, 10], []),
+        (Expr("startswith", "s", "w9"), [9, *range(90, 100)], []),
+        (Expr("and", args=(Expr("isin", "i", (1, 12)), Expr("contains", "s", "2"))), [12], [("and", 2)]),
+        (Expr("matches", "s", "^w1(1|2)$"), [11, 12], [("matches", 11)]),
+        (Expr("contains", "s", "99"), [99], [("contains", 100)]),
+    ):
+        matcher: Matcher[int] = Matcher(TYPES)
+        matcher.add(0, where)
+        asked.clear()
+        assert [row for row, _ in hits(matcher, RowColumns(rows))] == hit
+        assert asked == wanted
+
+
+def test_more_values_than_are_clauses() -> None:
+    values = tuple(range(0, 50_000, 2))
+    matcher: Matcher[str] = Matcher(TYPES)
+    matcher.add("even", Expr("isin", "i", values))
+    matcher.add("both", Expr("and", args=(Expr("isin", "i", values[:200]), Expr("isin", "j", values[:200]))))
+    rows = [{"i": i, "j": i} for i in (-2, 3, 4, 398, 399, 400, 49_998, 49_999)]
+    assert sorted(hits(matcher, RowColumns(rows))) == [
+        (2, "both"), (2, "even"), (3, "both"), (3, "even"), (5, "even"), (6, "even"),
+    ]  # fmt: skip
 
 
 def test_text_in_codes_and_a_sum_that_has_left_64_bits() -> None:

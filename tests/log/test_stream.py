@@ -73,7 +73,7 @@ def streams(
 
         def simulated() -> Harness:
             time: Any = Time()
-            return Harness(Client(Servers(time, Faults(0, 0, 0, 0, 0, 0, 0, 0, 0))), time)
+            return Harness(Client(Servers(time, Faults(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0))), time)
 
         yield simulated
         return

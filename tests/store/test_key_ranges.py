@@ -51,5 +51,10 @@ def term(rng: random.Random) -> tuple[Expr, Callable[[dict[str, Any]], bool]]:
     values = [rng.choice(texts) if name == "b" else rng.randrange(-5, 14) for _ in range(2)]
     if rng.random() < 0.25:
         return kivi.col(name).isin(values), lambda row: row[name] in values
+    if name == "b" and rng.random() < 0.4:
+        text = str(values[0])
+        if rng.random() < 0.5:
+            return kivi.col(name).startswith(text), lambda row: row[name].startswith(text)
+        return kivi.col(name).matches(f"^{text}x?$"), lambda row: row[name] in (text, text + "x")
     compare = rng.choice(COMPARED)
     return compare(kivi.col(name), values[0]), lambda row: bool(compare(row[name], values[0]))

@@ -24,6 +24,12 @@ timestamp - timestamp    int64                        microseconds, exact
 timestamp + - int64      timestamp                    microseconds, exact; a timedelta is a literal of int64
 coalesce, case           the type of all values       int64 and decimal become decimal, any with float64 float64
 comparison               predicate                    int64, decimal and float64 are compared exactly, not rounded
+startswith, contains     predicate                    of strings by code points, of bytes by bytes
+matches                  predicate                    RE2, of strings (``kivi.model.expressions.texts``)
+quad                     string                       of numbers (``kivi.model.expressions.quads``)
+within_km                predicate                    of numbers (``kivi.model.expressions.positions``)
+under, covers            predicate                    of values in a hierarchy (``kivi.store.hierarchies``)
+year, month, ... second  int64                        of timestamps (``kivi.model.expressions.time_parts``)
 ======================== ============================ =========================================================
 
 A decimal becomes a float64 as its unscaled value, rounded, divided by a power of ten. Strings, bytes, bools and
@@ -41,8 +47,12 @@ a scan reads (``kivi.model.scans``) is a predicate with a range of keys, columns
 """
 
 from kivi.model.expressions.binding import bind, bind_value
+from kivi.model.expressions.bounds import bounds_of
 from kivi.model.expressions.nodes import (
     COMPARISONS,
+    HIERARCHY,
+    TEXT,
+    TIME_PARTS,
     Expr,
     Value,
     all_of,
@@ -52,19 +62,25 @@ from kivi.model.expressions.nodes import (
     col,
     lit,
     names,
+    quad,
     terms_of,
+    within_km,
 )
 from kivi.model.expressions.plain import from_plain, to_plain
 from kivi.model.expressions.rows import matches, value_of
 
 __all__ = [
     "COMPARISONS",
+    "HIERARCHY",
+    "TEXT",
+    "TIME_PARTS",
     "Expr",
     "Value",
     "all_of",
     "between",
     "bind",
     "bind_value",
+    "bounds_of",
     "case",
     "coalesce",
     "col",
@@ -72,7 +88,9 @@ __all__ = [
     "lit",
     "matches",
     "names",
+    "quad",
     "terms_of",
     "to_plain",
     "value_of",
+    "within_km",
 ]

@@ -13,8 +13,21 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from kivi.errors import InvalidArgument, SchemaError
-from kivi.model.expressions.nodes import ARITHMETIC, BESIDE, COMPARISONS, ROWS_BESIDE_MAX, Expr, check_shape
+from kivi.model.expressions.nodes import (
+    ARITHMETIC,
+    BESIDE,
+    COMPARISONS,
+    HIERARCHY,
+    ROWS_BESIDE_MAX,
+    TEXT,
+    Expr,
+    check_shape,
+)
+from kivi.model.expressions.positions import checked_circle
+from kivi.model.expressions.quads import checked_depth
 from kivi.model.expressions.rows import value_of
+from kivi.model.expressions.texts import check_pattern
+from kivi.model.expressions.time_parts import checked_part
 from kivi.model.types import ColumnType, shown
 
 __all__ = ["bind", "bind_value"]
@@ -22,6 +35,7 @@ __all__ = ["bind", "bind_value"]
 _MAX_NODES: Final = 10_000
 _MAX_DEPTH: Final = 50  # protobuf reads messages nested 100 deep, and the predicate lies within some
 _BOOL, _INT, _FLOAT, _TIME = (ColumnType(name) for name in ("bool", "int64", "float64", "timestamp"))
+_TEXT: Final = ColumnType("string")
 _NUMBERS: Final = frozenset({"int64", "float64", "decimal"})
 _DIGITS: Final = 18
 _MIRRORED: Final = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
@@ -73,7 +87,7 @@ class _Binder:
         bound = self._bound(node, depth)
         if bound.op == "lit" and bound.type is None:
             bound = self._own(bound.value)
-        if bound.args and all(arg.op == "lit" for arg in bound.args):
+        if bound.args and bound.op not in HIERARCHY and all(arg.op == "lit" for arg in bound.args):
             return Expr("lit", value=value_of(bound, {}), type=_type(bound))
         return bound
 
@@ -94,6 +108,26 @@ class _Binder:
         if node.op in ("is_null", "isin"):
             arg = self.value(node.args[0], depth + 1)
             return Expr(node.op, value=self._literals(node, _type(arg), str(arg)), args=(arg,))
+        if node.op in TEXT:
+            arg = self.value(node.args[0], depth + 1)
+            return Expr(node.op, value=self._text(node, _type(arg), str(arg)), args=(arg,))
+        if node.op in HIERARCHY:
+            arg = self.value(node.args[0], depth + 1)
+            return Expr(node.op, value=self._placed(node, _type(arg), str(arg)), args=(arg,))
+        if node.op in ("within_km", "quad"):
+            args = [self.value(arg, depth + 1) for arg in node.args]
+            for arg in args:
+                if _type(arg).name not in _NUMBERS:
+                    raise SchemaError(f"{arg} is a {_type(arg)}: {node.op} takes degrees, which are numbers")
+            if node.op == "quad":
+                return Expr(node.op, value=(checked_depth(node.value),), args=tuple(args), type=_TEXT)
+            return Expr(node.op, value=checked_circle(node.value), args=tuple(args))
+        if node.op == "part":
+            arg = self.value(node.args[0], depth + 1)
+            part = checked_part(node.value)
+            if _type(arg) != _TIME:
+                raise SchemaError(f"{arg} is a {_type(arg)}, and only a timestamp has a {part[0]}")
+            return Expr(node.op, value=part, args=(arg,), type=_INT)
         if node.op in ("coalesce", "case"):
             return self._alternatives(node, depth)
         args = [self._bound(arg, depth + 1) if arg.op == "lit" else self.value(arg, depth + 1) for arg in node.args]
@@ -127,7 +161,27 @@ class _Binder:
             return Expr(node.op, node.column, node.value, type=type_)
         if node.op == "isin":
             return Expr("isin", node.column, self._literals(node, type_, node.column))
+        if node.op in TEXT:
+            return Expr(node.op, node.column, self._text(node, type_, node.column))
+        if node.op in HIERARCHY:
+            return Expr(node.op, node.column, self._placed(node, type_, node.column))
         return Expr(node.op, node.column, self._comparable(type_, node.value, node.column))
+
+    def _placed(self, node: Expr, type_: ColumnType, what: str) -> tuple[Any, str]:
+        """Of "under" and "covers": the value, and the name of a hierarchy."""
+        if len(node.value) != 2 or not isinstance(node.value[1], str):
+            raise InvalidArgument(f"{node.op} takes a value, and the name of a hierarchy, not {shown(node.value)}")
+        return self._comparable(type_, node.value[0], what), node.value[1]
+
+    def _text(self, node: Expr, type_: ColumnType, what: str) -> Any:
+        """Of an operator of TEXT: its literal."""
+        if type_.name not in ("string", "bytes")[: 1 + (node.op != "matches")]:
+            known = "a string has" if node.op == "matches" else "a string and bytes have"
+            raise SchemaError(f"{what!r} is a {type_}, and only {known} {node.op}()")
+        value = self._comparable(type_, node.value, what)
+        if node.op == "matches":
+            check_pattern(value)
+        return value
 
     # -- literals -----------------------------------------------------------------------------------
 

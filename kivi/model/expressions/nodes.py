@@ -16,7 +16,12 @@ __all__ = [
     "ARITHMETIC",
     "BESIDE",
     "COMPARISONS",
+    "HIERARCHY",
+    "OF_COLUMNS",
     "ROWS_BESIDE_MAX",
+    "TEXT",
+    "TIME_PARTS",
+    "TUPLES",
     "Expr",
     "Value",
     "all_of",
@@ -27,7 +32,9 @@ __all__ = [
     "col",
     "lit",
     "names",
+    "quad",
     "terms_of",
+    "within_km",
 ]
 
 COMPARISONS: Final = frozenset({"==", "!=", "<", "<=", ">", ">="})
@@ -35,6 +42,10 @@ ARITHMETIC: Final = frozenset({"+", "-", "*", "/"})
 BESIDE: Final = ("prev", "next")
 ROWS_BESIDE_MAX: Final = 1_000
 """By how many rows ``prev`` and ``next`` look away, at most."""
+HIERARCHY: Final = frozenset({"under", "covers"})
+"""Of which the store makes plain values where it reads (``kivi.store.hierarchies``)."""
+TEXT: Final = frozenset({"startswith", "contains", "matches"})
+TIME_PARTS: Final = ("year", "month", "day", "weekday", "hour", "minute", "second")
 _MIRRORED: Final = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
@@ -46,6 +57,12 @@ class Expr:
     "and" "or" "not"              of the predicates ``args``
     a comparison                  ``column`` with the literal ``value``; without a column, of the two ``args``
     "isin" "is_null"              of ``column``, or of ``args[0]``; ``value`` is a tuple of literals
+    "startswith" "contains"       of ``column``, or of ``args[0]``; ``value`` is a literal
+    "matches"                     of ``column``, or of ``args[0]``; ``value`` is a regular expression
+    "under" "covers"              of ``column``, or of ``args[0]``; ``value`` is (literal, hierarchy or "")
+    "quad"                        of ``args``, latitude and longitude; ``value`` is (depth,)
+    "within_km"                   of ``args``, latitude and longitude; ``value`` is (latitude, longitude, km)
+    "part"                        of ``args[0]``, a timestamp; ``value`` is (one of TIME_PARTS, time zone or "")
     "col" "lit"                   the value of ``column``; the literal ``value``
     "prev" "next"                 of ``column`` in the ``value``-th row before or after, in definitions of patterns
     "+" "-" "*" "/" "neg"         of ``args``
@@ -85,6 +102,18 @@ class Expr:
                 return f"{of}.isin({list(self.value)!r})"
             case "is_null":
                 return f"{of}.is_null()"
+            case "startswith" | "contains" | "matches":
+                return f"{of}.{self.op}({self.value!r})"
+            case "under" | "covers":
+                value, hierarchy = self.value
+                return f"{of}.{self.op}({value!r}{f', {hierarchy!r}' if hierarchy else ''})"
+            case "quad":
+                return f"quad({', '.join(map(str, self.args))}, depth={self.value[0]})"
+            case "within_km":
+                return f"within_km({', '.join(map(str, (*self.args, *self.value)))})"
+            case "part":
+                name, zone = self.value
+                return f"{of}.{name}({zone!r})" if zone else f"{of}.{name}()"
             case "col":
                 return self.column
             case "lit":
@@ -172,6 +201,94 @@ class Value(Expr):
     def is_null(self) -> Expr:
         return Expr("is_null", self.column) if self.op == "col" else Expr("is_null", args=(self,))
 
+    # -- text ---------------------------------------------------------------------------------------
+
+    def startswith(self, prefix: str | bytes) -> Expr:
+        """True where the text, or the bytes, begin with ``prefix``: ``kivi.col("route").startswith("/v1/")``."""
+        return self._text("startswith", prefix)
+
+    def contains(self, part: str | bytes) -> Expr:
+        """True where ``part`` occurs in the text, or in the bytes."""
+        return self._text("contains", part)
+
+    def matches(self, pattern: str) -> Expr:
+        """True where the regular expression matches some part of the text: ``kivi.col("route").matches("^/v[12]/")``.
+
+        It is RE2's syntax (https://github.com/google/re2/wiki/Syntax), and takes time in proportion to the text. ``^``
+        and ``$`` are the ends of the text, unless ``(?m)`` says of lines. At most 1,000 characters.
+        """
+        return self._text("matches", pattern)
+
+    def _text(self, op: str, value: object) -> Expr:
+        if isinstance(value, Expr):
+            raise InvalidArgument(f"{op} takes a literal, not another column or predicate")
+        return Expr(op, self.column, value) if self.op == "col" else Expr(op, value=value, args=(self,))
+
+    # -- hierarchies --------------------------------------------------------------------------------
+
+    def under(self, value: object, hierarchy: str = "") -> Expr:
+        """True of ``value`` and of all below it: ``kivi.col("topic").under("us politics")``.
+
+        ``hierarchy`` is the name of one that ``create_hierarchy`` made; the only one that has keys of the column's type
+        need not be named. It is the one of the reader's snapshot, or of the moment at which a subscription began. Only
+        in ``where=`` of reads, subscriptions and retractions.
+        """
+        return self._placed("under", value, hierarchy)
+
+    def covers(self, value: object, hierarchy: str = "") -> Expr:
+        """True of ``value`` and of all above it, up to the top; as ``under``."""
+        return self._placed("covers", value, hierarchy)
+
+    def _placed(self, op: str, value: object, hierarchy: str) -> Expr:
+        if isinstance(value, Expr):
+            raise InvalidArgument(f"{op} takes a value, not another column or predicate")
+        if self.op == "quad":
+            return self._in_cell(op, value)
+        of = (value, hierarchy)
+        return Expr(op, self.column, of) if self.op == "col" else Expr(op, value=of, args=(self,))
+
+    def _in_cell(self, op: str, cell: object) -> Expr:
+        """Of a quad: a cell is over all whose path begins with its own."""
+        if not isinstance(cell, str) or not {*cell} <= {*"0123"}:
+            raise InvalidArgument(f"{op} of a quad takes a cell, which is a text of 0, 1, 2 and 3, not {shown(cell)}")
+        if op == "under":
+            return self.startswith(cell)
+        depth = self.value[0]
+        return self.isin([cell[:depth]] if len(cell) >= depth else [])
+
+    # -- parts of a timestamp -----------------------------------------------------------------------
+
+    def year(self, tz: str = "") -> Value:
+        """The year of a timestamp; without ``tz``, an IANA name such as "Europe/Paris", in UTC. So of all parts."""
+        return self._part("year", tz)
+
+    def month(self, tz: str = "") -> Value:
+        """The month of a timestamp, 1 to 12."""
+        return self._part("month", tz)
+
+    def day(self, tz: str = "") -> Value:
+        """The day of the month of a timestamp, 1 to 31."""
+        return self._part("day", tz)
+
+    def weekday(self, tz: str = "") -> Value:
+        """The day of the week of a timestamp, 0 (Monday) to 6."""
+        return self._part("weekday", tz)
+
+    def hour(self, tz: str = "") -> Value:
+        """The hour of a timestamp, 0 to 23: ``kivi.col("ts").hour(tz="Europe/Paris") < 6``."""
+        return self._part("hour", tz)
+
+    def minute(self, tz: str = "") -> Value:
+        """The minute of a timestamp, 0 to 59."""
+        return self._part("minute", tz)
+
+    def second(self, tz: str = "") -> Value:
+        """The second of a timestamp, 0 to 59."""
+        return self._part("second", tz)
+
+    def _part(self, name: str, tz: str) -> Value:
+        return Value("part", value=(name, tz), args=(self,))
+
     # NumPy would make an array of expressions of ``np.int64(3) < kivi.col("n")``.
     __array_ufunc__ = None
 
@@ -222,6 +339,34 @@ def case(*pairs: tuple[Expr, object], otherwise: object = None) -> Value:
     return Value("case", args=(*args, _node(otherwise)))
 
 
+def quad(lat: str | Value, lon: str | Value, depth: int = 12) -> Value:
+    """The cell of a position in a quad-tree, a text of ``depth`` digits: ``kivi.quad("lat", "lon", depth=12)``.
+
+    ``lat`` and ``lon`` are columns, or values, in degrees. The first digit says which quarter of the map it lies in (0
+    north-west, 1 north-east, 2 south-west, 3 south-east), each further one which quarter of that. So cells are a
+    hierarchy: ``kivi.quad("lat", "lon").under("12")`` is true of what lies in the cell "12", and ``.covers(cell)`` of
+    what lies in a cell that has all of ``cell``. A value like any other, to group by as well.
+    """
+    return Value("quad", value=(depth,), args=_position(lat, lon, "quad takes the columns of latitude and longitude"))
+
+
+def _position(lat: str | Value, lon: str | Value, advice: str) -> tuple[Expr, ...]:
+    args = tuple(col(each) if isinstance(each, str) else each for each in (lat, lon))
+    if not all(isinstance(each, Expr) for each in args):
+        raise InvalidArgument(advice)
+    return args
+
+
+def within_km(lat: str | Value, lon: str | Value, at_lat: float, at_lon: float, km: float) -> Expr:
+    """True where a position lies within ``km`` kilometres of another: ``kivi.within_km("lat", "lon", 48.9, 2.4, 5)``.
+
+    ``lat`` and ``lon`` are columns, or values, in degrees; ``at_lat`` and ``at_lon`` are degrees. Distances are those
+    of great circles on a sphere of 6371.0088 km (``kivi.model.expressions.positions``).
+    """
+    advice = "within_km takes the columns of latitude and longitude, then a latitude, longitude and km"
+    return Expr("within_km", value=(at_lat, at_lon, km), args=_position(lat, lon, advice))
+
+
 def all_of(*terms: Expr | None) -> Expr | None:
     """The terms that there are, joined by "and"; None if there are none."""
     there = [term for term in terms if term is not None]
@@ -249,23 +394,29 @@ def check_shape(expr: Expr) -> None:
     """Raises InvalidArgument for a node that the functions here do not make. Its operands are not looked at."""
     op, count = expr.op, len(expr.args)
     if expr.column:
-        right = count == 0 and (op in COMPARISONS or op in ("isin", "is_null", "col", *BESIDE))
+        right = count == 0 and (op in OF_COLUMNS or op == "col")
     elif op in ("and", "or", "coalesce"):
         right = count > 0
     elif op == "case":
         right = count > 2 and count % 2 == 1
     else:
         right = _OPERANDS.get(op) == count
-    if not right or (op == "isin" and not isinstance(expr.value, tuple)):
+    if not right or (op in TUPLES and not isinstance(expr.value, tuple)):
         raise InvalidArgument(
             f"{shown(op)} with {count} operands{' and a column' if expr.column else ''} is no expression"
         )
 
 
-_OPERANDS: Final = dict.fromkeys((*COMPARISONS, *ARITHMETIC), 2) | {
+OF_COLUMNS: Final = COMPARISONS | TEXT | HIERARCHY | {"isin", "is_null", *BESIDE}
+"""Operators that may have a column beside literals, in one node."""
+TUPLES: Final = HIERARCHY | {"isin", "quad", "within_km", "part"}
+"""Operators whose ``value`` is a tuple of literals."""
+_OPERANDS: Final = dict.fromkeys((*COMPARISONS, *ARITHMETIC, "quad", "within_km"), 2) | {
     "lit": 0,
     "neg": 1,
     "not": 1,
     "isin": 1,
     "is_null": 1,
+    "part": 1,
+    **dict.fromkeys((*TEXT, *HIERARCHY), 1),
 }

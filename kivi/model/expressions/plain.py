@@ -1,7 +1,8 @@
 """Expressions as plain data, which JSON can hold: for catalogs and stored subscriptions.
 
 A node is a list: ["col", name], ["lit", value, type], [op, column, value] of one column beside literals, and [op,
-value, operand, ...] for all others but "and", "or" and "not", which are [op, operand, ...]. A literal that JSON has no
+value, operand, ...] for all others but "and", "or" and "not", which are [op, operand, ...]; the value of "isin",
+"within_km", "quad", "part", "under" and "covers" is a list. A literal that JSON has no
 form for is a dict of one entry: {"decimal": "1.50"}, {"bytes": base64}, {"timestamp": microseconds}.
 """
 
@@ -15,13 +16,13 @@ import math
 from typing import Any, Final
 
 from kivi.errors import InvalidArgument, OutOfRange
-from kivi.model.expressions.nodes import ARITHMETIC, BESIDE, COMPARISONS, Expr, Value, check_shape
+from kivi.model.expressions.nodes import ARITHMETIC, BESIDE, OF_COLUMNS, TUPLES, Expr, Value, check_shape
 from kivi.model.types import ColumnType, shown
 
 __all__ = ["from_plain", "to_plain"]
 
 _LOGIC: Final = frozenset({"and", "or", "not"})
-_VALUES: Final = ARITHMETIC | {"neg", "coalesce", "case"}
+_VALUES: Final = ARITHMETIC | {"neg", "coalesce", "case", "part", "quad"}
 _DEPTH_MAX: Final = 100
 _TIME: Final = ColumnType("timestamp")
 
@@ -38,7 +39,7 @@ def to_plain(expr: Expr) -> list[Any]:
         return ["lit", _literal(expr.value), *([str(expr.type)] if expr.type is not None else [])]
     if expr.op in _LOGIC:
         return [expr.op, *map(to_plain, expr.args)]
-    value = list(map(_literal, expr.value)) if expr.op == "isin" else _literal(expr.value)
+    value = list(map(_literal, expr.value)) if expr.op in TUPLES else _literal(expr.value)
     return [expr.op, expr.column, value] if expr.column else [expr.op, value, *map(to_plain, expr.args)]
 
 
@@ -58,12 +59,7 @@ def _node(data: Any, depth: int) -> Expr:
         found = Value(op, value=_from_literal(rest[0]), type=ColumnType.parse(rest[1]) if len(rest) == 2 else None)
     elif op == "col" and len(rest) == 1 and isinstance(rest[0], str):
         found = Value(op, rest[0])
-    elif (
-        len(rest) == 2
-        and isinstance(rest[0], str)
-        and rest[0]
-        and (op in COMPARISONS or op in ("isin", "is_null", *BESIDE))
-    ):
+    elif len(rest) == 2 and isinstance(rest[0], str) and rest[0] and op in OF_COLUMNS and _is_literal(op, rest[1]):
         found = kind(op, rest[0], _values(op, rest[1]))
     elif len(rest) > 1:
         found = kind(op, value=_values(op, rest[0]), args=tuple(_node(arg, depth + 1) for arg in rest[1:]))
@@ -73,8 +69,13 @@ def _node(data: Any, depth: int) -> Expr:
     return found
 
 
+def _is_literal(op: str, value: Any) -> bool:
+    """Not an operand: ["contains", "a", "b"] is of the column a, and ["contains", "a", ["col", "b"]] of b."""
+    return op in TUPLES or not isinstance(value, (list, tuple))
+
+
 def _values(op: str, value: Any) -> Any:
-    if op != "isin":
+    if op not in TUPLES:
         return _from_literal(value)
     if not isinstance(value, (list, tuple)):
         raise InvalidArgument(f"{shown(value)} is not a list of values")

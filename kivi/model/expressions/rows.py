@@ -10,11 +10,15 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from kivi.errors import OutOfRange
-from kivi.model.expressions.nodes import Expr
+from kivi.errors import InvalidArgument, OutOfRange
+from kivi.model.expressions.nodes import HIERARCHY, TEXT, Expr
+from kivi.model.expressions.positions import is_within
+from kivi.model.expressions.quads import quad_of
+from kivi.model.expressions.texts import HAS
+from kivi.model.expressions.time_parts import part_of
 from kivi.model.types import ColumnType
 
-__all__ = ["matches", "out_of_range", "value_of"]
+__all__ = ["matches", "out_of_range", "unresolved", "value_of"]
 
 _COMPARE: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "==": lambda a, b: bool(a == b),
@@ -55,14 +59,23 @@ def out_of_range(expr: Expr) -> OutOfRange:
     return OutOfRange(f"{expr} leaves the range of {expr.type} in one row or more")
 
 
+def unresolved(expr: Expr) -> InvalidArgument:
+    """The error of a hierarchy where there is no snapshot that it could be of."""
+    return InvalidArgument(f"{expr}: under() and covers() are for where= of reads, subscriptions and retractions")
+
+
 def _evaluate(expr: Expr, row: Mapping[str, Any]) -> Any:
     op = expr.op
+    if op in HIERARCHY:
+        raise unresolved(expr)
     if expr.column:
         value = row[expr.column]
         if op == "is_null":
             return value is None
         if value is None or op == "col":
             return value
+        if op in TEXT:
+            return HAS[op](value, expr.value)
         return value in expr.value if op == "isin" else _COMPARE[op](value, expr.value)
     if op == "and" or op == "or":
         decides = op == "or"  # one operand that is true decides "or", one that is false "and"
@@ -96,6 +109,14 @@ def _evaluate(expr: Expr, row: Mapping[str, Any]) -> Any:
         return not values[0]
     if op == "isin":
         return values[0] in expr.value
+    if op in TEXT:
+        return HAS[op](values[0], expr.value)
+    if op == "part":
+        name, zone = expr.value
+        return part_of(name, zone, values[0])
+    if op in ("within_km", "quad"):
+        lat, lon = (_as_float(value, arg.type) for value, arg in zip(values, expr.args, strict=True))
+        return is_within(lat, lon, expr.value) if op == "within_km" else quad_of(lat, lon, *expr.value)
     if op in _COMPARE:
         return _COMPARE[op](*_aligned(values, expr.args))
     return _calculated(expr, values)

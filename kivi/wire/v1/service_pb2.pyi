@@ -175,10 +175,12 @@ class CreateViewResponse(_message.Message):
     def __init__(self, done_rows: _Optional[int] = ..., table: _Optional[_Union[_types_pb2.Table, _Mapping]] = ...) -> None: ...
 
 class CreateRuleRequest(_message.Message):
-    __slots__ = ("definition",)
+    __slots__ = ("definition", "backfill")
     DEFINITION_FIELD_NUMBER: _ClassVar[int]
+    BACKFILL_FIELD_NUMBER: _ClassVar[int]
     definition: str
-    def __init__(self, definition: _Optional[str] = ...) -> None: ...
+    backfill: bool
+    def __init__(self, definition: _Optional[str] = ..., backfill: _Optional[bool] = ...) -> None: ...
 
 class CreateRuleResponse(_message.Message):
     __slots__ = ()

@@ -72,6 +72,14 @@ class Expr(_message.Message):
         OP_NEGATE: _ClassVar[Expr.Op]
         OP_COALESCE: _ClassVar[Expr.Op]
         OP_CASE: _ClassVar[Expr.Op]
+        OP_STARTS_WITH: _ClassVar[Expr.Op]
+        OP_CONTAINS: _ClassVar[Expr.Op]
+        OP_MATCHES: _ClassVar[Expr.Op]
+        OP_WITHIN_KM: _ClassVar[Expr.Op]
+        OP_TIME_PART: _ClassVar[Expr.Op]
+        OP_UNDER: _ClassVar[Expr.Op]
+        OP_COVERS: _ClassVar[Expr.Op]
+        OP_QUAD: _ClassVar[Expr.Op]
         OP_PREV: _ClassVar[Expr.Op]
         OP_NEXT: _ClassVar[Expr.Op]
     OP_UNSPECIFIED: Expr.Op
@@ -95,6 +103,14 @@ class Expr(_message.Message):
     OP_NEGATE: Expr.Op
     OP_COALESCE: Expr.Op
     OP_CASE: Expr.Op
+    OP_STARTS_WITH: Expr.Op
+    OP_CONTAINS: Expr.Op
+    OP_MATCHES: Expr.Op
+    OP_WITHIN_KM: Expr.Op
+    OP_TIME_PART: Expr.Op
+    OP_UNDER: Expr.Op
+    OP_COVERS: Expr.Op
+    OP_QUAD: Expr.Op
     OP_PREV: Expr.Op
     OP_NEXT: Expr.Op
     OP_FIELD_NUMBER: _ClassVar[int]
@@ -373,7 +389,7 @@ class Derived(_message.Message):
     def __init__(self, name: _Optional[str] = ..., expression: _Optional[str] = ...) -> None: ...
 
 class Table(_message.Message):
-    __slots__ = ("name", "kind", "id", "state", "created_ts", "key", "columns", "history_us", "event_time", "retention_us", "source", "source_id", "group_by", "measures", "derived", "complete_since_us", "declared_source", "alterations", "unique", "local_us", "cold", "index", "shard_by")
+    __slots__ = ("name", "kind", "id", "state", "created_ts", "key", "columns", "history_us", "event_time", "retention_us", "source", "source_id", "group_by", "measures", "derived", "complete_since_us", "declared_source", "alterations", "unique", "local_us", "cold", "index", "expires", "shard_by")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         KIND_UNSPECIFIED: _ClassVar[Table.Kind]
@@ -416,6 +432,7 @@ class Table(_message.Message):
     LOCAL_US_FIELD_NUMBER: _ClassVar[int]
     COLD_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_FIELD_NUMBER: _ClassVar[int]
     SHARD_BY_FIELD_NUMBER: _ClassVar[int]
     name: str
     kind: Table.Kind
@@ -439,8 +456,9 @@ class Table(_message.Message):
     local_us: int
     cold: str
     index: _containers.RepeatedScalarFieldContainer[str]
+    expires: str
     shard_by: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[Table.Kind, str]] = ..., id: _Optional[int] = ..., state: _Optional[_Union[Table.State, str]] = ..., created_ts: _Optional[int] = ..., key: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., columns: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., history_us: _Optional[int] = ..., event_time: _Optional[str] = ..., retention_us: _Optional[int] = ..., source: _Optional[str] = ..., source_id: _Optional[int] = ..., group_by: _Optional[_Iterable[_Union[GroupKey, _Mapping]]] = ..., measures: _Optional[_Iterable[_Union[Measure, _Mapping]]] = ..., derived: _Optional[_Iterable[_Union[Derived, _Mapping]]] = ..., complete_since_us: _Optional[int] = ..., declared_source: _Optional[str] = ..., alterations: _Optional[_Iterable[_Union[Alteration, _Mapping]]] = ..., unique: _Optional[bool] = ..., local_us: _Optional[int] = ..., cold: _Optional[str] = ..., index: _Optional[_Iterable[str]] = ..., shard_by: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[Table.Kind, str]] = ..., id: _Optional[int] = ..., state: _Optional[_Union[Table.State, str]] = ..., created_ts: _Optional[int] = ..., key: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., columns: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., history_us: _Optional[int] = ..., event_time: _Optional[str] = ..., retention_us: _Optional[int] = ..., source: _Optional[str] = ..., source_id: _Optional[int] = ..., group_by: _Optional[_Iterable[_Union[GroupKey, _Mapping]]] = ..., measures: _Optional[_Iterable[_Union[Measure, _Mapping]]] = ..., derived: _Optional[_Iterable[_Union[Derived, _Mapping]]] = ..., complete_since_us: _Optional[int] = ..., declared_source: _Optional[str] = ..., alterations: _Optional[_Iterable[_Union[Alteration, _Mapping]]] = ..., unique: _Optional[bool] = ..., local_us: _Optional[int] = ..., cold: _Optional[str] = ..., index: _Optional[_Iterable[str]] = ..., expires: _Optional[str] = ..., shard_by: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("message_bytes_max", "key_bytes_max", "value_bytes_max", "transaction_operations_max", "batch_rows_max", "batch_bytes_max", "session_transactions_max", "session_scans_max", "session_requests_max", "get_keys_max", "frame_requests_max", "commit_each_max", "commit_each_bytes_max", "commit_each_operations_max", "header_bytes_max")

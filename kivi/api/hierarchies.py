@@ -1,0 +1,35 @@
+"""Hierarchies, once for all databases: a row table and a view of it, as ``kivi.model.hierarchies`` says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kivi.api.arguments import ViewArguments
+from kivi.model.declarations import row_table_schema
+from kivi.model.hierarchies import hierarchy_view, new_hierarchy
+from kivi.model.names import check_name
+from kivi.model.schema import TableSchema
+
+__all__ = ["HierarchyArguments"]
+
+
+@dataclass(slots=True)
+class HierarchyArguments:
+    """Of ``create_hierarchy``. A table that is there has the last word."""
+
+    name: str
+    parent: str = "parent"
+
+    def __post_init__(self) -> None:
+        check_name(self.name, "hierarchy")
+        check_name(self.parent, "column")
+
+    @property
+    def table(self) -> TableSchema:
+        """The one to make where there is none of that name."""
+        return row_table_schema(self.name, *new_hierarchy(self.parent))
+
+    def view(self, table: TableSchema) -> ViewArguments:
+        """The view to make. Raises SchemaError for a table that is no hierarchy."""
+        name, key = hierarchy_view(table, self.parent)
+        return ViewArguments(name, table.name, key, columns=())
