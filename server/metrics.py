@@ -211,6 +211,9 @@ OF_NODES: Final[dict[str, Metric]] = {
         "cluster_log_lost", "1 once the log has lost what it had acknowledged: kivi cluster reseed."
     ),
     "log_nodes_live": _gauge("cluster_nodes_live", "Nodes that the log is kept for."),
+    "log_server_restarts": _gauge(
+        "cluster_log_server_restarts", "How often this node's own server of the log (--peers) was started again."
+    ),
     "log_nodes_evicted": _gauge("cluster_nodes_evicted", "Nodes that the log was truncated without, of the last day."),
 }
 """Of the nodes of clusters, besides."""
