@@ -46,6 +46,7 @@ def _gauge(name: str, text: str) -> Metric:
 
 
 _SUMMED: Final = "Event blocks that were summed up, by what was read of them."
+_RULES: Final = "Events that rules judged, and what became of them."
 _COLD: Final = "Ranges of cold files that were read, by what they came from."
 _SPANS: Final = "Spans of exports that were answered, by what became of them."
 _ALERTS: Final = "Instances of alerts that are not inactive, by state."
@@ -112,6 +113,11 @@ METRICS: Final[dict[str, Metric]] = {
     "stages": _gauge("stages", "Stages that wait for their commit."),
     "stage_bytes": _gauge("stage_bytes", "Log bytes that live stages keep."),
     "late_dropped": _counter("late_events_dropped", "Events below a retention floor that writers had asked to drop."),
+    "rules": _gauge("rules", "Rules that judge events as they are committed."),
+    **{
+        f"rules_{what}": _counter("rule_events", _RULES, ("outcome", what))
+        for what in ("judged", "raised", "missing", "failed", "late")
+    },
     "summary_blocks_known": _counter("blocks_summed", _SUMMED, ("by", "header")),
     "summary_blocks_read": _counter("blocks_summed", _SUMMED, ("by", "data")),
     "tables": _gauge("tables", "Tables, aggregates included."),
@@ -205,6 +211,9 @@ OF_NODES: Final[dict[str, Metric]] = {
         "cluster_log_lost", "1 once the log has lost what it had acknowledged: kivi cluster reseed."
     ),
     "log_nodes_live": _gauge("cluster_nodes_live", "Nodes that the log is kept for."),
+    "log_server_restarts": _gauge(
+        "cluster_log_server_restarts", "How often this node's own server of the log (--peers) was started again."
+    ),
     "log_nodes_evicted": _gauge("cluster_nodes_evicted", "Nodes that the log was truncated without, of the last day."),
 }
 """Of the nodes of clusters, besides."""

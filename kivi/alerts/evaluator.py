@@ -135,6 +135,7 @@ class Evaluator:
         types, slot = [column.type for column in keys], schema.key[place].name
         projection = Projection(schema, (*schema.key_names, *values), None)
         held: Held = {}
+        self._store.reads.check_visible(lease, schema)
         selected = self._store.reads.rollups.selected(
             lease, schema, alert.where, (None, None), (span.first, span.over), RowsRead()
         )

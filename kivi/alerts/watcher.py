@@ -7,6 +7,7 @@ import secrets
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import Final
 
 from kivi.alerts.delivery import Delivery
@@ -127,7 +128,7 @@ class Alerts:
         """Evaluates every alert for which something is due, and begins to deliver what waits."""
         with self._store.snapshots.opened() as lease:
             alerts = self._rows.kept(lease)
-        if not alerts or not self._has_turn():
+        if not alerts or not self._has_turn(alerts):
             return
         for kept in alerts:
             if self._stop.is_set():
@@ -154,11 +155,15 @@ class Alerts:
             _log.warning("the alert %r cannot be evaluated: %s", name, error.message)
             self._rows.fail(name, error.message)
 
-    def _has_turn(self) -> bool:
-        """Whether this process evaluates: in a cluster one node does, as long as it says so every few seconds.
+    def _has_turn(self, alerts: Sequence[Kept]) -> bool:
+        """Whether this process evaluates: in a cluster one node does that has all of the tables, as long as it says so
+        every few seconds.
 
         Two that think so do no harm: of two evaluations that begin with the same one, one conflicts.
         """
         if self._store.prefix is None:
             return True
+        tables = self._store.catalog.visible.by_name
+        if any(self._store.shards.is_partial(tables.get(kept.alert.on)) for kept in alerts):
+            return False
         return self._rows.take_turn(self._name, self._store.committer.now_us(), _TURN_US)

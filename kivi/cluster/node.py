@@ -24,7 +24,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from kivi.cluster.founding import first_log_of
@@ -65,6 +65,7 @@ _LOOK_S: Final = 0.02
 class ClusterNode:
     """A node that has applied all that the log had when it was opened. ``about`` is what it says of itself.
     ``copies`` of the log, by default as many as there are ``servers``, up to three; ``login`` as ``Nats`` takes it.
+    ``own_server`` gives what is wrong with the server of the log that it runs, and how often that was started again.
     ``shards``: which it is to hold, like "0-15,40" (``kivi.log.shards``); by default those that it has.
 
     Raises InvalidArgument for a directory that belongs to no cluster, or to another one, and for shards that it has
@@ -85,8 +86,10 @@ class ClusterNode:
         shards: str | None = None,
         login: Mapping[str, Any] | None = None,
         timeout_s: float = 60.0,
+        own_server: Callable[[], tuple[str, int]] | None = None,
     ) -> None:
         self.name, self.about, self._path = name, about or {}, path
+        self._own_server = own_server
         self.log_bytes = log_bytes
         wanted = None if shards is None else parse_shards(shards)
         self._news = threading.Event()
@@ -173,6 +176,9 @@ class ClusterNode:
             saved=engine.get(PLACE),
             genesis=self._genesis,
         )
+        if self._own_server is not None:
+            own_server = self._own_server
+            self.log.server_restarts = lambda: own_server()[1]
         return self.log
 
     @property
@@ -286,6 +292,8 @@ class ClusterNode:
             "disk_free": disk.f_bavail * disk.f_frsize,
             "disk": disk.f_blocks * disk.f_frsize,
         }
+        if self._own_server is not None:
+            about["server_problem"], about["server_restarts"] = self._own_server()
         member = Member(self.id, State.LIVE, self.log.needed, about)
         return member if self._wanted == EVERY else member.with_shards(self._wanted)
 
@@ -326,6 +334,8 @@ class ClusterNode:
             disk_free_bytes=about.get("disk_free", 0),
             disk_bytes=about.get("disk", 0),
             agrees=self.log.has_applied(applied, about.get("hash", "")),
+            server_problem=about.get("server_problem", ""),
+            server_restarts=about.get("server_restarts", 0),
             shards=shown_shards(member.shards),
         )
 

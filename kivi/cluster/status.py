@@ -41,6 +41,10 @@ class NodeStatus:
     agrees: bool | None
     shards: str = ""
     """Which it holds of the tables that have them, like 0-15,40."""
+    server_problem: str = ""
+    """What was wrong with its own server of the log (``--peers``) when it said so."""
+    server_restarts: int = 0
+    """How often that was started again since the node was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +126,11 @@ class ClusterStatus:
                 )
             elif one.state is State.LIVE and one.behind > _BEHIND:
                 yield f"{named} was {one.behind:,} messages behind: look whether its disk or its processor is busy"
+            if one.state is State.LIVE and one.server_problem:
+                yield (
+                    f"the server of the log of {named}: {one.server_problem}; it was started again "
+                    f"{one.server_restarts} times: look at nats-server/log.txt in its directory"
+                )
             if one.disk_bytes and one.disk_free_bytes < _DISK_FREE_MIN:
                 yield f"the disk of {named} is almost full: make room"
 

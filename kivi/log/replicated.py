@@ -181,6 +181,8 @@ class ReplicatedLog(CommitLog):
         self.current_at = -math.inf
         """Everything that the log had at this moment, by ``clock``, has been applied."""
         self.sync_times = Histogram()
+        self.server_restarts: Callable[[], int] = lambda: 0
+        """How often the server of the log that this node runs was started again; 0 if it runs none."""
         self.on_room = lambda error: None
         self.on_arrival: Callable[[Arrived], None] = lambda arrived: None
         self.on_failure: Callable[[KiviError], None] = lambda error: None
@@ -549,6 +551,7 @@ class ReplicatedLog(CommitLog):
             "lost_suffix": int(self.lost_suffix is not None),
             "nodes_live": self.members.count(State.LIVE),
             "nodes_evicted": self.members.count(State.EVICTED),
+            "server_restarts": self.server_restarts(),
         }
 
     def close(self) -> None:

@@ -101,6 +101,16 @@ class Judging:
     known: KnownRows
     retention: Retention
     _plans: tuple[View | None, dict[int, Bound]] = (None, {})
+    _counted: list[int] = field(default_factory=lambda: [0] * 5)
+
+    def stats(self) -> dict[str, int]:
+        """What became of the events that were judged here since the store was opened, once more of those whose commits
+        were derived again."""
+        names = ("judged", "raised", "missing", "failed", "late")
+        return {f"rules_{name}": count for name, count in zip(names, self._counted, strict=True)}
+
+    def count(self, counts: Iterable[int]) -> None:
+        self._counted = [before + more for before, more in zip(self._counted, counts, strict=True)]
 
     def plan(self, view: View, rule: Rule) -> Bound:
         """The rule as it is evaluated by this state of the catalog."""
@@ -172,6 +182,8 @@ class Judgement:
 
     def rows(self) -> list[tuple[int, bytes, RowOp]]:
         """The counts, as operations of the commit."""
+        for counts in self.counts.values():
+            self.judging.count(counts)
         return [
             judged_row(rule, {i: count for i, count in enumerate(counts) if count})
             for rule, counts in self.counts.items()

@@ -138,6 +138,8 @@ def stats(store: Host) -> dict[str, int | float]:
         "summary_blocks_known": store.questions.blocks_known,
         "summary_blocks_read": store.questions.blocks_read,
         "tables": len(store.catalog.visible.by_id),
+        "rules": len(store.catalog.visible.rules),
+        **store.commits.judging.stats(),
         "engine_errors_open": store.consolidator.engine_errors,
         **store.shortage.stats(),
         **{f"log_{name}": value for name, value in store.log.stats().items()},

@@ -348,6 +348,7 @@ def _opened(options: Options, opened: contextlib.ExitStack) -> tuple[Store, Call
         copies=None if own is None else own.copies,
         shards=options.shards,
         login=None if own is None else own.login,
+        own_server=None if own is None else lambda: (own.server.problem, own.server.restarts),
     )
     opened.callback(node.close)
 

@@ -309,3 +309,16 @@ def test_at_every_kill_point(keep: int) -> None:
         points = world.log.appends
         world.store.crash()
     assert points > 15
+
+
+def test_one_node_evaluates_until_it_has_said_nothing_for_a_while() -> None:
+    world = World(seed=0)
+    rows, now = Rows(world.store), world.now_us
+    assert rows.take_turn("a", now, MINUTE)
+    assert not rows.take_turn("b", now + MINUTE // 2, MINUTE)
+    assert rows.take_turn("a", now + MINUTE * 2 // 3, MINUTE)
+    assert not rows.take_turn("b", now + MINUTE * 3 // 2, MINUTE)
+    assert rows.take_turn("b", now + 2 * MINUTE, MINUTE)
+    assert not rows.take_turn("a", now + 2 * MINUTE, MINUTE)
+    assert [one["name"] for one in world.db.alerts()] == [NAME]
+    world.store.crash()

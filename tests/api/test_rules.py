@@ -91,6 +91,9 @@ def test_events_are_raised_in_their_own_commit_and_counted(calls: Any) -> None:
     assert (rule["judged"], rule["raised"], rule["missing"], rule["failed"], rule["late"]) == (5, 1, 3, 0, 0)
     assert rule["where"] == "(took_us > (2 * ref(avg_us)))"
     assert rule["against"] == "previous_slot('by_slot', by=['endpoint'])"
+    stats = calls.stats()
+    assert stats["rules"] == 1
+    assert stats["rules_raised"] >= 1
     calls.drop_rule("slow")
     calls.append("calls", [call(251, 1, 121_000)])
     assert calls.rules() == []

@@ -123,6 +123,18 @@ def test_nodes_and_their_servers_of_the_log_are_killed_and_nothing_is_lost(nodes
     wanted += _commit(nodes, 40)
     assert nodes[0].log_server != before and nodes[0].log_server_runs()
     _all_have(nodes, wanted)
+    with kivi.connect(nodes[1].endpoint) as db:
+        wait_until(
+            lambda: (
+                [
+                    (one["server_restarts"], one["server_problem"])
+                    for one in db.cluster_status()["nodes"]
+                    if one["address"] == nodes[0].endpoint
+                ]
+                == [(1, "")]
+            ),
+            reason="each node knows of the others' servers",
+        )
 
     for node in nodes:
         assert node.stop() == 0

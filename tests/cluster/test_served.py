@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import itertools
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import kivi
+from tests.alerts.receiver import Receiver
 from tests.cluster.traffic import Client, answers_of, make_tables, make_tables_everywhere
 from tests.conftest import require
 from tests.log.natscluster import NatsCluster
@@ -237,6 +241,41 @@ def test_without_its_log_a_cluster_reads_and_takes_no_writes(nodes: list[ServerP
             fresh.get("totals", (1,))
         nats.servers[0].start()
         wait_until(lambda: (db.get("totals", (1,)) or {})["n"] == 2, reason="what was proposed came back")
+
+
+def test_an_alert_is_the_same_on_every_node_and_told_once(nodes: list[ServerProcess]) -> None:
+    begin = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
+    dbs = [kivi.connect(node.endpoint) for node in nodes]
+
+    def append(db: Any, minute: float, us: int) -> None:
+        db.append("calls", [{"ts": begin + dt.timedelta(minutes=minute), "endpoint": 1, "us": us}])
+
+    def all_say(state: str) -> None:
+        for db in dbs:
+            wait_until(partial(says, db, state), reason=db.alerts)
+
+    def says(db: Any, state: str) -> bool:
+        return [one["state"] for one in db.alerts()] == [state]
+
+    with Receiver() as receiver:
+        dbs[0].create_event_table(
+            "calls", event_time="ts", columns={"ts": "timestamp", "endpoint": "int64", "us": "int64"}
+        )
+        group_by: list[Any] = ["endpoint", kivi.time_slot("ts", "5m")]
+        dbs[0].create_aggregate("slowest", source="calls", group_by=group_by, measures={"us": kivi.max("us")})
+        append(dbs[0], 0, 1)
+        dbs[0].create_alert("slow", on="slowest", where=kivi.col("us") > 9, for_="2m", notify=receiver.url)
+        append(dbs[1], 1, 10)
+        append(dbs[2], 7.5, 1)
+        all_say("firing")
+        append(dbs[1], 10.5, 1)
+        all_say("resolved")
+        wait_until(lambda: len(receiver.taken) == 2)
+        found = dbs[0].alerts()
+        assert all(db.alerts() == found for db in dbs)
+        assert [one.message["status"] for one in receiver.received] == ["firing", "resolved"]
+    for db in dbs:
+        db.close()
 
 
 def test_a_directory_is_of_one_cluster(nodes: list[ServerProcess], tmp_path: Path) -> None:

@@ -8,7 +8,10 @@ move the looked-up rows, consolidation, and stores that are let go of in the mid
 from __future__ import annotations
 
 import random
+import threading
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +26,7 @@ from kivi.mvcc.record import decode_commit, decode_events, is_events
 from kivi.runtime.settings import Settings
 from kivi.store import known_rows
 from kivi.store.facade import Store
+from tests.serverproc import ServerProcess
 
 SETTINGS = Settings.of({"background": False, "consolidate_rows": 4, "block_rows": 16})
 SLOT_US = 10
@@ -255,3 +259,46 @@ def test_r25_what_is_raised_is_what_a_brute_force_finds(followed: None, seed: in
             history.check()
     history.reopen()
     history.check()
+
+
+@pytest.mark.timeout(120)
+def test_r25_an_event_and_what_it_raised_survive_a_kill_together_or_not_at_all(tmp_path: Path) -> None:
+    """Writers retry under their tokens until they are answered, while the server is killed with SIGKILL."""
+    with ServerProcess(tmp_path / "data") as server:
+        with server.connect(timeout=60) as db:
+            db.create_event_table("e", event_time="ts", columns={"k": "int64", "ts": "timestamp", "x": "int64"})
+            db.create_event_table("high", event_time="ts", columns={"k": "int64", "ts": "timestamp", "x": "int64"})
+            db.create_rule("high", source="e", where=kivi.col("x") >= 50, into="high")
+        killed = threading.Event()
+
+        def write(writer: int) -> int:
+            sent = 0
+            with server.connect(timeout=60) as db:
+                while sent < 40 or not killed.is_set():
+                    rows = [{"k": writer, "ts": sent, "x": (7 * sent + i) % 100} for i in range(40)]
+                    while True:
+                        try:
+                            db.append("e", rows, token=f"{writer}/{sent}")
+                            break
+                        except (kivi.CommitUnknown, kivi.Unavailable):
+                            killed.wait(0.05)
+                    sent += 1
+            return sent
+
+        with ThreadPoolExecutor(2) as pool:
+            writers = [pool.submit(write, i) for i in range(2)]
+            for _ in range(2):
+                killed.wait(0.7)
+                server.restart()
+            killed.set()
+            batches = sum(writer.result() for writer in writers)
+        with server.connect(timeout=60) as db, db.snapshot() as snapshot:
+            columns = ["_commit_ts", "k", "ts", "x"]
+            brought, raised = (
+                [row for batch in snapshot.change_batches(name, since=0) for row in batch.select(columns).to_pylist()]
+                for name in ("e", "high")
+            )
+            assert len(brought) == 40 * batches
+            assert raised == [row for row in brought if row["x"] >= 50]
+            (rule,) = db.rules()
+            assert (rule["judged"], rule["raised"]) == (len(brought), len(raised))

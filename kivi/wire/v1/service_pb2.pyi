@@ -357,7 +357,7 @@ class ClusterStatusResponse(_message.Message):
     def __init__(self, cluster: _Optional[str] = ..., node: _Optional[str] = ..., floor: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., log: _Optional[_Union[LogStatus, _Mapping]] = ..., failed: _Optional[str] = ..., problems: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class NodeStatus(_message.Message):
-    __slots__ = ("node", "state", "address", "version", "watermark", "applied", "behind", "behind_s", "needed", "silent_s", "disk_free_bytes", "disk_bytes", "agrees", "shards")
+    __slots__ = ("node", "state", "address", "version", "watermark", "applied", "behind", "behind_s", "needed", "silent_s", "disk_free_bytes", "disk_bytes", "agrees", "server_problem", "server_restarts", "shards")
     NODE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -371,6 +371,8 @@ class NodeStatus(_message.Message):
     DISK_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
     AGREES_FIELD_NUMBER: _ClassVar[int]
+    SERVER_PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    SERVER_RESTARTS_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     node: str
     state: str
@@ -385,8 +387,10 @@ class NodeStatus(_message.Message):
     disk_free_bytes: int
     disk_bytes: int
     agrees: bool
+    server_problem: str
+    server_restarts: int
     shards: str
-    def __init__(self, node: _Optional[str] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., version: _Optional[str] = ..., watermark: _Optional[int] = ..., applied: _Optional[int] = ..., behind: _Optional[int] = ..., behind_s: _Optional[float] = ..., needed: _Optional[int] = ..., silent_s: _Optional[float] = ..., disk_free_bytes: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., agrees: _Optional[bool] = ..., shards: _Optional[str] = ...) -> None: ...
+    def __init__(self, node: _Optional[str] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., version: _Optional[str] = ..., watermark: _Optional[int] = ..., applied: _Optional[int] = ..., behind: _Optional[int] = ..., behind_s: _Optional[float] = ..., needed: _Optional[int] = ..., silent_s: _Optional[float] = ..., disk_free_bytes: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., agrees: _Optional[bool] = ..., server_problem: _Optional[str] = ..., server_restarts: _Optional[int] = ..., shards: _Optional[str] = ...) -> None: ...
 
 class LogStatus(_message.Message):
     __slots__ = ("stream", "leader", "first", "last", "nbytes", "limit_bytes", "copies")
