@@ -5,7 +5,7 @@
     socket -- listener: connections, times -- front: ids, origins, tokens, errors -- a route -- the store's calls
                                                                      `-- shared: what several ask is computed once
 
-============= =========================================================================
+============= ===========================================================================================
 ``listener``  uvicorn on the server's event loop: sockets, TLS, how long a client may take, the stop
 ``front``     what holds for every request: its id, where it comes from, what becomes of an error, what is counted
 ``bodies``    what clients send: limited, also after it is unpacked
@@ -16,7 +16,7 @@
 ``writes``    appends, and transactions in one request
 ``rendering`` answers as JSON, lines of JSON, CSV and Arrow
 ``routes``    which path is what; ``description``: the same for programs, OpenAPI
-============= =========================================================================
+============= ===========================================================================================
 
 **Invariants.**
 
