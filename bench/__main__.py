@@ -1,4 +1,4 @@
-"""``python -m bench goal1 ... goal13``, or ``all``: measures, verifies, prints, and writes a results file."""
+"""``python -m bench goal1 ... goal16``, or ``all``: measures, verifies, prints, and writes a results file."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ _GOALS: Final = {
     "goal13": "history",
     "goal14": "hours",
     "goal15": "nodes",
+    "goal16": "patterns",
 }
 _HOME: Final = Path(__file__).resolve().parent
 

@@ -275,8 +275,7 @@ class Snapshot(_Reads):
         try:
             found = await self._run(steps(self._core))
         except Unavailable as error:
-            addresses = holders_of(error)
-            if not addresses or self._core.shared:
+            if not (addresses := holders_of(error)):
                 raise
             there = await self._elsewhere(addresses)
             return there, await there._run(steps(there._core))
@@ -289,11 +288,11 @@ class Snapshot(_Reads):
         if known is not None:
             return self._others[known]
         address, db = await self._db._other(addresses)
-        if not self._is_fixed:
+        if not (self._is_fixed or self._core.lease):
             self._core.release()
             self._core, self._run = TransactionCore(db._core, self._wanted), db._run
             return await self.__aenter__()
-        there = self._others[address] = Snapshot(db, self._wanted.at(self.ts))
+        there = self._others[address] = Snapshot(db, self._wanted.at(self.ts, self._core.lease))
         return await there.__aenter__()
 
     async def __aenter__(self) -> Snapshot:

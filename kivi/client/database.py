@@ -180,8 +180,7 @@ class Snapshot(_Reads, interface.Snapshot):
         try:
             found = self._run(steps(self._core))
         except Unavailable as error:
-            addresses = holders_of(error)
-            if not addresses or self._core.shared:
+            if not (addresses := holders_of(error)):
                 raise
             there = self._elsewhere(addresses)
             return there, there._run(steps(there._core))
@@ -194,12 +193,12 @@ class Snapshot(_Reads, interface.Snapshot):
         if known is not None:
             return self._others[known]
         address, db = self._db._other(addresses)
-        if not self._is_fixed:
+        if not (self._is_fixed or self._core.lease):
             self._core.release()
             self._core, self._run = TransactionCore(db._core, self._wanted), db._run
             self._core.begin()
             return self
-        there = self._others[address] = Snapshot(db, self._wanted.at(self.ts))
+        there = self._others[address] = Snapshot(db, self._wanted.at(self.ts, self._core.lease))
         return there.__enter__()
 
     def __enter__(self) -> Snapshot:

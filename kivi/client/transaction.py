@@ -77,8 +77,10 @@ class SharedSnapshotArguments(SnapshotArguments):
         limits = (self.as_of, self.max_staleness, self.ttl_s)
         return self.shared or bool(self.lease) or any(limit is not None for limit in limits)
 
-    def at(self, ts: int) -> SharedSnapshotArguments:
-        """One of another node, at this timestamp."""
+    def at(self, ts: int, lease: bytes) -> SharedSnapshotArguments:
+        """One of another node, at this timestamp: that of a shared snapshot every node keeps, under its name."""
+        if lease:
+            return SharedSnapshotArguments(lease=lease, min_snapshot=ts)
         return SharedSnapshotArguments(as_of=ts, min_snapshot=ts, ttl_s=self.ttl_s)
 
 

@@ -178,6 +178,10 @@ class SettledView:
             for group in self._groups_of(file, wanted):
                 yield file, group
 
+    def rows_perhaps(self, wanted: Wanted) -> int:
+        """Events of the row groups that may have some that are wanted."""
+        return sum(group.rows for _, group in self._groups(wanted))
+
     def _groups_of(self, file: SettledFile, wanted: Wanted) -> list[Group]:
         low, high, where = wanted.low_us, wanted.high_us, wanted.where
         if self._beside(file, wanted) or outside(file, low, high) or (where is not None and never(where, file)):

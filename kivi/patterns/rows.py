@@ -47,8 +47,14 @@ class Rows:
         events = together(batches)
         numbers = _numbers([events.column(name) for name, _ in match.partition_by], events.num_rows)
         times = stored_array(_MOMENT, events.column(event_time))
-        stamps, positions = (events.column(name).to_numpy() for name in (STAMP, POSITION))
-        order = np.lexsort((positions, stamps, times, numbers))
+        order = np.argsort(times, kind="stable")  # quick, as files are in this order
+        if (times[order[1:]] == times[order[:-1]]).any():
+            stamps, positions = (events.column(name).to_numpy() for name in (STAMP, POSITION))
+            order = np.lexsort((positions, stamps, times))
+        grouped = numbers[order]
+        if len(grouped) and int(grouped.max()) < 65_536:
+            grouped = grouped.astype(np.uint16)  # which is sorted by counting
+        order = order[np.argsort(grouped, kind="stable")]
         return Rows(picked(events, order), numbers[order], times[order])
 
     def __len__(self) -> int:
@@ -58,6 +64,15 @@ class Rows:
         """For each row, the first row behind it that is in another partition, or too late for a match from it on."""
         if within_us is None:
             return np.searchsorted(self.partitions, self.partitions[begins], "right")
+        if not len(begins):
+            return begins
+        dense = np.append(0, np.cumsum(self.partitions[1:] != self.partitions[:-1]))
+        earliest = int(self.times.min())
+        step = int(self.times.max()) - earliest + within_us + 1
+        if step * (int(dense[-1]) + 1) <= INT64_MAX:  # partitions after each other, further apart than a match is long
+            places = dense * step + (self.times - earliest)
+            found: Array = np.searchsorted(places, places[begins] + within_us, "right")
+            return found
         moments = np.unique(self.times)
         first = self.times[begins]
         latest = np.where(first > INT64_MAX - within_us, INT64_MAX, first + within_us)

@@ -7,7 +7,7 @@ bounds of the question.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -80,7 +80,16 @@ class SelectedEvents:
     def _has(self, name: str) -> bool:
         return name in self.captured.schema.by_name
 
-    def of(self, times: Times, after: int, *, named: bool, ordered: bool) -> Iterator[pa.RecordBatch]:
+    def of(
+        self,
+        times: Times,
+        after: int,
+        *,
+        named: bool,
+        ordered: bool,
+        may_have: Callable[[int, int], bool] | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """``may_have``: as of ``EventView.scan``."""
         stored = [name for name in self.used if self._has(name)] or [self.captured.schema.event_time or ""]
         naming = (STAMP, POSITION) if named else (STAMP,) if self._hidden else ()
         scanned = self.captured.view.scan(
@@ -92,6 +101,7 @@ class SelectedEvents:
             naming=naming,
             ordered=ordered,
             coded=True,
+            may_have=may_have,
         )
         for batches in (scanned, self.captured.in_memory(times, self.pushed, [*stored, *naming])):
             for batch in batches:

@@ -1,28 +1,49 @@
-"""Patterns at a snapshot: the events that may be part of a match are read, and matched by ``kivi.patterns``."""
+"""Patterns at a snapshot: the events that may be part of a match are read, and matched by ``kivi.patterns``.
+
+::
+
+    definitions of symbols that each match has  --statistics, value sets-->  the one that needs least to be read
+    its candidates, by time and partition       --within-->  what is near them: the rest is not matched
+
+Candidates that turn out to be many are given up before all are read: then everything is, and that took little longer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Final
 
 import pyarrow as pa
 
-from kivi.arrow.dictionaries import narrowed
+from kivi.arrow.columns import TIMESTAMP, arrow_type, flat, picked, stored_array
 from kivi.errors import ResourceExhausted
+from kivi.events.pruning import outside
+from kivi.model.expressions import Expr, all_of, names
+from kivi.model.patterns import Match
 from kivi.model.questions import seen_schema
 from kivi.model.scans import Scan
+from kivi.model.schema import TableSchema
+from kivi.model.types import INT64_MAX, ColumnType
 from kivi.mvcc.leases import Lease
 from kivi.mvcc.timeline import Timeline
 from kivi.patterns.answers import FIRST, answer_schema, answered
+from kivi.patterns.candidates import Near, candidates, reach_us
 from kivi.patterns.matching import Matcher
 from kivi.patterns.rows import Rows, columns_of
 from kivi.query.answers import Answer, Explain
-from kivi.store.event_selection import Captured, SelectedEvents, pushed
-from kivi.store.event_selection import narrowed as narrowed_times
+from kivi.store.event_selection import Captured, SelectedEvents, narrowed, pushed
 
 __all__ = ["Patterns"]
 
-_BATCH_ROWS = 65_536
+_MOMENT: Final = ColumnType("timestamp")
+_BATCH_ROWS: Final = 65_536
+_ROWS_MIN: Final = 65_536
+"""Of fewer events all are matched."""
+_CANDIDATES_MAX: Final = 0.02
+"""Candidates that are a larger part of the events tell too little."""
+_VALUES_MAX: Final = 64
+"""So many values of a partition's first column are looked for in row groups."""
 
 
 @dataclass(slots=True)
@@ -30,6 +51,7 @@ class _Read:
     """What was read for an answer, and found."""
 
     events: int = 0
+    matched: int = 0
     matches: int = 0
     lines: list[str] = field(default_factory=list)
 
@@ -43,16 +65,19 @@ class Patterns:
 
     def of_events(self, lease: Lease, captured: Captured, wanted: Scan) -> Answer:
         """The matches in a snapshot. The view is closed when it was read."""
+        match = wanted.match
+        assert match is not None
 
         def ask() -> tuple[Iterator[pa.RecordBatch], Explain]:
+            asked = _Asked(self.timeline, captured, match, wanted.where, self.bytes_max)
             with captured.view:
-                batches, read = self._asked(captured, wanted)
-            assert wanted.match is not None
+                batches = asked.answer(wanted.limit)
+            read = asked.read
             told = "\n".join(
                 [
-                    f"{wanted.match.pattern} over {captured.schema.name} at {lease.ts}",
+                    f"{match.pattern} over {captured.schema.name} at {lease.ts}",
                     *read.lines,
-                    f"read: {read.events:,} events",
+                    f"read: {read.events:,} events, of which {read.matched:,} were matched",
                     f"found: {read.matches:,} matches",
                 ]
             )
@@ -60,35 +85,122 @@ class Patterns:
 
         return Answer(ask, captured.view.floor_us)
 
-    def _asked(self, captured: Captured, wanted: Scan) -> tuple[Iterator[pa.RecordBatch], _Read]:
-        match = wanted.match
-        assert match is not None
-        schema, read = seen_schema(captured.schema), _Read()
-        types = {column.name: column.type for column in schema.columns}
-        times, where = narrowed_times(captured.schema, (match.start_us, match.end_us), wanted.where)
-        simple, rest = pushed(captured.schema, where)
-        used = [name for name in types if name in columns_of(match) or name == schema.event_time]
-        events = SelectedEvents(self.timeline, captured, used, simple, rest, types)
-        held, size = list[pa.RecordBatch](), 0
-        for batch in events.of(times, events.after(), named=True, ordered=False):
-            held.append(narrowed(batch))
-            size += batch.nbytes
-            read.events += batch.num_rows
-            self._check(size)
+
+class _Asked:
+    """One pattern of one snapshot."""
+
+    def __init__(
+        self, timeline: Timeline, captured: Captured, match: Match, where: Expr | None, bytes_max: int
+    ) -> None:
+        self._timeline, self._captured, self._match, self._bytes_max = timeline, captured, match, bytes_max
+        self._schema: TableSchema = seen_schema(captured.schema)
+        self._event_time = captured.schema.event_time or ""
+        self._types = {column.name: column.type for column in self._schema.columns}
+        self._key = match.partition_by[0][0] if match.partition_by else None
+        self._times, where = narrowed(captured.schema, (match.start_us, match.end_us), where)
+        self._pushed, self._rest = pushed(captured.schema, where)
+        self.read = _Read()
+
+    def answer(self, limit: int | None) -> Iterator[pa.RecordBatch]:
+        match, read = self._match, self.read
+        held = self._held(self._near())
         answer = answer_schema(match).empty_table().to_batches()
         if held:
-            rows = Rows.of(held, match, schema.event_time or "")
-            found = answered(match, rows, Matcher(match, types).found(rows))
+            rows = Rows.of(held, match, self._event_time)
+            found = answered(match, rows, Matcher(match, self._types).found(rows))
             read.matches = found.num_rows
             answer = [found.drop_columns(list(FIRST))]
-        table = pa.Table.from_batches(answer, answer_schema(match)).slice(0, wanted.limit)
-        return iter(table.combine_chunks().to_batches(_BATCH_ROWS)), read
+        table = pa.Table.from_batches(answer, answer_schema(match)).slice(0, limit)
+        return iter(table.combine_chunks().to_batches(_BATCH_ROWS))
+
+    # -- what is read ---------------------------------------------------------------------------
+
+    def _selected(self, used: Sequence[str], also: Expr | None = None) -> SelectedEvents:
+        used = [name for name in self._types if name in used or name == self._event_time]
+        simple = all_of(self._pushed, also)
+        return SelectedEvents(self._timeline, self._captured, used, simple, self._rest, self._types)
+
+    def _held(self, near: Near | None) -> list[pa.RecordBatch]:
+        """The events that may be part of a match."""
+        also, may_have = None, None
+        if near is not None:
+            may_have = near.meets
+            also = self._one_of(near)
+        events = self._selected([*columns_of(self._match)], also)
+        held, size = list[pa.RecordBatch](), 0
+        if near is not None and not len(near.of):
+            return held
+        for batch in events.of(self._times, events.after(), named=True, ordered=False, may_have=may_have):
+            self.read.events += batch.num_rows
+            if near is not None:
+                times = stored_array(_MOMENT, batch.column(self._event_time))
+                batch = picked(batch, near.rows(times, None if self._key is None else batch.column(self._key)))
+            if batch.num_rows:
+                held.append(batch)
+                self.read.matched += batch.num_rows
+                self._check(size := size + batch.nbytes)
+        return held
+
+    def _one_of(self, near: Near) -> Expr | None:
+        """The partitions of candidates, as a predicate by which row groups are left out; None: they are too many."""
+        if self._key is None or len(near.values) > _VALUES_MAX or near.values.null_count:
+            return None
+        if self._types[self._key].name not in ("string", "int64", "bytes"):
+            return None
+        return Expr("isin", self._key, tuple(near.values.to_pylist()))
+
+    def _near(self) -> Near | None:
+        """What is near the candidates of the symbol that has least to be read for it; None: that may be anything."""
+        view, reach = self._captured.view, reach_us(self._match)
+        rows = view.rows_between(*self._times) + sum(part.batch.num_rows for part in self._captured.recent)
+        if rows < _ROWS_MIN or (reach is None and self._key is None):
+            return None
+        known = self._captured.schema.by_name.keys()
+        asked = [each for each in candidates(self._match) if names(each[1]) <= known]
+        if not asked:
+            self.read.lines.append("no symbol that each match has is about single rows: everything was read")
+            return None
+        symbol, predicate = min(asked, key=lambda each: self._estimated(each[1]))
+        perhaps = view.rows_perhaps(*self._times, predicate)
+        moments, values, count = list[Any](), list[Any](), 0
+        events = self._selected([] if self._key is None else [self._key], predicate)
+        for batch in events.of(self._times, events.after(), named=False, ordered=False):
+            count += batch.num_rows
+            if count > _CANDIDATES_MAX * rows:
+                self.read.lines.append(f"candidates of {symbol}: more than {count - 1:,}, so everything was read")
+                return None
+            moments.append(flat(batch.column(self._event_time)))
+            values.append(None if self._key is None else flat(batch.column(self._key)))
+        self.read.lines.append(
+            f"candidates of {symbol}: {count:,}, found in {perhaps:,} of {rows:,} events; "
+            f"what is near them was matched{'' if reach is not None else ', which is their partitions'}"
+        )
+        joined = pa.chunked_array(moments, TIMESTAMP).combine_chunks()
+        column = (
+            None if self._key is None else pa.chunked_array(values, arrow_type(self._types[self._key])).combine_chunks()
+        )
+        return Near.to(stored_array(_MOMENT, joined), column, reach)
+
+    def _estimated(self, predicate: Expr) -> float:
+        """About how many candidates there are, going by those of one row group in the middle, and what is read for
+        them."""
+        view, (low, high) = self._captured.view, self._times
+        parts = [part for part in view.parts() if not outside(part, low, high)]
+        perhaps = view.rows_perhaps(low, high, predicate)
+        if not parts:
+            return perhaps
+        middle = parts[len(parts) // 2]
+        times = middle.time_min, min(middle.time_max, INT64_MAX - 1) + 1
+        events = self._selected([], predicate).of(times, 0, named=False, ordered=False)
+        found = sum(batch.num_rows for batch in events)
+        share: float = (found + 1) / max(1, view.rows_between(*times))
+        return share * perhaps
 
     def _check(self, held: int) -> None:
-        if held > self.bytes_max:
+        if held > self._bytes_max:
             raise ResourceExhausted(
-                f"the events to match take {held:,} bytes so far, beyond the limit query_bytes = {self.bytes_max:,}: "
+                f"the events to match take {held:,} bytes so far, beyond the limit query_bytes = {self._bytes_max:,}: "
                 "bound them by start and end, select less by where, or raise the setting",
                 limit="query_bytes",
-                maximum=self.bytes_max,
+                maximum=self._bytes_max,
             )

@@ -10,7 +10,7 @@ from unittest.mock import patch
 from kivi.encoding.shards import shard_of
 from kivi.log.members import State
 from kivi.log.shards import EVERY, SHARDS, shown_shards
-from tests.cluster.simulation import VALUES, Simulation
+from tests.cluster.simulation import VALUES, Node, Simulation
 from tests.oracle import Mismatch, Op
 
 __all__ = ["Sharded"]
@@ -31,6 +31,13 @@ class Sharded(Simulation):
             super().finish()
         if EVERY & ~functools.reduce(operator.or_, [node.held for node in self.nodes]):
             raise Mismatch(f"some shards have no node: {[shown_shards(node.held) for node in self.nodes]}")
+
+    def _may_be_lost(self, node: Node) -> bool:
+        """Whether others have what it has, are not about to give it up, and are not left behind; and nothing that it
+        has said is on its way, and would make others rely on it."""
+        others = [one for one in self.nodes if one is not node and one.id not in self.evicted]
+        held = functools.reduce(operator.or_, [one.held for one in others if one.held == one.wanted], 0)
+        return held == EVERY and not node.log.proposed
 
     def do_narrow(self) -> None:
         """A node is to hold less, if others hold what it gives up."""

@@ -63,6 +63,15 @@ def test_a_read_goes_where_its_rows_are(tmp_path: Path) -> None:
                     assert snap.ts == ts
                     with pytest.raises(kivi.Unavailable, match="there is none"):
                         list(snap.scan("sums"))
+            with db.snapshot(shared=True) as snap:
+                db.append("calls", [{"ts": 0, "user": user, "us": 7} for user in (LOW, HIGH)])
+                for user in (LOW, HIGH):
+                    row = snap.get("sums", (user,))
+                    assert row is not None
+                    assert row["us"] == 5_000, "every node keeps its timestamp"
+                    with db.snapshot(lease=snap.lease) as again:
+                        assert again.get("sums", (user,)) == row
+            db.append("calls", [{"ts": 0, "user": user, "us": -7} for user in (LOW, HIGH)])
             with db.transaction() as tx, pytest.raises(kivi.Unavailable, match="ask a node that holds them"):
                 tx.get("sums", (HIGH,))
         asyncio.run(over_asyncio(low.endpoint))

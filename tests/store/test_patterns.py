@@ -34,7 +34,10 @@ def check(snap: Any, rng: random.Random) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_matches_equal_the_naive_matcher_r26(seed: int) -> None:
+def test_matches_equal_the_naive_matcher_r26(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what is far from candidates left out, and the first seed without."""
+    monkeypatch.setattr("kivi.store.patterns._ROWS_MIN", 0 if seed else 2**62)
+    monkeypatch.setattr("kivi.store.patterns._CANDIDATES_MAX", 0.7)
     driver, rng = EmbeddedDriver(None, block_rows=64), random.Random(seed)
     db = driver.db
     db.create_event_table("calls", event_time="ts", columns=COLUMNS)
@@ -50,6 +53,43 @@ def test_matches_equal_the_naive_matcher_r26(seed: int) -> None:
         for snap in (old, db.snapshot()):
             for _ in range(20):
                 check(snap, rng)
+    driver.close()
+
+
+def test_what_is_far_from_candidates_is_not_matched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By time and by partition, where definitions look no further than the match; else by partition."""
+    monkeypatch.setattr("kivi.store.patterns._ROWS_MIN", 0)
+    driver = EmbeddedDriver(None, block_rows=64)
+    driver.db.create_event_table("calls", event_time="ts", columns=COLUMNS)
+    rng = random.Random(5)
+    rows = [{**event(rng, T0 + i * S), "host": i % 10, "x": 9 if i == 501 else i % 5} for i in range(1_000)]
+    driver.db.append("calls", rows)
+    driver.db.consolidate()
+    driver.store.settle(64)
+    rare = col("x") == 9
+    asked: list[tuple[str, dict[str, Any], dict[str, Any], int, str]] = [
+        ("A B C", {"B": rare}, {"partition_by": ["host"], "within": 30 * S}, 7, "candidates of B: 1"),
+        ("A B C", {"B": rare & (col("f") < 9)}, {"within": 5 * S}, 11, "candidates of B: 1"),
+        (
+            "A B",
+            {"A": kivi.prev("x") == 1, "B": rare},
+            {"partition_by": ["host"], "within": 1},
+            100,
+            "their partitions",
+        ),
+        ("A B", {"B": rare}, {"partition_by": ["host"]}, 100, "their partitions"),
+        ("A (B | C)", {"B": rare, "C": col("x") == 8}, {"partition_by": ["host"], "within": 1}, 1, "of B | C: 1"),
+        ("A (B | C)", {"B": rare}, {"within": 1}, 1_000, "everything was read"),
+        ("A B?", {"B": rare}, {"within": 1}, 1_000, "everything was read"),
+        ("A B", {"A": col("x") < 9, "B": col("x") >= 0}, {"within": 1}, 1_000, "so everything was read"),
+        ("A", {"A": col("x") == 77}, {"within": 1}, 0, "candidates of A: 0"),
+    ]
+    with driver.db.snapshot() as snap:
+        for text, define, more, matched, says in asked:
+            pattern = kivi.pattern(text, define=define, measures={"n": kivi.count()}, **more)
+            told = snap.match("calls", pattern).explain()
+            assert f"of which {matched:,} were matched" in told, told
+            assert says in told, told
     driver.close()
 
 
