@@ -21,6 +21,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from typing import Any, Final, Protocol, TypeVar
@@ -37,7 +38,7 @@ from kivi_server.http.front import CALL, ERROR
 from kivi_server.http.live import Channels, Wanted
 from kivi_server.http.questions import Query, Sql
 from kivi_server.http.rendering import CSV, JSON, MEDIA, accepted, compact, csv_of, plain, rendered, rows_of
-from kivi_server.http.rows import Asked, read
+from kivi_server.http.rows import TIMEOUT_S, Asked, read
 from kivi_server.http.shared import Answer, Shared
 from kivi_server.http.writes import Appended, Operations, committed, token_of
 from kivi_server.logs import request_id
@@ -111,6 +112,14 @@ class Routes:
     async def _in(self, pool: Executor, work: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(pool, work, *arguments)
 
+    async def _reached(self, ts: int | None) -> None:
+        """Waits for a snapshot that is to come; no thread does. Raises Unavailable when the time is up."""
+        until = time.monotonic() + TIMEOUT_S
+        while ts is not None and ts > (watermark := self._store.watermark()):
+            if time.monotonic() > until or self._sessions.stopping:
+                raise Unavailable(f"the snapshot {ts} is not readable yet; the watermark is {watermark}")
+            await asyncio.sleep(_POLL_S)
+
     # -- about the server ----------------------------------------------------------------------------------
 
     async def index(self, request: Request) -> Response:
@@ -182,6 +191,7 @@ class Routes:
 
     async def _get(self, request: Request, asked: Asked, form: str, work: Callable[[], Answer]) -> Response:
         if not asked.is_now:
+            await self._reached(asked.min_snapshot)
             return _answered(await self._in(self._sessions.questions, work))
         upto, changed = self._shared.changed([asked.table])
         tag = self._shared.tag(changed, form)
@@ -207,6 +217,7 @@ class Routes:
             return Answer(rendered(media, table, about), media, ts, more)
 
         if not query.is_now:
+            await self._reached(query.given.get("min_snapshot"))
             return _answered(await self._in(self._sessions.questions, work))
         upto, changed = self._shared.changed([query.table])
         answer = await self._shared.answer(
@@ -224,6 +235,7 @@ class Routes:
             table, ts, more, _ = asked.answer(self._sessions, grant)
             return Answer(rendered(media, table, {"snapshot": ts, "more": more}), media, ts, more)
 
+        await self._reached(asked.given.get("min_snapshot"))
         return _answered(await self._in(self._sessions.sql, work))
 
     async def live(self, request: Request) -> Response:
@@ -294,6 +306,7 @@ class Routes:
             return Response(body, int(status), headers, media_type=media)
 
 
+_POLL_S: Final = 0.01
 _QUESTION_BYTES_MAX: Final = 1 << 20
 _REVALIDATE: Final = {"Cache-Control": "no-cache"}
 _FORMS: Final = {media: media.rpartition("/")[2] for media in MEDIA}
