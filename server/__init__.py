@@ -20,9 +20,10 @@
 ``status``        errors to gRPC status
 ``calls``         what was asked for, how it ended and how long it took
 ``metrics``       the store's stats, distributions and calls for Prometheus
-``wsgi``          a port for one WSGI application: the metrics, rows over HTTP
+``wsgi``          a port for one WSGI application: the metrics
+``sql_tables``    what a question in SQL may read
 ``otlp``          OpenTelemetry in: spans become events, each once
-``http``          rows over HTTP as JSON and CSV, read only: Grafana's Infinity data source, a spreadsheet
+``http``          HTTP beside gRPC: reads, writes, questions (the extra kivi[http])
 ================= =====================================================================
 
 Comes in: messages of strangers. Goes out: answers of the store, as messages. May not touch: what lies under the store

@@ -126,6 +126,11 @@ class Tokens:
         self.generation = 0
         self._known: list[tuple[bytes, Grant]] | None = None if lines is None else _parsed(lines)
 
+    @property
+    def asked_for(self) -> bool:
+        """Whether callers have to have one."""
+        return self._known is not None
+
     @staticmethod
     def load(path: str | None) -> Tokens:
         """Raises InvalidArgument for a file that cannot be read or has a fault; of a line only its number is told."""

@@ -18,11 +18,12 @@ from typing import Any, Final, NamedTuple
 from kivi_server.calls import Calls
 from prometheus_client import PROCESS_COLLECTOR, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from kivi.runtime.histogram import Histogram
 
-__all__ = ["DISTRIBUTIONS", "METRICS", "NO_SPANS", "UNSERVED", "application", "version_of"]
+__all__ = ["DISTRIBUTIONS", "METRICS", "NO_SPANS", "UNSERVED", "application", "page", "registry", "version_of"]
 
 Stats = Callable[[], dict[str, int | float]]
 Histograms = Callable[[], dict[str, Histogram]]
@@ -49,6 +50,7 @@ _SUMMED: Final = "Event blocks that were summed up, by what was read of them."
 _RULES: Final = "Events that rules judged, and what became of them."
 _COLD: Final = "Ranges of cold files that were read, by what they came from."
 _SPANS: Final = "Spans of exports that were answered, by what became of them."
+_ANSWERS: Final = "Answers over HTTP that equal ones may share, by whether this one was computed."
 _ALERTS: Final = "Instances of alerts that are not inactive, by state."
 _NOTIFIED: Final = "Notifications of alerts that were delivered or given up, and times that delivering failed."
 _ABORTS: Final = "Commits that were refused and did nothing, by reason."
@@ -168,6 +170,8 @@ METRICS: Final[dict[str, Metric]] = {
     "server_requests": _counter("session_requests", "Requests in sessions."),
     "server_frames_in": _counter("session_frames_received", "Messages of sessions received."),
     "server_frames_out": _counter("session_frames_sent", "Messages of sessions sent."),
+    "server_http_computed": _counter("http_answers", _ANSWERS, ("by", "computing")),
+    "server_http_shared": _counter("http_answers", _ANSWERS, ("by", "sharing")),
     # subscriptions
     "subscriptions": _gauge("subscriptions", "Subscriptions of connected clients."),
     "subscription_updates": _counter("subscription_updates", "What subscribers were told, heartbeats included."),
@@ -191,6 +195,7 @@ METRICS: Final[dict[str, Metric]] = {
     "otlp_spans_passed_over": _counter("otlp_spans", _SPANS, ("outcome", "passed_over")),
     "otlp_commits": _counter("otlp_commits", "Transactions that spans were stored in."),
     "otlp_window_spans": _gauge("otlp_window_spans", "Span ids that are remembered, to find those sent again."),
+    "otlp_tables_unfit": _gauge("otlp_tables_unfit", "Tables that spans are refused for: they have other columns."),
     "otlp_waiting_bytes": _gauge("otlp_waiting_bytes", "Exports that wait for their commit."),
 }
 
@@ -295,9 +300,19 @@ def _build() -> dict[str, str]:
     return {"python": platform.python_version(), "version": version_of("kivi"), **packages}
 
 
-def application(stats: Stats, histograms: Histograms, calls: Calls) -> Any:
+def registry(stats: Stats, histograms: Histograms, calls: Calls) -> CollectorRegistry:
+    found = CollectorRegistry()
+    found.register(_Collector(stats, histograms, calls))
+    found.register(PROCESS_COLLECTOR)
+    return found
+
+
+def application(metrics: CollectorRegistry) -> Any:
     """WSGI, of /metrics."""
-    registry = CollectorRegistry()
-    registry.register(_Collector(stats, histograms, calls))
-    registry.register(PROCESS_COLLECTOR)
-    return make_wsgi_app(registry)
+    return make_wsgi_app(metrics)
+
+
+def page(metrics: CollectorRegistry, accept: str) -> tuple[bytes, str]:
+    """The same and its media type, for who serves it otherwise."""
+    encode, media = choose_encoder(accept)
+    return encode(metrics), media

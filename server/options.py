@@ -65,7 +65,10 @@ class Options:
     log_bytes: int = _told("SIZE", "how large that log may become; default 64GiB", 64 << 30)
     advertise: str | None = _told("HOST:PORT", "where others reach this node; default: what --listen says")
     metrics: str | None = _told("HOST:PORT", "serve Prometheus metrics over HTTP")
-    http: str | None = _told("HOST:PORT", "serve rows as JSON and CSV over HTTP, read only: /rows?table=...")
+    http: str | None = _told(
+        "HOST:PORT", "serve reads and writes over HTTP: /rows?table=..., /v1/tables (needs kivi[http])"
+    )
+    http_origins: str | None = _told("ORIGIN,...", "web pages of these may use --http: https://a.example; * is all")
     otlp: str | None = _told("HOST:PORT", "take OpenTelemetry traces by OTLP/gRPC: server spans become events")
     otlp_table: str = _told(
         "NAME", "the event table they go to; default invocations, created if it is missing", "invocations"

@@ -24,15 +24,13 @@ from kivi_server.clients import Client
 from kivi_server.pages import Pages, followed
 from kivi_server.row_groups import RowGroups
 from kivi_server.sessions import Sessions
-from kivi_server.sql.workers import Question
+from kivi_server.sql_tables import SqlTables
 from kivi_server.status import told
 
 from kivi.errors import CommitUnknown, InvalidArgument, KiviError, NotFound, RowExists, Unavailable
-from kivi.model.event_files import encode_files
-from kivi.sql import resolve
-from kivi.store.facade import Answer, Commit, Lease, Outcome, SharedEvents, Txn
+from kivi.store.facade import Answer, Commit, Lease, Outcome, Txn
 from kivi.wire.codec import to_table
-from kivi.wire.v1 import session_pb2, types_pb2
+from kivi.wire.v1 import session_pb2
 
 __all__ = ["SLOW_OPERATIONS", "Requests", "Transaction", "stopping"]
 
@@ -309,13 +307,8 @@ class Requests(ABC):
             raise InvalidArgument("SQL is asked in a snapshot, not in a transaction")
         assert lease is not None
         shared = self.store.shared_events(lease)
-        question = Question(
-            request.sql.text,
-            request.sql.parameters,
-            functools.partial(self._sql_table, lease),
-            self._sql_tables,
-            functools.partial(self._sql_files, lease, shared),
-            functools.partial(self._sql_scan, lease, shared),
+        question = SqlTables(self.translator, lambda: self.access, lease, shared).question(
+            request.sql.text, request.sql.parameters
         )
         left_s = asked.received + request.timeout_ms / 1000 - time.monotonic() if request.timeout_ms else None
 
@@ -327,28 +320,6 @@ class Requests(ABC):
         pages = Pages(followed(answer()), self.sessions.pages_ahead, self.sessions.sql_pages)
         page = session_pb2.ScanPage()
         self._answer_page(asked, transaction, page, self._first_page(transaction, pages, page))
-
-    def _sql_tables(self) -> list[str]:
-        """Those that the caller may read."""
-        return [table.name for table in self.store.tables() if self.access.allows(table.name)]
-
-    def _sql_table(self, lease: Lease, name: str) -> bytes | None:
-        """What a name in a question means; None: there is no such table."""
-        known = resolve(name, self._sql_tables())
-        self.access.require(Access.READ, "reading", known or name)
-        return None if known is None else to_table(self.translator.schema(known, 0, lease)).SerializeToString()
-
-    def _sql_files(self, lease: Lease, shared: SharedEvents, name: str) -> bytes:
-        self.access.require(Access.READ, "reading", name)
-        return encode_files(shared.of(self.translator.schema(name, 0, lease)).files)
-
-    def _sql_scan(self, lease: Lease, shared: SharedEvents, spec: bytes) -> Iterator[Any]:
-        asked = types_pb2.ScanSpec.FromString(spec)
-        self.access.require(Access.READ, "reading", asked.table)
-        schema = self.translator.schema(asked.table, asked.table_id, lease)
-        wanted, table = self.translator.scan(schema, asked, reads=True), shared.get(schema.name)
-        batches = self.store.scan(lease, schema, wanted) if table is None else table.scan(wanted)
-        return (data for data, _ in self.translator.pages(batches, limits.PAGE_ROWS_MAX))
 
     def _do_scan_next(self, asked: Asked, transaction: Transaction | None) -> None:
         transaction = self._begun(transaction)

@@ -78,6 +78,8 @@ class Sessions:
         self.frames_in = 0
         self.frames_out = 0
         self.dropped = 0
+        self.http_computed = self.http_shared = 0
+        """Answers over HTTP that were computed, and that were there, or being computed, already."""
         self.scheduler: Scheduler | None = None  # comes with the first session, of whose event loop it is
         self.commits_in_flight = 0
         self._mutex = threading.Lock()
@@ -170,6 +172,8 @@ class Sessions:
             "server_frames_out": self.frames_out,
             "server_sessions_dropped": self.dropped,
             "server_commits_in_flight": self.commits_in_flight,
+            "server_http_computed": self.http_computed,
+            "server_http_shared": self.http_shared,
             "server_sql_answered": self.workers.answered,
             "server_sql_killed": self.workers.killed,
             **self.alerts.stats(),

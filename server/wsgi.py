@@ -1,10 +1,9 @@
-"""A WSGI application on a port of its own: rows over HTTP, and the metrics."""
+"""A WSGI application on a port of its own: the metrics, which need no extra."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
-import ssl
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from socketserver import ThreadingMixIn
@@ -15,27 +14,25 @@ from kivi_server.options import host_and_port
 
 from kivi.errors import InvalidArgument
 
-__all__ = ["TIMEOUT_S", "serving"]
+__all__ = ["serving"]
 
-TIMEOUT_S: Final = 30.0  # for a client that takes no byte
+_TIMEOUT_S: Final = 30.0  # for a client that takes no byte
 _CONNECTIONS_MAX: Final = 32
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 
 @contextlib.contextmanager
-def serving(endpoint: str, flag: str, application: Application, secure: ssl.SSLContext | None = None) -> Iterator[str]:
+def serving(endpoint: str, flag: str, application: Application) -> Iterator[str]:
     """Serves it on "host:port", as ``flag`` says, and gives the address: port 0 picks a free one."""
     host, port = host_and_port(endpoint, flag)
     try:
         server = make_server(host.strip("[]"), port, application, _Server, _Handler)
     except OSError as error:
         raise InvalidArgument(f"{flag}: cannot serve on {endpoint}: {error}") from None
-    if secure is not None:
-        server.socket = secure.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     thread = threading.Thread(target=server.serve_forever, name=f"kivi{flag.removeprefix('-')}", daemon=True)
     thread.start()
     try:
-        yield f"{'https' if secure else 'http'}://{host}:{server.server_port}"
+        yield f"http://{host}:{server.server_port}"
     finally:
         server.shutdown()
         server.server_close()
@@ -71,7 +68,7 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 
 class _Handler(WSGIRequestHandler):
-    timeout = TIMEOUT_S
+    timeout = _TIMEOUT_S
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing: calls are counted, and a query may hold what is nobody's business."""

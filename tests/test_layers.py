@@ -203,8 +203,8 @@ ROOMS: dict[str, Room] = {
     ),
     "server.http": Room(
         "HTTP translates to the calls that gRPC takes, under the same tokens and limits",
-        below="errors runtime model arrow api wire store server",
-        packages="grpc numpy pyarrow",
+        below="errors runtime model arrow sql api wire store live server",
+        packages="grpc h11 numpy prometheus_client promql_parser pyarrow starlette uvicorn",
     ),
     "server.otlp": Room(
         "OpenTelemetry's calls, translated to appends",
@@ -213,8 +213,8 @@ ROOMS: dict[str, Room] = {
     ),
     "server.process": Room(
         "the process stands on top: nothing imports it",
-        below="errors runtime wire store server server.http",
-        lazy="cluster server.otlp",
+        below="errors runtime wire store server",
+        lazy="cluster server.http server.otlp",
         packages="google grpc grpc_health nats opentelemetry prometheus_client pyarrow",
     ),
     "apm_demo": Room(

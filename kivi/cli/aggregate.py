@@ -20,18 +20,14 @@ as it goes. An interruption ends the command, not the work: ``kivi tables`` says
 from __future__ import annotations
 
 import argparse
-import contextlib
-import re
-from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Iterable
+from typing import Any
 
 from kivi.cli.append import Progress
 from kivi.cli.text import print_value
 from kivi.errors import InvalidArgument
-from kivi.model import surface
-from kivi.model.declarations import TimeSlot, time_slot
-from kivi.model.predicate_text import expression, type_names, where
-from kivi.model.schema import OperatorCall
+from kivi.model.measure_text import group, operator_call, parts_of
+from kivi.model.predicate_text import type_names
 
 __all__ = ["aggregate", "group", "operator_call", "pairs", "parts_of"]
 
@@ -71,82 +67,3 @@ def pairs(words: Iterable[str], usage: str) -> list[tuple[str, str]]:
         if not name or not text:
             raise InvalidArgument(f"{word!r}: {usage}")
     return [(name.strip(), text.strip()) for name, _, text in found]
-
-
-def operator_call(name: str, text: str, types: Mapping[str, str]) -> OperatorCall:
-    """``sum(tokens * price)``, ``argmax(trace_id, by=resp_time_us)``; or ``count``, ``sum:tokens * price``,
-    ``argmax:trace_id:by=resp_time_us``; behind each ``where status >= 500``, or inside ``where=status >= 500``.
-
-    ``types``: of the source's columns. Raises InvalidArgument, SchemaError.
-    """
-    what = f"measure {name!r}"
-    operator, words, predicate = parts_of(text)
-    given: dict[str, Any] = {}
-    for word in words:
-        option, equals, value = word.partition("=")
-        if equals and option.isidentifier() and not value.startswith("="):
-            if option == "where":
-                predicate = value
-            else:
-                given[option] = _option(value)
-        elif "source" in given:
-            raise InvalidArgument(f"{what} is {text!r}: write {operator}(COLUMN, option=value)")
-        else:
-            word = word[1:-1] if _QUOTED.fullmatch(word) else word
-            given["source"] = word if word.isidentifier() else expression(word, types, what)
-    if predicate:
-        given["where"] = where(predicate, types, what)
-    try:
-        if operator == "combine":
-            return surface.combine(given.pop("source"), **given)
-        if operator in surface.__all__ and operator not in ("measure", "transactional"):
-            made: OperatorCall = getattr(surface, operator)(given.pop("source", None), **given)
-            return made
-        return surface.measure(operator, given.pop("source"), **given)
-    except (TypeError, KeyError) as error:
-        raise InvalidArgument(
-            f"{what} is {text!r}: write sum(COLUMN), count(), argmax(COLUMN, by=COLUMN) and the like ({error})"
-        ) from None
-
-
-_CALL: Final = re.compile(r"(?:kivi\.)?(\w+)\s*(?=\()")
-_WORD: Final = re.compile(r":(?=\w)")
-_QUOTED: Final = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
-
-
-def parts_of(text: str) -> tuple[str, list[str], str]:
-    """Of a measure: its function, its arguments, and the predicate behind ``where``, or an empty text."""
-    called = _CALL.match(text)
-    if called is None:
-        call, _, predicate = text.partition(" where ")
-        operator, *words = _WORD.split(call.strip())
-        return operator, words, predicate
-    words, depth, begin = [], 0, called.end() + 1
-    plain = _QUOTED.sub(lambda quoted: "x" * len(quoted[0]), text)
-    for at in range(called.end(), len(text)):
-        depth += (plain[at] in "([") - (plain[at] in ")]")
-        if (depth == 1 and plain[at] == ",") or depth == 0:
-            words.append(text[begin:at].strip())
-            begin = at + 1
-        if depth == 0:
-            break
-    rest, _, predicate = text[begin:].partition("where ")
-    if depth or rest.strip():
-        raise InvalidArgument(f"{text!r} is no measure: write sum(COLUMN), or sum(COLUMN) where PREDICATE")
-    return called[1], [word for word in words if word], predicate
-
-
-def _option(text: str) -> Any:
-    """0.01, 10, true, or a name, which may be in quotes."""
-    if _QUOTED.fullmatch(text):
-        return text[1:-1]
-    for read in (int, float):
-        with contextlib.suppress(ValueError):
-            return read(text)
-    return {"true": True, "false": False}.get(text, text)
-
-
-def group(text: str, tz: str | None) -> str | TimeSlot:
-    """``endpoint_id``, or ``slot=ts/5m``."""
-    match = re.fullmatch(r"(\w+)=(\w+)/(\w+)", text)
-    return time_slot(match[2], match[3], name=match[1], tz=tz) if match else text

@@ -15,10 +15,11 @@ import argparse
 import re
 from typing import Any
 
-from kivi.cli.aggregate import operator_call, pairs
+from kivi.cli.aggregate import pairs
 from kivi.cli.append import Progress
 from kivi.cli.text import print_value
 from kivi.errors import InvalidArgument
+from kivi.model.measure_text import operator_call
 from kivi.model.measuring import PLAIN
 from kivi.model.predicate_text import type_names
 from kivi.model.schema import OperatorCall

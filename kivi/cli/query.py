@@ -13,17 +13,14 @@ Measures are written as those of ``kivi aggregate``; of an aggregate they are co
 from __future__ import annotations
 
 import argparse
-import re
 import sys
-from collections.abc import Mapping
 from typing import Any
 
-from kivi.cli.aggregate import group, operator_call, pairs
+from kivi.cli.aggregate import pairs
 from kivi.cli.text import print_rows
 from kivi.errors import InvalidArgument
-from kivi.model.declarations import TimeSlot
-from kivi.model.expressions import Expr
-from kivi.model.predicate_text import expression, parse_value, split_names, type_names, where
+from kivi.model.measure_text import any_group, operator_call
+from kivi.model.predicate_text import parse_value, split_names, type_names, where
 from kivi.model.questions import question_of, windows_of
 
 __all__ = ["answer", "asked"]
@@ -46,7 +43,7 @@ def asked(snap: Any, args: argparse.Namespace) -> Any:
     measures = {n: operator_call(n, text, types) for n, text in pairs(args.measure, "--measure is name=sum:column")}
     derived = dict(pairs(args.derived, "--derived is name=expression"))
     wanted: dict[str, Any] = {
-        "group_by": [_group(text, types, args.tz) for text in args.by],
+        "group_by": [any_group(text, types, args.tz) for text in args.by],
         "measures": measures or None,
         "derived": derived or None,
     }
@@ -76,14 +73,3 @@ def asked(snap: Any, args: argparse.Namespace) -> Any:
         columns=split_names(args.columns) if args.columns else None,
         windows=windows,
     )
-
-
-def _group(text: str, types: Mapping[str, str], tz: str | None) -> str | TimeSlot | tuple[str, Expr]:
-    name, equals, rest = text.partition("=")
-    if not equals or re.fullmatch(r"\w+/\w+", rest.strip()):
-        return group(text, tz)
-    what = f"group {name.strip()!r}"
-    try:
-        return name.strip(), expression(rest, types, what)
-    except InvalidArgument:
-        return name.strip(), where(rest, types, what)

@@ -47,11 +47,13 @@ def _row_bytes(key: bytes, op: RowOp) -> int:
 
 
 class TablePending:
-    """The pending operations of one table. ``index`` is sorted by key."""
+    """The pending operations of one table. ``index`` is sorted by key. ``changed``: the newest CTS, also of those that
+    were folded since."""
 
-    __slots__ = ("changes", "events", "index", "retracted", "runs")
+    __slots__ = ("changed", "changes", "events", "index", "retracted", "runs")
 
     def __init__(self) -> None:
+        self.changed = 0
         self.changes = 0
         self.index: SortedDict[bytes, list[tuple[int, RowOp]]] = SortedDict()
         self.runs: tuple[DeltaRun, ...] = ()
@@ -101,7 +103,7 @@ class Pending:
             index, of = None, 0
             for cts, table, key, op in applied.rows:
                 if index is None or table != of:
-                    index, of = self._table(table).index, table
+                    index, of = self._table(table, last).index, table
                 ops = index.get(key)
                 if ops is None:
                     index[key] = [(cts, op)]
@@ -112,13 +114,13 @@ class Pending:
                     insort(copied, (cts, op), key=_cts)
                     index[key] = copied
             for table, events in _by_table(applied.events):
-                pending = self._table(table)
+                pending = self._table(table, last)
                 pending.events = _in_order(pending.events, events, attrgetter("last"))
             for table, runs in _by_table(applied.runs):
-                pending = self._table(table)
+                pending = self._table(table, last)
                 pending.runs = _in_order(pending.runs, runs, _last_cts)
             for table, retracted in _by_table(applied.retracted):
-                pending = self._table(table)
+                pending = self._table(table, last)
                 pending.retracted = _in_order(pending.retracted, retracted, _cts)
             nbytes = applied.nbytes
             self.nbytes += nbytes
@@ -157,13 +159,20 @@ class Pending:
         with self._mutex:
             return self._room.wait_for(lambda: self.nbytes <= limit, timeout_s)
 
-    def _table(self, table: int) -> TablePending:
+    def _table(self, table: int, last: int) -> TablePending:
+        """Where to put what commits up to ``last`` do to it."""
         pending = self._tables.get(table)
         if pending is None:
             pending = self._tables[table] = TablePending()
+        if pending.changed < last:
+            pending.changed = last
         return pending
 
     # -- readers --------------------------------------------------------------------------------
+
+    def changed_at(self, table: int) -> int:
+        """No commit that was ever applied here, and is newer than that, changed the table."""
+        return self._tables.get(table, _NOTHING).changed
 
     def ops(self, table: int, key: bytes, upto: int) -> list[tuple[int, RowOp]]:
         """The operations on one row with cts <= upto, in CTS order."""

@@ -50,6 +50,8 @@ class Automaton:
         self._table = np.full((16, 16), _UNKNOWN, np.int32)
         self._ends = np.zeros(16, np.bool_)
         self._final = np.arange(16) == _DEAD
+        self.rows_read = 0
+        """By runs of one beginning."""
         self._steps = dict[tuple[int, int], tuple[int, tuple[int, ...]]]()
 
     # -- the program ----------------------------------------------------------------------------
@@ -209,7 +211,9 @@ class Automaton:
                 if ends[state]:
                     end = at
                 if final[state]:
+                    self.rows_read += at - begin
                     return end
+        self.rows_read += limit - begin
         return end
 
     def symbols_of(self, classes: Array, begin: int, end: int) -> list[int]:

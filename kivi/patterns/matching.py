@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from kivi.errors import ResourceExhausted
 from kivi.model.pattern_text import chain, firsts
 from kivi.model.patterns import Match
 from kivi.model.types import ColumnType
@@ -17,6 +18,10 @@ from kivi.patterns.rows import Rows
 __all__ = ["Found", "Matcher"]
 
 Array = npt.NDArray[Any]
+ROWS_MAX: Final = 20_000_000
+"""Rows of all matches together, which measures are computed of."""
+READ_MAX: Final = 300_000_000
+"""Rows that runs longer than 64 rows read, some ten seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +74,16 @@ class Matcher:
     def _one_after_the_other(self, classes: Array, begins: Array, limits: Array, ends: Array, is_open: Array) -> Found:
         skip, needs = self.match.pattern.skip, self.match.needs_symbols
         sought = self._automaton.names.index(skip.symbol) if skip.symbol else -1
-        kept_begins, kept_ends, symbols, go_on = list[int](), list[int](), list[list[int]](), 0
+        kept_begins, kept_ends, symbols, go_on, rows = list[int](), list[int](), list[list[int]](), 0, 0
         for begin, limit, end, undecided in zip(
             begins.tolist(), limits.tolist(), ends.tolist(), is_open.tolist(), strict=True
         ):
             if begin < go_on:
                 continue
             if undecided and (end := self._automaton.end(classes, begin, limit)) < 0:
+                self._check(0)
                 continue
+            self._check(rows := rows + end - begin)
             kept_begins.append(begin)
             kept_ends.append(end)
             of = self._automaton.symbols_of(classes, begin, end) if needs else []
@@ -91,3 +98,15 @@ class Matcher:
                 case _:
                     go_on = end - 1 - of[::-1].index(sought)
         return Found(np.array(kept_begins, np.int64), np.array(kept_ends, np.int64), symbols, self._automaton.names)
+
+    def _check(self, rows: int) -> None:
+        """``rows``: of the matches so far. Raises ResourceExhausted."""
+        read = self._automaton.rows_read
+        for count, most, what in ((rows, ROWS_MAX, "the matches have"), (read, READ_MAX, "matching has read")):
+            if count > most:
+                raise ResourceExhausted(
+                    f"{what} more than {most:,} rows, those in several of them counted each time: bound matches by a "
+                    "(shorter) within, or go on behind them by skip='past_last_row'",
+                    limit="rows of matches",
+                    maximum=most,
+                )

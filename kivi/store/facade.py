@@ -133,6 +133,7 @@ class Store(Wiring):
                 self.cooler.start()
             if not parts.log.is_followed:
                 self.expiry.start()
+        self._opened_at = self.watermark()
         self._resumed = None if parts.log.is_judged_again or parts.log.is_followed else self.backfill.resume()
 
     @staticmethod
@@ -210,6 +211,12 @@ class Store(Wiring):
     def tables_as_seen(self) -> object:
         """The tables that readers see. Compare it by identity: any change of them makes another object."""
         return self.catalog.visible
+
+    def last_change(self, schema: TableSchema, upto: int) -> int:
+        """The newest snapshot up to ``upto``, which can be read, that a read of the table may differ at from one before
+        it: all between there and ``upto`` are alike. What changed before the store was opened is not told apart."""
+        known = self.pending.changed_at(schema.id), self.catalog.changes.get(schema.id, 0)
+        return min(upto, max(self._opened_at, *known))
 
     @property
     def changed_at(self) -> int:

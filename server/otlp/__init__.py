@@ -1,20 +1,22 @@
-"""OpenTelemetry in: traces by OTLP/gRPC, from any SDK or collector, as events of one table.
+"""OpenTelemetry in: traces by OTLP/gRPC and OTLP/HTTP, from any SDK or collector, as events.
 
 ::
 
-    Export (gRPC)  ->  spans: decode, columns  ->  intake: one writer  ->  event table, and its aggregates
-                                                     `-- window: the span ids of the last minutes
+    Export (gRPC), /v1/traces  ->  spans: decode, columns  ->  intake: a writer each  ->  event tables, aggregates
+                                                                   `-- window: the span ids of the last minutes
 
 ============ ==========================================================================
-``listener`` the call Export: access, how much waits, which status an error becomes
+``listener`` the call Export of gRPC; ``over_http``: the same of HTTP; ``answers``: what both say
+``exports``  each span of an export to the intake of its table, and one answer
 ``spans``    which spans count, and their columns: plain data in, plain data out
 ``recall``   the window as it was, from the table; ``kivi.arrow.id_window`` is the window
 ``intake``   the one writer: leaves out what was taken, commits, answers
 ``tables``   the table and its aggregates, created where they are missing
 ============ ==========================================================================
 
-What is an invocation. A span of kind SERVER or CONSUMER: one request answered, one message processed (column ``kind``
-tells them apart). All other spans are passed over, which is no error and not told to the sender.
+Which spans count. SERVER and CONSUMER are invocations: one request answered, one message processed; CLIENT and PRODUCER
+are outgoing calls, and calls to language models, of whatever other kind, go to a table of their own (``tables``). All
+other spans are passed over, which is no error and not told to the sender.
 
 What is late. A span that ended below the table's retention floor cannot be stored. With ``--otlp-late fail``, the
 default, it is refused as an append's late events are, but alone: the others of its export are stored, and the answer's
@@ -30,8 +32,9 @@ success"). With ``drop`` it is one of the usable spans, which the commit leaves 
 2. *Of one span (trace id and span id) at most one event is in the table from commits less than the window apart*,
    however exports are repeated, regrouped or sent at the same time, and whenever the server is killed. Why:
 
-   * There is one writer, the task in ``intake``; one process owns a store. It begins a commit only after it knows the
-     outcome of the one before. So two exports never race: the second finds what the first has committed.
+   * A span is for one table, each table has one writer, the task in ``intake``, and one process owns a store. The
+     writer begins a commit only after it knows the outcome of the one before. So two exports never race: the second
+     finds what the first has committed.
    * It leaves out of a commit what ``window`` knows, and what occurs in it twice.
    * ``window`` is never written anywhere: at the start, and whenever the table has become another one, it is read from
      the table itself, the ids of all events that were committed within the window. An event and the memory of it are

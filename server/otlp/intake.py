@@ -28,7 +28,7 @@ import pyarrow as pa
 from kivi_server.metrics import NO_SPANS
 from kivi_server.otlp.recall import recall
 from kivi_server.otlp.spans import Spans, gathered
-from kivi_server.otlp.tables import ensure
+from kivi_server.otlp.tables import INVOCATIONS_KIND, DoesNotFit, Kind, ensure
 from kivi_server.sessions import Sessions
 
 from kivi.arrow.id_window import Ids, Window, first_ones
@@ -38,7 +38,6 @@ from kivi.errors import (
     InvalidArgument,
     KiviError,
     NotFound,
-    ResourceExhausted,
     Retryable,
     SnapshotTooOld,
     Unavailable,
@@ -53,7 +52,6 @@ __all__ = ["Intake", "Taken"]
 T = TypeVar("T")
 _log = logging.getLogger("kivi.server")
 _ROWS_MAX: Final = 100_000  # in one commit, unless one request brings more
-_WAITING_BYTES_MAX: Final = 64 << 20  # of requests that are not answered yet
 _TRIES: Final = 5
 _LATE: Final = "it ended before the table's retention floor"
 
@@ -72,7 +70,6 @@ class Taken:
 @dataclass(slots=True, eq=False)
 class _Request:
     spans: Spans
-    nbytes: int
     answer: asyncio.Future[Taken]
 
 
@@ -88,12 +85,13 @@ class Intake:
         spans_max: int,
         *,
         drop_late: bool = False,
+        kind: Kind = INVOCATIONS_KIND,
     ) -> None:
         if not 1 <= window_s <= 86_400:
             raise InvalidArgument(f"otlp_window_s is between 1 s and a day, not {window_s:g} s")
         self.sessions = sessions
         self.store = sessions.store
-        self.table = table
+        self.table, self.kind = table, kind
         self.window: Window | SharedWindow = Window(window_s, spans_max)
         self._window_s, self._spans_max = window_s, spans_max
         self._retention_s = retention_s
@@ -104,8 +102,10 @@ class Intake:
         self._fresh: list[Ids] = []  # of the last turn
         self._waiting: deque[_Request] = deque()
         self._awake = asyncio.Event()
-        self._bytes = 0
         self._failure: KiviError | None = None
+        self._writing: asyncio.Task[None] | None = None
+        self.is_unfit = False
+        """The table is there, and does not fit."""
         self._counts = dict(NO_SPANS)
 
     def stats(self) -> dict[str, int | float]:
@@ -113,25 +113,9 @@ class Intake:
         return {
             **self._counts,
             "otlp_window_spans": len(self.window),
-            "otlp_waiting_bytes": self._bytes,
         }
 
     # -- requests ---------------------------------------------------------------------------------
-
-    def reserve(self, nbytes: int) -> None:
-        """Room for a request, until ``release`` or its answer. Raises ResourceExhausted."""
-        if self._bytes + nbytes > _WAITING_BYTES_MAX:
-            raise ResourceExhausted(
-                f"{self._bytes:,} bytes of exports wait to be committed, and {_WAITING_BYTES_MAX:,} are the limit: "
-                "send them again in a moment",
-                limit="otlp_waiting_bytes",
-                maximum=_WAITING_BYTES_MAX,
-                retry_s=1.0,
-            )
-        self._bytes += nbytes
-
-    def release(self, nbytes: int) -> None:
-        self._bytes -= nbytes
 
     def check(self, spans: Spans) -> None:
         """Raises InvalidArgument for more than one transaction may bring."""
@@ -142,26 +126,34 @@ class Intake:
                 f"({settings.max_append_rows:,}, {settings.max_transaction_bytes:,}): send smaller batches"
             )
 
-    async def put(self, spans: Spans, nbytes: int) -> Taken:
-        """Answers once these spans are durable and visible. What ``reserve`` kept for it is released with the answer.
+    async def put(self, spans: Spans) -> Taken:
+        """Answers once these spans are durable and visible.
 
         Whoever stops waiting changes nothing: the request is committed, and repeating it is harmless.
         """
-        request = _Request(spans, nbytes, asyncio.get_running_loop().create_future())
+        request = _Request(spans, asyncio.get_running_loop().create_future())
         self.sessions.commit_started()
         self._waiting.append(request)
         self._awake.set()
         return await request.answer
 
+    def left_out(self, spans: Spans) -> Taken:
+        """Of spans that are none: nothing is committed, or made, for them."""
+        taken = Taken(rejected=Counter(spans.rejected))
+        self._count(spans, taken)
+        return taken
+
+    def _count(self, spans: Spans, taken: Taken) -> None:
+        self._counts["otlp_spans_stored"] += taken.stored
+        self._counts["otlp_spans_dropped"] += taken.dropped
+        self._counts["otlp_spans_repeated"] += taken.repeated
+        self._counts["otlp_spans_rejected"] += taken.rejected.total()
+        self._counts["otlp_spans_passed_over"] += spans.passed_over
+
     def _answer(self, request: _Request, taken: Taken | None, error: BaseException | None = None) -> None:
         self.sessions.commit_ended()
-        self.release(request.nbytes)
         if taken is not None:
-            self._counts["otlp_spans_stored"] += taken.stored
-            self._counts["otlp_spans_dropped"] += taken.dropped
-            self._counts["otlp_spans_repeated"] += taken.repeated
-            self._counts["otlp_spans_rejected"] += taken.rejected.total()
-            self._counts["otlp_spans_passed_over"] += request.spans.passed_over
+            self._count(request.spans, taken)
         if request.answer.done():  # nobody waits any more
             return
         if error is not None:
@@ -172,8 +164,21 @@ class Intake:
     # -- the writer -------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """The table, created if it is missing, and the window as it was. Before anything is listened to."""
-        await self._in_thread(self._schema)
+        """The table, created if it is missing, and the window as it was. Before anything is listened to.
+
+        One that does not fit stops nobody: the log says why, and its spans are refused.
+        """
+        try:
+            await self._in_thread(self._schema)
+        except DoesNotFit as error:
+            _log.error("spans are refused: %s", error.message)
+
+    def start(self) -> None:
+        self._writing = asyncio.create_task(self.run())
+
+    def stop(self) -> None:
+        if self._writing is not None:
+            self._writing.cancel()
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -290,7 +295,9 @@ class Intake:
         except NotFound:
             schema = None
         if schema is None or self._source is None or schema.id != self._source.id:
-            schema = ensure(self.store, self.table, self._retention_s)
+            self.is_unfit = True
+            schema = ensure(self.store, self.table, self._retention_s, self.kind)
+            self.is_unfit = False
             self._fresh = []  # are in the table
             self.window = self._window_of(schema)
             _log.info("OpenTelemetry spans go to %s; %d of its last ids are known", schema.name, len(self.window))

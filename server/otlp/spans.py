@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 from google.protobuf.message import DecodeError
-from kivi_server.otlp.tables import COLUMNS
+from kivi_server.otlp.tables import INVOCATIONS_KIND, LLM_KIND, OUTGOING_KIND, Kind
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
@@ -26,31 +26,59 @@ from kivi.arrow.columns import TIMESTAMP
 from kivi.arrow.id_window import ID, Ids
 from kivi.errors import InvalidArgument
 
-__all__ = ["NAME_BYTES_MAX", "Spans", "decode", "gathered"]
+__all__ = ["NAME_BYTES_MAX", "Export", "Spans", "decode", "gathered", "spans_of"]
 
 NAME_BYTES_MAX: Final = 4_096
 """Four of them make a key of an aggregate, and a key has at most 64 KiB."""
 _LONG: Final = f"has more than {NAME_BYTES_MAX:,} bytes"
-_KINDS: Final = {Span.SPAN_KIND_SERVER: "server", Span.SPAN_KIND_CONSUMER: "consumer"}
+_KINDS: Final = {
+    Span.SPAN_KIND_SERVER: "server",
+    Span.SPAN_KIND_CONSUMER: "consumer",
+    Span.SPAN_KIND_CLIENT: "client",
+    Span.SPAN_KIND_PRODUCER: "producer",
+}
+_ANSWERED: Final = ("server", "consumer")
 _PLACES: Final = ("service.namespace", "service.name", "service.instance.id")
 _METHODS: Final = ("http.request.method", "http.method")
 _CODES: Final = ("http.response.status_code", "http.status_code", "rpc.grpc.status_code", "rpc.response.status_code")
 _WANTED: Final = frozenset({"http.route", "rpc.service", "rpc.method", *_METHODS, *_CODES})
+_PEERS: Final = (
+    "peer.service",
+    "server.address",
+    "net.peer.name",
+    "messaging.destination.name",
+    "db.namespace",
+    "db.name",
+)
+_SYSTEMS: Final = ("db.system.name", "db.system", "messaging.system", "rpc.system.name", "rpc.system")
+_ERROR_TYPES: Final = ("error.type",)
+_TENANTS: Final = ("tenant.id", "enduser.id", "user.id")
+_PROVIDERS: Final = ("gen_ai.provider.name", "gen_ai.system")
+_MODELS: Final = ("gen_ai.response.model", "gen_ai.request.model")
+_INPUTS: Final = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens")
+_OUTPUTS: Final = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens")
+_GEN_AI: Final = "gen_ai.operation.name"
+_OUTGOING: Final = frozenset(
+    {*_WANTED, *_PEERS, *_SYSTEMS, *_ERROR_TYPES, *_TENANTS, *_PROVIDERS, *_MODELS, *_INPUTS, *_OUTPUTS, _GEN_AI}
+)
+_WRAPPING: Final = frozenset({"create_agent", "invoke_agent", "invoke_workflow", "execute_tool"})
+"""Operations that call no model themselves: the calls in them have spans of their own."""
 _TYPES: Final = {"string": pa.string(), "bytes": pa.binary(), "int64": pa.int64(), "timestamp": TIMESTAMP}
 _EVENT_BYTES: Final = 100  # of a span's event, beside its names
 _NO_TRACE, _NO_SPAN = bytes(16), bytes(8)
 
 
 class Spans:
-    """The spans of one request that can be used, and of the others how many.
+    """The spans of one request that go to one table, and of the others how many.
 
-    ``columns`` are the lists of ``tables.COLUMNS``, ``nbytes`` what they take as events, ``rejected`` counts by reason.
+    ``columns`` are the lists of its kind's columns, ``nbytes`` what they take as events, ``rejected`` counts by reason.
     """
 
-    __slots__ = ("columns", "nbytes", "passed_over", "rejected")
+    __slots__ = ("columns", "kind", "nbytes", "passed_over", "rejected")
 
-    def __init__(self) -> None:
-        self.columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
+    def __init__(self, kind: Kind = INVOCATIONS_KIND) -> None:
+        self.kind = kind
+        self.columns: dict[str, list[Any]] = {name: [] for name in kind.columns}
         self.nbytes = self.passed_over = 0
         self.rejected = Counter[str]()
 
@@ -58,13 +86,29 @@ class Spans:
         return len(self.columns["ts"])
 
 
-def decode(data: bytes) -> Spans:
+class Export:
+    """The spans of one request, by where they go."""
+
+    __slots__ = ("invocations", "llm", "outgoing")
+
+    def __init__(self) -> None:
+        self.invocations = Spans(INVOCATIONS_KIND)
+        self.outgoing = Spans(OUTGOING_KIND)
+        self.llm = Spans(LLM_KIND)
+
+
+def decode(data: bytes) -> Export:
     """An ``ExportTraceServiceRequest``. Raises InvalidArgument if it is none."""
     try:
         request = ExportTraceServiceRequest.FromString(data)
     except DecodeError:
         raise InvalidArgument("this is no ExportTraceServiceRequest of OTLP") from None
-    spans = Spans()
+    return spans_of(request)
+
+
+def spans_of(request: ExportTraceServiceRequest) -> Export:
+    export = Export()
+    spans = export.invocations
     add = [column.append for column in spans.columns.values()]
     for resource_spans in request.resource_spans:
         place = _named(resource_spans.resource.attributes, _PLACES)
@@ -76,8 +120,8 @@ def decode(data: bytes) -> Spans:
         for scope_spans in resource_spans.scope_spans:
             for span in scope_spans.spans:
                 kind = _KINDS.get(span.kind)
-                if kind is None:
-                    spans.passed_over += 1
+                if kind not in _ANSWERED:
+                    _made(export, span, kind, (namespace, service, instance), nowhere, fixed)
                     continue
                 trace_id, span_id = span.trace_id, span.span_id
                 began, ended = span.start_time_unix_nano, span.end_time_unix_nano
@@ -95,14 +139,67 @@ def decode(data: bytes) -> Spans:
                 for append, value in zip(add, values, strict=True):
                     append(value)
                 spans.nbytes += fixed + sum(named)
-    return spans
+    return export
+
+
+def _made(export: Export, span: Any, kind: str | None, place: tuple[str, str, str], nowhere: str, fixed: int) -> None:
+    """A call that a service made."""
+    said = _named(span.attributes, _OUTGOING)
+    operation, model = _text(said, _GEN_AI), _text(said, *_MODELS)
+    if operation in _WRAPPING or (kind is None and not (operation and model)):
+        export.invocations.passed_over += 1
+        return
+    is_llm = bool(operation or model)
+    spans = export.llm if is_llm else export.outgoing
+    error = int(span.status.code == Status.STATUS_CODE_ERROR)
+    error_type = (_text(said, *_ERROR_TYPES) or _exception(span)) if error else _text(said, *_ERROR_TYPES)
+    began, ended = span.start_time_unix_nano, span.end_time_unix_nano
+    over = (ended // 1_000, (ended - began) // 1_000, span.trace_id, span.span_id)
+    names: tuple[str, ...]
+    values: tuple[Any, ...]
+    if is_llm:
+        names = (_text(said, *_TENANTS), _text(said, *_PROVIDERS), model, operation, error_type)
+        tokens = _number(said, _INPUTS), _number(said, _OUTPUTS)
+        values = (*place, *names[:4], *tokens, error, error_type, *over)
+    else:
+        method = _text(said, *_METHODS)
+        system = _text(said, *_SYSTEMS) or ("http" if method else "")
+        names = (_text(said, *_PEERS), system, _route(said) or span.name, method, error_type)
+        values = (*place, *names[:4], kind, _status_code(said), error, error_type, *over)
+    named = tuple(map(_length, names))
+    if fault := nowhere or _fault(span.trace_id, span.span_id, began, ended, named):
+        spans.rejected[fault] += 1
+        return
+    for column, value in zip(spans.columns.values(), values, strict=True):
+        column.append(value)
+    spans.nbytes += fixed + sum(named)
+
+
+def _exception(span: Any) -> str:
+    """The type of the last exception that it recorded."""
+    for event in reversed(span.events):
+        if event.name == "exception":
+            return _text(_named(event.attributes, ("exception.type",)), "exception.type")
+    return ""
+
+
+def _number(said: dict[str, str | int], names: Sequence[str]) -> int:
+    """0 for what is none, or less."""
+    for name in names:
+        value = said.get(name)
+        if isinstance(value, str):
+            value = int(value) if value.isascii() and value.isdigit() and len(value) < 16 else 0
+        if value:
+            return max(0, value)
+    return 0
 
 
 def gathered(requests: Sequence[Spans]) -> tuple[Any, Ids]:
-    """The spans of several requests, one after the other, as an Arrow table; and their ids."""
-    columns = {name: list(chain.from_iterable(each.columns[name] for each in requests)) for name in COLUMNS}
+    """The spans of several requests, of one kind, one after the other, as an Arrow table; and their ids."""
+    types = requests[0].kind.columns
+    columns = {name: list(chain.from_iterable(each.columns[name] for each in requests)) for name in types}
     parts = chain.from_iterable(zip(columns["trace_id"], columns["span_id"], strict=True))
-    arrays = {name: pa.array(values, _TYPES[COLUMNS[name]]) for name, values in columns.items()}
+    arrays = {name: pa.array(values, _TYPES[types[name]]) for name, values in columns.items()}
     return pa.table(arrays), np.frombuffer(b"".join(parts), ID)
 
 
@@ -142,7 +239,7 @@ def _length(name: str) -> int:
     return len(name) if name.isascii() else len(name.encode())
 
 
-def _fault(trace_id: bytes, span_id: bytes, began: int, ended: int, named: tuple[int, int]) -> str:
+def _fault(trace_id: bytes, span_id: bytes, began: int, ended: int, named: Sequence[int]) -> str:
     """Why a span cannot be used; empty if it can."""
     if len(trace_id) != 16 or trace_id == _NO_TRACE:
         return "the trace id is not 16 bytes, or all zero"
@@ -153,5 +250,5 @@ def _fault(trace_id: bytes, span_id: bytes, began: int, ended: int, named: tuple
     if ended < began:
         return "it ends before it starts"
     if max(named) > NAME_BYTES_MAX:
-        return f"its route or method {_LONG}"
+        return f"one of its names, like its route or method, {_LONG}"
     return ""

@@ -1,11 +1,23 @@
-"""The table that spans go to, and its aggregates: created where they are missing, with these columns and names.
+"""The tables that spans go to, and their aggregates: created where they are missing, with these columns and names.
 
-For ``--otlp-table invocations``::
+Each span is in one table, so that nothing is counted twice: a call is an invocation where it was answered, and an
+outgoing call where it was made.
+
+For ``--otlp-table invocations``, spans of kind SERVER and CONSUMER::
 
     invocations               an event for each invocation (``COLUMNS``)
     invocations_endpoint_5m   (namespace, service, route, method, slot)   calls, errors, sum_duration_us, slowest_us,
     invocations_service_5m    (namespace, service, slot)                  latency, slowest_trace_id; avg_duration_us,
                                                                           error_rate, p50_us, p95_us, p99_us, apdex
+
+Of kind CLIENT and PRODUCER, but for calls to language models; of whatever kind but SERVER and CONSUMER, calls to
+language models (``gen_ai.*``; operations that only wrap such calls, like ``invoke_agent``, are passed over, or their
+tokens would count twice)::
+
+    outgoing_calls            an event for each call that a service made (``OUTGOING``)
+    outgoing_calls_5m         (namespace, service, peer, system, slot)        the same measures
+    llm_calls                 an event for each call to a model (``LLM``)
+    llm_calls_5m              (tenant, service, provider, model, slot)        the same, input_tokens, output_tokens
 
 ``latency`` is the distribution of durations, from which any quantile can be read within 1 %. ``slowest_trace_id`` is
 the trace of the slowest invocation, of equals the first. ``apdex`` is that of T = 500 ms by duration: the mean of the
@@ -15,24 +27,36 @@ fractions of invocations below T and below 4 T, each within 1 % of the bound.
 changes only by what exporters held back. No column is ever null, so that aggregates may group by any of them: what a
 span does not say is "" or 0.
 
-A table that is there already is used as it is, with its own retention and aggregates, if it has these columns; others
-are null. Aggregates are only created while a table has no events, so those that somebody dropped stay away; those of an
-older server keep the measures that they have (``db.alter_aggregate`` adds others).
+``invocations`` is created when a server with ``--otlp`` starts, the others by the first span of their kind. A table
+that is there already is used as it is, with its own retention and aggregates, if it has these columns; others are null.
+If it has not, its spans are refused, and the log and the metric ``kivi_otlp_tables_unfit`` say so. Aggregates are only
+created while a table has no events, so those that somebody dropped stay away; those of an older server keep the
+measures that they have (``db.alter_aggregate`` adds others).
 """
 
 from __future__ import annotations
 
-import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from kivi.errors import AlreadyExists, InvalidArgument, NotFound
 from kivi.model import surface
 from kivi.model.declarations import aggregate_schema, event_table_schema, time_slot
 from kivi.model.expressions import col
-from kivi.model.schema import TableSchema
+from kivi.model.schema import OperatorCall, TableSchema
 from kivi.store.facade import Store
 
-__all__ = ["COLUMNS", "EVENT_TIME", "ensure"]
+__all__ = [
+    "COLUMNS",
+    "EVENT_TIME",
+    "INVOCATIONS_KIND",
+    "LLM_KIND",
+    "OUTGOING_KIND",
+    "DoesNotFit",
+    "Kind",
+    "ensure",
+]
 
 EVENT_TIME: Final = "ts"
 COLUMNS: Final = {
@@ -49,9 +73,39 @@ COLUMNS: Final = {
     "trace_id": "bytes",  # 16
     "span_id": "bytes",  # 8
 }
-_GROUPS: Final = {
-    "endpoint_5m": ("namespace", "service", "route", "method"),
-    "service_5m": ("namespace", "service"),
+OUTGOING: Final = {
+    "namespace": "string",
+    "service": "string",
+    "instance": "string",
+    "peer": "string",  # peer.service, else server.address, or where a message goes to
+    "system": "string",  # db.system.name, messaging.system, rpc.system, else http
+    "operation": "string",  # http.route, rpc.service/rpc.method, else the span's name
+    "method": "string",  # http.request.method
+    "kind": "string",  # client, producer
+    "status_code": "int64",
+    "error": "int64",
+    "error_type": "string",  # error.type, or of its exception
+    "ts": "timestamp",
+    "duration_us": "int64",
+    "trace_id": "bytes",
+    "span_id": "bytes",
+}
+LLM: Final = {
+    "namespace": "string",
+    "service": "string",
+    "instance": "string",
+    "tenant": "string",  # tenant.id, else enduser.id, user.id
+    "provider": "string",  # gen_ai.provider.name, gen_ai.system
+    "model": "string",  # gen_ai.response.model, else gen_ai.request.model
+    "operation": "string",  # gen_ai.operation.name
+    "input_tokens": "int64",  # gen_ai.usage.input_tokens
+    "output_tokens": "int64",  # gen_ai.usage.output_tokens
+    "error": "int64",
+    "error_type": "string",
+    "ts": "timestamp",
+    "duration_us": "int64",
+    "trace_id": "bytes",
+    "span_id": "bytes",
 }
 _MEASURES: Final = {
     "calls": surface.count(),
@@ -72,41 +126,68 @@ _DERIVED: Final = {
 }
 
 
-def ensure(store: Store, name: str, retention_s: float) -> TableSchema:
+@dataclass(frozen=True)
+class Kind:
+    """What becomes of some spans. ``groups``: of each aggregate, by the end of its name, its columns but the slot."""
+
+    name: str
+    columns: Mapping[str, str]
+    groups: Mapping[str, Sequence[str]]
+    measures: Mapping[str, OperatorCall]
+
+
+INVOCATIONS_KIND: Final = Kind(
+    "invocations",
+    COLUMNS,
+    {"endpoint_5m": ("namespace", "service", "route", "method"), "service_5m": ("namespace", "service")},
+    _MEASURES,
+)
+OUTGOING_KIND: Final = Kind("outgoing_calls", OUTGOING, {"5m": ("namespace", "service", "peer", "system")}, _MEASURES)
+LLM_KIND: Final = Kind(
+    "llm_calls",
+    LLM,
+    {"5m": ("tenant", "service", "provider", "model")},
+    {**_MEASURES, "input_tokens": surface.sum("input_tokens"), "output_tokens": surface.sum("output_tokens")},
+)
+
+
+class DoesNotFit(InvalidArgument):
+    """A table is there that has not the columns: its spans are refused, and those of other tables are not."""
+
+
+def ensure(store: Store, name: str, retention_s: float, kind: Kind = INVOCATIONS_KIND) -> TableSchema:
     """The table, created with its aggregates if it is missing; ``retention_s`` 0 keeps events for ever.
 
-    Raises SchemaError for a name that is none, InvalidArgument for a table that does not fit.
+    Raises SchemaError for a name that is none, DoesNotFit.
     """
     try:
         table, is_new = store.table(name), False
     except NotFound:
         retention = None if not retention_s else int(retention_s * 1_000_000)
         try:
-            table, is_new = store.create(event_table_schema(name, EVENT_TIME, COLUMNS, retention)), True
+            table, is_new = store.create(event_table_schema(name, EVENT_TIME, kind.columns, retention)), True
         except AlreadyExists:  # a client was quicker
             table, is_new = store.table(name), False
-    _check(table)
+    _check(table, kind)
     if is_new or not store.statistics(table).get("rows"):
         taken = {schema.name for schema in store.tables()}
-        for ending, groups in _GROUPS.items():
+        for ending, groups in kind.groups.items():
             if (aggregate := f"{name}_{ending}") not in taken:
                 slots = time_slot(EVENT_TIME, "5m")
-                with contextlib.suppress(AlreadyExists):  # another node of the cluster was quicker
-                    store.create(aggregate_schema(aggregate, table, [*groups, slots], _MEASURES, _DERIVED))
+                store.create(aggregate_schema(aggregate, table, [*groups, slots], kind.measures, _DERIVED))
     return table
 
 
-def _check(table: TableSchema) -> None:
+def _check(table: TableSchema, kind: Kind) -> None:
+    what = f"--otlp-table {table.name!r}" if kind is INVOCATIONS_KIND else f"table {table.name!r}, for spans,"
+    do = "name another table, which is then created" if kind is INVOCATIONS_KIND else "drop it, or alter it"
     if table.kind != "event" or table.event_time != EVENT_TIME:
-        raise InvalidArgument(
-            f"--otlp-table {table.name!r} is there already and is no event table whose event time is {EVENT_TIME!r}: "
-            "name another one"
-        )
-    for name, type_ in COLUMNS.items():
+        raise DoesNotFit(f"{what} is there already and is no event table whose event time is {EVENT_TIME!r}: {do}")
+    for name, type_ in kind.columns.items():
         column = table.by_name.get(name)
         if column is None or str(column.type) != type_:
             found = "none" if column is None else str(column.type)
-            raise InvalidArgument(
-                f"--otlp-table {table.name!r} is there already and does not fit: it should have a column {name!r} of "
-                f"type {type_}, and has {found}; name another table, which is then created"
+            raise DoesNotFit(
+                f"{what} is there already and does not fit: it should have a column {name!r} of type {type_}, and has "
+                f"{found}; {do}"
             )

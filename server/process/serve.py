@@ -11,9 +11,11 @@ import asyncio
 import contextlib
 import gc
 import importlib
+import importlib.util
 import ipaddress
 import logging
 import os
+import re
 import signal
 import ssl
 import sys
@@ -27,7 +29,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health
 from kivi_server import logs, metrics
 from kivi_server.auth import Allowance, Tokens
-from kivi_server.http import rows
 from kivi_server.options import Options, host_and_port
 from kivi_server.process.hub import HubProcess, forget_copies
 from kivi_server.service import Service, handlers
@@ -40,7 +41,10 @@ from kivi.store.facade import Store
 from kivi.wire import methods
 
 if TYPE_CHECKING:
+    from kivi_server.http.listener import HttpListener
+    from kivi_server.otlp.exports import Exports
     from kivi_server.otlp.listener import Listener
+    from prometheus_client.registry import CollectorRegistry
 
     from kivi.cluster import PeerServer
 
@@ -99,7 +103,7 @@ def _check_metrics(options: Options) -> None:
 
 
 def _https(options: Options) -> ssl.SSLContext | None:
-    """The same TLS for rows over HTTP, or None for plaintext."""
+    """The same TLS for HTTP, or None for plaintext."""
     if not options.http or not options.tls_cert:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -153,24 +157,81 @@ def listener(
     return server, healthy, _bind(server, options.listen, "--listen", secure)
 
 
-def _otlp(options: Options, sessions: Sessions, tokens: Tokens) -> Listener | None:
-    """The intake of spans; its packages, an extra, are loaded only if it is asked for."""
-    if options.otlp is None:
+def _intake(options: Options, sessions: Sessions) -> Exports | None:
+    """What takes spans; its packages, an extra, are loaded if it is asked for, and for HTTP if they are here."""
+    if options.otlp is None and (options.http is None or not _has(_OTLP)):
         return None
-    from kivi_server.otlp.intake import Intake
+    from kivi_server.otlp.exports import Exports
+
+    return Exports(
+        sessions,
+        options.otlp_table,
+        options.otlp_retention_s,
+        options.otlp_window_s,
+        options.otlp_window_spans,
+        drop_late=options.otlp_late == "drop",
+    )
+
+
+def _otlp(options: Options, intake: Exports | None, tokens: Tokens) -> Listener | None:
+    if options.otlp is None or intake is None:
+        return None
     from kivi_server.otlp.listener import Listener
 
-    return Listener(
-        Intake(
-            sessions,
-            options.otlp_table,
-            options.otlp_retention_s,
-            options.otlp_window_s,
-            options.otlp_window_spans,
-            drop_late=options.otlp_late == "drop",
-        ),
-        tokens,
-    )
+    return Listener(intake, tokens)
+
+
+_OTLP: Final = "opentelemetry.proto.collector.trace.v1.trace_service_pb2"
+
+
+def _has(package: str) -> bool:
+    try:
+        importlib.import_module(package)
+    except ImportError:
+        return False
+    return True
+
+
+def _http(
+    options: Options,
+    sessions: Sessions,
+    tokens: Tokens,
+    page: CollectorRegistry,
+    secure: ssl.SSLContext | None,
+    intake: Exports | None,
+) -> HttpListener | None:
+    """Bound, not started; its packages, an extra, are loaded only if it is asked for."""
+    if options.http is None:
+        return None
+    from kivi_server.http.application import application
+    from kivi_server.http.listener import HttpListener
+
+    traces = None
+    if intake is not None:
+        from kivi_server.otlp.over_http import OverHttp
+
+        traces = OverHttp(intake)
+    host, _ = host_and_port(options.http, "--http")
+    app = application(sessions, tokens, page, _origins(options), traces, is_local=is_loopback(host))
+    return HttpListener(options.http, "--http", app, secure)
+
+
+def _origins(options: Options) -> list[str]:
+    return [origin.strip() for origin in (options.http_origins or "").split(",") if origin.strip()]
+
+
+def _check_http(options: Options) -> None:
+    """Before anything is opened. Raises InvalidArgument."""
+    for origin in _origins(options):
+        if not re.fullmatch(r"\*|https?://[^/\s]+", origin):
+            raise InvalidArgument(f"--http-origins: {origin!r} is no origin, such as https://dashboards.example:8443")
+    if options.http is None:
+        return
+    host_and_port(options.http, "--http")
+    if importlib.util.find_spec("uvicorn") is None or importlib.util.find_spec("starlette") is None:
+        raise InvalidArgument(
+            "--http needs the packages starlette and uvicorn, which are not installed here: pip install 'kivi[http]'"
+        )
 
 
 def _check_otlp(options: Options) -> None:
@@ -178,12 +239,10 @@ def _check_otlp(options: Options) -> None:
     if options.otlp is None:
         return
     host_and_port(options.otlp, "--otlp")
-    try:
-        importlib.import_module("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
-    except ImportError:
+    if not _has(_OTLP):
         raise InvalidArgument(
             "--otlp needs the package opentelemetry-proto, which is not installed here: pip install 'kivi[otlp]'"
-        ) from None
+        )
 
 
 async def _serve(
@@ -199,23 +258,29 @@ async def _serve(
     sessions = Sessions(store, metrics.version_of("kivi"), allowance, slow_call_s=options.slow_call_s)
 
     def stats() -> dict[str, int | float]:
-        spans = otlp.intake.stats() if otlp is not None else metrics.NO_SPANS
+        spans = intake.stats() if intake is not None else metrics.NO_SPANS
         beside = hub.stats() if hub is not None else {}
         return {**store.stats(), **sessions.stats(), **spans, **beside, **_disk(options.data)}
 
-    otlp = _otlp(options, sessions, tokens)
+    intake = _intake(options, sessions)
+    otlp = _otlp(options, intake, tokens)
     hub = None if options.hub is None else HubProcess(store, options)
     server, healthy, endpoint = listener(sessions, options, secure, tokens, stats)
-    http = contextlib.ExitStack()
+    registry = metrics.registry(stats, store.histograms, sessions.calls)
+    page = contextlib.ExitStack()
     if options.metrics:
-        page = metrics.application(stats, store.histograms, sessions.calls)
-        address = http.enter_context(serving(options.metrics, "--metrics", page))
+        address = page.enter_context(serving(options.metrics, "--metrics", metrics.application(registry)))
         print(f"metrics on {address}/metrics", flush=True)
-    if options.http:
-        address = http.enter_context(serving(options.http, "--http", rows.Application(sessions, tokens), https))
-        print(f"rows on {address}/rows", flush=True)
+    http = _http(options, sessions, tokens, registry, https, intake)
+    if intake is not None:
+        if otlp is not None:
+            await intake.open()
+        intake.start()
+    if http is not None:
+        await http.start()
+        print(f"http on {http.address}", flush=True)
+        print(f"rows on {http.address}/rows", flush=True)
     if otlp is not None:
-        await otlp.intake.open()
         address = _bind(otlp.server, options.otlp or "", "--otlp", secure)
         await otlp.start()
         print(f"otlp on {address}", flush=True)
@@ -257,9 +322,13 @@ async def _serve(
     await loop.run_in_executor(None, sessions.hub.stop)  # whose subscribers learn why
     if otlp is not None:
         await otlp.stop()
+    if http is not None:
+        await http.stop()
     await server.stop(grace=0.2)
+    if intake is not None:
+        intake.stop()
     watching.cancel()
-    http.close()
+    page.close()
     await loop.run_in_executor(None, sessions.close)
     if failures:
         raise Unavailable(f"the store stopped: {failures[0]}; start the server again to recover")
@@ -418,6 +487,7 @@ def run(
     secure, https, tokens = credentials(options), _https(options), Tokens.load(options.token_file)
     host_and_port(options.listen, "--listen")
     _check_metrics(options)
+    _check_http(options)
     _check_otlp(options)
     _check_cluster(options)
     _check_hub(options)

@@ -18,10 +18,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import kivi
-from kivi.cli.aggregate import operator_call
 from kivi.cli.commands import main
 from kivi.cli.create import columns_of
 from kivi.errors import InvalidArgument, SchemaError
+from kivi.model.measure_text import operator_call
 from tests.serverproc import ROOT, ServerProcess
 
 col = kivi.col

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 import kivi
-from kivi.cli.aggregate import operator_call
 from kivi.cli.commands import main
 from kivi.cli.offline import examine
 from kivi.encoding.base_rows import RowLayout, Version
 from kivi.encoding.keyspaces import row_key
 from kivi.engine import WriteBatch
 from kivi.errors import DataLoss, InvalidArgument, SchemaError
+from kivi.model.measure_text import operator_call
 from kivi.model.schema import TableSchema
 from kivi.runtime.settings import Settings
 from kivi.store.facade import Store

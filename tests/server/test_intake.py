@@ -11,6 +11,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from kivi_server.otlp.exports import Exports
 from kivi_server.otlp.intake import Intake, Taken
 from kivi_server.otlp.recall import recall
 from kivi_server.otlp.spans import decode, gathered
@@ -45,8 +46,7 @@ async def intake(store: Store, *, retention_s: float = 0, drop_late: bool = Fals
 
 def put(to: Intake, spans: list[ReadableSpan]) -> asyncio.Task[Taken]:
     data = encode_spans(spans).SerializeToString()
-    to.reserve(len(data))
-    return asyncio.create_task(to.put(decode(data), len(data)))
+    return asyncio.create_task(to.put(decode(data).invocations))
 
 
 def rows(store: Store) -> int:
@@ -77,7 +77,7 @@ def test_an_export_and_one_that_repeats_it_wait_for_the_same_outcome() -> None:
             assert [(each.stored, each.repeated) for each in taken] == [(40, 0), (5, 20), (5, 15)]
             assert rows(store) == 50
             assert to.stats()["otlp_commits"] == 2, "what waited went together"
-            assert to.stats()["otlp_waiting_bytes"] == to.sessions.commits_in_flight == 0
+            assert to.sessions.commits_in_flight == 0
 
     run(story)
 
@@ -113,7 +113,7 @@ def test_somebody_who_stops_waiting_changes_nothing() -> None:
             store.committer.hold = None
             store.committer.finish_held(store.committer.held[0])
             assert (await put(to, spans)).repeated == 10 and rows(store) == 10
-            assert to.stats()["otlp_waiting_bytes"] == to.sessions.commits_in_flight == 0
+            assert to.sessions.commits_in_flight == 0
 
     run(story)
 
@@ -158,7 +158,7 @@ def test_a_restart_recalls_what_was_committed_within_the_window_and_how_long_ago
         ids = []
         for at in (0, 400, 800):
             now[0] = began + at
-            spans, of = gathered([decode(encode_spans(recorder.spans(40)).SerializeToString())])
+            spans, of = gathered([decode(encode_spans(recorder.spans(40)).SerializeToString()).invocations])
             ids.append(of)
             place = {"namespace": "", "service": "", "route": "", "method": "", "ts": int(now[0] * 1e6)}
             alien = event_batch(table, [{**place, "trace_id": b"short"}, {**place, "trace_id": None}])
@@ -186,13 +186,20 @@ def test_a_restart_recalls_what_was_committed_within_the_window_and_how_long_ago
 
 def test_more_than_may_wait_is_refused() -> None:
     async def story(store: Store) -> None:
-        async with intake(store) as to:
-            to.reserve(60 << 20)
-            with pytest.raises(kivi.ResourceExhausted) as error:
-                to.reserve(5 << 20)
-            assert error.value.details["retry_s"] > 0
-            to.release(60 << 20)
-            to.reserve(5 << 20)
+        sessions = Sessions(store, "0")
+        exports = Exports(sessions, "invocations", 0, 900, 1_000, drop_late=False)
+        large = bytes([0x0A, 0x80, 0x80, 0x80, 0x1E, *bytes(60 << 20)])  # a field of 60 MiB, if it were one
+        first = asyncio.create_task(exports.take(large, decode, lambda table: True))
+        await asyncio.sleep(0)
+        with pytest.raises(kivi.ResourceExhausted) as error:
+            await exports.take(bytes(5 << 20), decode, lambda table: True)
+        assert error.value.details["retry_s"] > 0 and exports.stats()["otlp_waiting_bytes"] == len(large)
+        with pytest.raises(kivi.InvalidArgument):
+            await first
+        with pytest.raises(kivi.InvalidArgument):
+            await exports.take(bytes(5 << 20), decode, lambda table: True)
+        assert exports.stats()["otlp_waiting_bytes"] == 0
+        sessions.close()
 
     run(story)
 

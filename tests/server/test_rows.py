@@ -223,11 +223,15 @@ def test_errors_are_told_with_a_status(
 
 
 def test_other_methods_and_paths_are_not_there(server: ServerProcess) -> None:
-    for method, url in (("POST", address(server)), ("GET", address(server).replace("/rows", "/"))):
+    for method, url, status in (
+        ("POST", address(server), 405),
+        ("GET", address(server) + "/more", 404),
+        ("DELETE", address(server).replace("/rows", "/v1/tables"), 405),
+    ):
         with pytest.raises(urllib.error.HTTPError) as error:
             urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=60)
         error.value.close()
-        assert error.value.code == 404
+        assert error.value.code == status
 
 
 def test_tokens_and_tls_are_those_of_everything_else(tmp_path: Path, require: Callable[[str], str]) -> None:
@@ -270,5 +274,5 @@ def test_a_page_has_an_address_of_either_kind(host: str) -> None:
         respond("200 OK", [("Content-Length", "4")])
         return [b"page"]
 
-    with serving(f"{host}:0", "--http", page) as address:
+    with serving(f"{host}:0", "--metrics", page) as address:
         assert urllib.request.urlopen(address, timeout=60).read() == b"page"

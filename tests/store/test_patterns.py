@@ -56,6 +56,23 @@ def test_matches_equal_the_naive_matcher_r26(seed: int, monkeypatch: pytest.Monk
     driver.close()
 
 
+def test_reading_over_and_over_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that fail late, each from its own beginning, and matches that overlap."""
+    monkeypatch.setattr("kivi.patterns.matching.READ_MAX", 100_000)
+    monkeypatch.setattr("kivi.patterns.matching.ROWS_MAX", 20_000)
+    count = {"n": kivi.count()}
+    late = {"B": col("x") == 3, "C": (col("x") == 3) & (col("f") < 1)}
+    with kivi.open() as db:
+        db.create_event_table("calls", event_time="ts", columns=COLUMNS)
+        db.append("calls", [{"host": 1, "ts": T0 + i, "x": i % 5, "f": 0.0} for i in range(1_000)])
+        with db.snapshot() as snap:
+            for text, define, skip in (("A+ B C", late, "past_last_row"), ("A+", {}, "to_next_row")):
+                with pytest.raises(kivi.ResourceExhausted, match="shorter.* within"):
+                    list(snap.match("calls", kivi.pattern(text, define=define, measures=count, skip=skip)))
+                bounded = kivi.pattern(text, define=define, measures=count, skip=skip, within=15)
+                assert len(snap.match("calls", bounded)) == (0 if define else 1_000)
+
+
 def test_what_is_far_from_candidates_is_not_matched(monkeypatch: pytest.MonkeyPatch) -> None:
     """By time and by partition, where definitions look no further than the match; else by partition."""
     monkeypatch.setattr("kivi.store.patterns._ROWS_MIN", 0)

@@ -1,0 +1,42 @@
+"""Who may do that: the same tokens, roles and allowances as over gRPC, and whether this listener takes writes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kivi_server.auth import Access, Grant, Tokens
+from kivi_server.requests import stopping
+from kivi_server.sessions import Sessions
+from starlette.requests import Request
+
+from kivi.errors import PermissionDenied
+
+__all__ = ["Door"]
+
+
+class Door:
+    """``takes_writes``: the listener is on loopback, or there are tokens."""
+
+    def __init__(self, sessions: Sessions, tokens: Tokens, *, takes_writes: bool) -> None:
+        self.sessions, self.store, self.tokens = sessions, sessions.store, tokens
+        self.takes_writes = takes_writes
+
+    def enter(self, request: Request, need: Access, what: str, *tables: str) -> Grant:
+        """Raises Unauthenticated, PermissionDenied, ResourceExhausted, Unavailable while the server stops."""
+        self.tokens.refresh()
+        grant = self.tokens.of_header(request.headers.get("authorization", ""))
+        self.sessions.clients.of(grant, _peer(request.scope)).take(1)
+        if need > Access.READ and not self.takes_writes:
+            raise PermissionDenied(
+                "this listener is not on loopback and the server has no token file, so it takes no writes over HTTP: "
+                "start it with --token-file, or with --http on localhost"
+            )
+        grant.require(need, what, *tables)
+        if self.sessions.stopping:
+            raise stopping()
+        return grant
+
+
+def _peer(scope: Any) -> str:
+    """Without tokens a client is a machine: connections of HTTP come and go."""
+    return str((scope.get("client") or ("",))[0])

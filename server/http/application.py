@@ -1,0 +1,30 @@
+"""The application, made of its parts. What imports this needs the extra ``kivi[http]``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kivi_server.auth import Tokens
+from kivi_server.http.access import Door
+from kivi_server.http.front import Front
+from kivi_server.http.routes import Routes, Traces
+from kivi_server.sessions import Sessions
+from prometheus_client.registry import CollectorRegistry
+
+__all__ = ["application"]
+
+
+def application(
+    sessions: Sessions,
+    tokens: Tokens,
+    registry: CollectorRegistry,
+    origins: Iterable[str],
+    traces: Traces | None,
+    *,
+    is_local: bool,
+) -> Front:
+    """ASGI. ``is_local``: the listener is on loopback. ``traces``: what takes OTLP/HTTP, if anything does."""
+    door = Door(sessions, tokens, takes_writes=is_local or tokens.asked_for)
+    return Front(
+        Routes(door, registry, traces).router(), sessions, origins, local_names=is_local and not tokens.asked_for
+    )

@@ -1,0 +1,233 @@
+"""Prometheus' query API, for Grafana and whoever else asks it: ``/api/v1/...``, over aggregates.
+
+================================ ==================================================================
+``query``, ``query_range``       PromQL, a part of it (``kivi_server.http.promql``); the rest is 422
+``series``, ``labels``,          what there is, of the series that ``match[]`` selects, or of all
+``label/NAME/values``
+``metadata``                     the type and the help of each metric
+``status/buildinfo``             what Grafana asks first
+================================ ==================================================================
+
+Which series there are: ``kivi_server.http.prom_series``. Answers and errors have the form that Prometheus gives them.
+Needs ``promql-parser``, of the extra ``kivi[http]``.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import re
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+from kivi_server.auth import Grant
+from kivi_server.http.prom_series import NAME, Counter, Labels, Matching, Series, counters, matches, read, selected
+from kivi_server.http.promql import Evaluation, Unsupported, Value, matching_of, parsed
+from kivi_server.sessions import Sessions
+
+from kivi.errors import InvalidArgument, KiviError, PermissionDenied, ResourceExhausted, Unauthenticated
+from kivi.model.predicate_text import parse_moment
+
+__all__ = ["PATHS", "Parameters", "Prometheus", "failure"]
+
+Parameters = Mapping[str, Sequence[str]]
+PATHS: Final = ("query", "query_range", "series", "labels", "label/{name}/values", "metadata", "status/buildinfo")
+_POINTS_MAX: Final = 11_000
+_LABEL: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*\Z")
+_DAY_MS: Final = 86_400_000
+_UNITS_MS: Final = {
+    "ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": _DAY_MS, "w": 7 * _DAY_MS, "y": 365 * _DAY_MS,
+}  # fmt: skip
+
+
+class Prometheus:
+    """Each method answers the ``data`` of one path, in a thread. They raise what the question deserves."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions, self._store = sessions, sessions.store
+
+    def answer(self, path: str, name: str, given: Parameters, grant: Grant) -> Any:
+        """``path``: of ``PATHS``; ``name``: of a label."""
+        asked = _Asked(given)
+        match path:
+            case "query":
+                return self._instant(asked, grant)
+            case "query_range":
+                return self._range(asked, grant)
+            case "series":
+                if not asked.several("match[]"):
+                    raise InvalidArgument("match[] is required: say which series")
+                return self._series(asked, grant)
+            case "labels":
+                return sorted({label for each in self._series(asked, grant) for label in each})
+            case "label/{name}/values":
+                if not _LABEL.match(name):
+                    raise InvalidArgument(f"{name!r} is no name of a label")
+                if name == NAME and not asked.several("match[]"):
+                    return sorted(counters(self._store, grant.allows))
+                return sorted({each[name] for each in self._series(asked, grant) if each.get(name)})
+            case "metadata":
+                wanted, limit = asked.one("metric"), int(asked.number("limit", 1e9))
+                known = sorted(counters(self._store, grant.allows).items())
+                return {name: [_described(each)] for name, each in known[:limit] if wanted in ("", name)}
+        return {"version": "2.42.0", "application": f"kivi {self._sessions.version}", "features": {}}
+
+    def _evaluated(self, asked: _Asked, times_ms: Any, grant: Grant) -> Value:
+        node = parsed(asked.required("query"))
+        lease = self._store.begin()
+        known = counters(self._store, grant.allows)
+        until_us = min(int(times_ms[-1]) * 1_000 + _AHEAD_US, self._store.committer.now_us())
+        cache: dict[tuple[Matching, ...], list[Series]] = {}
+
+        def select(matching: list[Matching]) -> list[Series]:
+            found = cache.get(tuple(matching))
+            if found is None:
+                chosen = selected(known, matching)
+                every = [read(self._store, lease, each, matching, until_us) for each in chosen]
+                found = cache[tuple(matching)] = [series for series in every if len(series.ends_ms)]
+            return found
+
+        try:
+            return Evaluation(times_ms, select).value(node)
+        finally:
+            self._store.release(lease)
+
+    def _instant(self, asked: _Asked, grant: Grant) -> Any:
+        time_ms = asked.moment_ms("time", time.time() * 1_000)
+        value = self._evaluated(asked, np.array([time_ms], np.int64), grant)
+        if value.labels is None:
+            return {"resultType": "scalar", "result": _point(time_ms, value.numbers[0, 0])}
+        rows = [i for i in range(len(value.labels)) if value.there[i, 0]]
+        result = [{"metric": value.labels[i], "value": _point(time_ms, value.numbers[i, 0])} for i in rows]
+        return {"resultType": "vector", "result": result}
+
+    def _range(self, asked: _Asked, grant: Grant) -> Any:
+        start, end, step = asked.moment_ms("start"), asked.moment_ms("end"), asked.duration_ms("step")
+        if end < start:
+            raise InvalidArgument("end comes before start")
+        if (end - start) // step + 1 > _POINTS_MAX:
+            raise InvalidArgument(f"more than {_POINTS_MAX:,} points for each series: give a larger step, or less time")
+        times_ms = np.arange(start, end + 1, step, dtype=np.int64)
+        value = self._evaluated(asked, times_ms, grant)
+        result = []
+        for labels, numbers, there in zip(
+            [{}] if value.labels is None else value.labels, value.numbers, value.there, strict=True
+        ):
+            if there.any():
+                points = [_point(int(times_ms[t]), numbers[t]) for t in np.flatnonzero(there)]
+                result.append({"metric": labels, "values": points})
+        return {"resultType": "matrix", "result": sorted(result, key=lambda each: sorted(each["metric"].items()))}
+
+    def _series(self, asked: _Asked, grant: Grant) -> list[Labels]:
+        """Of all slots that are kept: an aggregate has a series as long as it has a row."""
+        known = counters(self._store, grant.allows)
+        texts = asked.several("match[]")
+        selectors = [_selector(text) for text in texts] or [[]]
+        lease, found = self._store.begin(), dict[tuple[tuple[str, str], ...], Labels]()
+        try:
+            for matching in selectors:
+                for counter in selected(known, matching):
+                    for labels in read(self._store, lease, counter, matching, 0).labels:
+                        if matches(matching, labels):
+                            shown = {name: value for name, value in labels.items() if value}
+                            found[tuple(sorted(shown.items()))] = shown
+        finally:
+            self._store.release(lease)
+        return list(found.values())
+
+
+_AHEAD_US: Final = 366 * 86_400_000_000  # for offsets that are negative
+
+
+def failure(error: KiviError) -> tuple[int, dict[str, str]]:
+    """The status and the body of an answer that is an error."""
+    if isinstance(error, Unsupported):
+        return 422, {"status": "error", "errorType": "execution", "error": error.message}
+    if isinstance(error, (Unauthenticated, PermissionDenied)):
+        status = 401 if isinstance(error, Unauthenticated) else 403
+        return status, {"status": "error", "errorType": "unauthorized", "error": error.message}
+    if isinstance(error, ResourceExhausted):
+        return 422, {"status": "error", "errorType": "execution", "error": error.message}
+    if isinstance(error, InvalidArgument):
+        return 400, {"status": "error", "errorType": "bad_data", "error": error.message}
+    return 503, {"status": "error", "errorType": "unavailable", "error": error.message}
+
+
+class _Asked:
+    """The parameters of a request. Raises InvalidArgument."""
+
+    def __init__(self, given: Parameters) -> None:
+        self._given = given
+
+    def several(self, name: str) -> Sequence[str]:
+        return self._given.get(name, ())
+
+    def one(self, name: str) -> str:
+        found = self._given.get(name, ())
+        return found[-1] if found else ""
+
+    def required(self, name: str) -> str:
+        if not (text := self.one(name)):
+            raise InvalidArgument(f"parameter {name} is required")
+        return text
+
+    def number(self, name: str, otherwise: float) -> float:
+        text = self.one(name)
+        try:
+            number = float(text) if text else otherwise
+        except ValueError:
+            number = math.nan
+        if not abs(number) < 1e15:
+            raise InvalidArgument(f"parameter {name} is a number, not {text!r}")
+        return number
+
+    def moment_ms(self, name: str, otherwise_ms: float | None = None) -> int:
+        text = self.one(name) if otherwise_ms is not None else self.required(name)
+        if not text:
+            return int(otherwise_ms or 0)
+        try:
+            number = float(text) * 1_000
+        except ValueError:
+            number = (parse_moment(text, f"parameter {name}") - _EPOCH) / dt.timedelta(milliseconds=1)
+        if not abs(number) < 1e14:
+            raise InvalidArgument(f"parameter {name} is a moment, not {text!r}")
+        return round(number)
+
+    def duration_ms(self, name: str) -> int:
+        text = self.required(name)
+        try:
+            number = float(text) * 1_000
+        except ValueError:
+            parts = re.fullmatch(r"(\d+(?:ms|s|m|h|d|w|y))+", text) and re.findall(r"(\d+)(ms|s|m|h|d|w|y)", text)
+            number = float(sum(int(count[:12]) * _UNITS_MS[unit] for count, unit in parts or ()))
+        if not 1 <= number < 1e14:
+            raise InvalidArgument(f"parameter {name} is a time span, such as 60 or 1m, not {text!r}")
+        return round(number)
+
+
+_EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
+
+def _selector(text: str) -> list[Matching]:
+    node = parsed(text)
+    if type(node).__name__ != "VectorSelector":
+        raise InvalidArgument(f"match[] selects series, like calls_5m_n{{endpoint='1'}}, and is {text!r}")
+    return matching_of(node)
+
+
+def _described(counter: Counter) -> dict[str, str]:
+    return {"type": "counter", "help": f"{counter.measure} of {counter.table.name}, summed up by slots.", "unit": ""}
+
+
+def _point(time_ms: int, number: float) -> list[Any]:
+    return [time_ms / 1_000, _number(float(number))]
+
+
+def _number(number: float) -> str:
+    if math.isnan(number):
+        return "NaN"
+    if math.isinf(number):
+        return "+Inf" if number > 0 else "-Inf"
+    return str(int(number)) if number == int(number) and abs(number) < 1e21 else repr(number)

@@ -1,0 +1,121 @@
+"""Answers as text and as Arrow, and which of these a request asks for.
+
+============================================= ======================================================================
+``application/json``                          ``{"snapshot": 12, "more": false, "rows": [{...}, ...]}``
+``application/x-ndjson``                      a row a line
+``text/csv``                                  the same with a header line
+``application/vnd.apache.arrow.stream``       an Arrow IPC stream, as ``snap.to_arrow`` gives it
+============================================= ======================================================================
+
+In text times are ISO 8601 in UTC, decimals texts (``"12.50"``; a JSON number would be rounded by its reader), bytes
+``0x`` and hexadecimal. Of /rows decimals are numbers, as they always were.
+"""
+
+from __future__ import annotations
+
+import csv
+import datetime as dt
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
+from typing import Any, Final
+
+import pyarrow as pa
+from kivi_server.http.errors import NotAcceptable
+
+from kivi.arrow.columns import rows_from_batch
+from kivi.arrow.ipc import encode_ipc
+from kivi.model.quantiles import Quantiles
+from kivi.model.values import Top
+
+__all__ = ["ARROW", "CSV", "JSON", "MEDIA", "NDJSON", "accepted", "compact", "csv_of", "plain", "rendered", "rows_of"]
+
+JSON: Final = "application/json"
+NDJSON: Final = "application/x-ndjson"
+CSV: Final = "text/csv"
+ARROW: Final = "application/vnd.apache.arrow.stream"
+_FORMS: Final = {"json": JSON, "ndjson": NDJSON, "csv": CSV, "arrow": ARROW}
+MEDIA: Final = tuple(_FORMS.values())
+_WILD: Final = {"*/*": JSON, "application/*": JSON, "text/*": CSV, "application/ndjson": NDJSON}
+
+
+def accepted(accept: str, named: str | None = None) -> str:
+    """The media type to answer in: ``named`` (json, ndjson, csv, arrow), or the one that an Accept header likes best.
+
+    Raises NotAcceptable.
+    """
+    if named is not None:
+        if named not in _FORMS:
+            raise NotAcceptable(f"parameter format is {', '.join(_FORMS)}, not {named!r}")
+        return _FORMS[named]
+    best, found = 0.0, ""
+    for each in (accept or "*/*").split(","):
+        name, *parameters = [part.strip().lower() for part in each.split(";")]
+        media = _WILD.get(name, name if name in _FORMS.values() else "")
+        if media and (weight := _weight(parameters)) > best:
+            best, found = weight, media
+    if not found:
+        raise NotAcceptable(f"Accept asks for none of {', '.join(_FORMS.values())}")
+    return found
+
+
+def _weight(parameters: Iterable[str]) -> float:
+    for parameter in parameters:
+        if parameter.startswith("q="):
+            try:
+                return float(parameter[2:])
+            except ValueError:
+                return 0.0
+    return 1.0
+
+
+def rows_of(table: Any) -> list[dict[str, Any]]:
+    """Of an Arrow table, as callers see them."""
+    return [row for batch in table.to_batches() for row in rows_from_batch(batch)]
+
+
+def rendered(media: str, table: pa.Table, about: Mapping[str, Any]) -> bytes:
+    """An Arrow table in a media type; ``about``: what JSON says beside the rows."""
+    if media == ARROW:
+        return bytes(encode_ipc(table))
+    rows = rows_of(table)
+    if media == CSV:
+        return csv_of(table.column_names, rows, exact=True)
+    flat = [{name: plain(value, exact=True) for name, value in row.items()} for row in rows]
+    if media == NDJSON:
+        return b"".join(compact(row) + b"\n" for row in flat)
+    return compact({**about, "rows": flat})
+
+
+def compact(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def csv_of(names: Sequence[str], rows: Iterable[Mapping[str, Any]], *, exact: bool = False) -> bytes:
+    out = io.StringIO()
+    writer = csv.writer(out)
+    writer.writerow(names)
+    for row in rows:
+        values = [plain(row[name], exact=exact) for name in names]
+        writer.writerow([json.dumps(v, ensure_ascii=False) if isinstance(v, (bool, dict, list)) else v for v in values])
+    return out.getvalue().encode()
+
+
+def plain(value: Any, *, exact: bool = False) -> Any:
+    """A value as JSON has it; ``exact``: decimals as text, else as numbers."""
+    if isinstance(value, dt.datetime):
+        return value.isoformat(timespec="microseconds" if value.microsecond else "seconds").replace("+00:00", "Z")
+    if isinstance(value, bytes):
+        return "0x" + value.hex()
+    if isinstance(value, (Quantiles, Top)):
+        value = value.to_plain()
+    if isinstance(value, Mapping):
+        return {str(name): plain(each, exact=exact) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(each, exact=exact) for each in value]
+    if isinstance(value, float) and value != value:
+        return None
+    if isinstance(value, Decimal):
+        return str(value) if exact else float(value)
+    return value

@@ -1,0 +1,339 @@
+"""Which path is what. Each route: who may, what is asked for, the store's call, the answer.
+
+==================================== =================================================================
+``GET /``                            what there is
+``GET /healthz``                     whether the server serves; asks for no token
+``GET /metrics``                     the metrics, for Prometheus
+``GET /openapi.json``                this, for programs; asks for no token
+``GET /rows``                        rows as JSON or CSV (``kivi_server.http.rows``)
+``GET /v1/tables``                   the definitions of all tables that the token is for
+``GET /v1/tables/{table}``           one, with what is known about its contents
+``GET /v1/tables/{table}/rows``      rows
+``POST /v1/tables/{table}/append``   events (``kivi_server.http.writes``)
+``POST /v1/transactions``            a transaction
+``POST /v1/query``, ``/v1/sql``      questions (``kivi_server.http.questions``)
+``/api/v1/...``                      Prometheus' query API (``kivi_server.http.prometheus``)
+``POST /v1/traces``                  OTLP/HTTP: exports of spans (``kivi_server.otlp``)
+``GET /v1/live``                     subscriptions, as server-sent events (``kivi_server.http.live``)
+==================================== =================================================================
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import Executor
+from typing import Any, Final, Protocol, TypeVar
+from urllib.parse import parse_qs
+
+from kivi_server import metrics
+from kivi_server.auth import Access
+from kivi_server.http import prometheus as prometheus_api
+from kivi_server.http.access import Door
+from kivi_server.http.bodies import Bodies
+from kivi_server.http.description import described
+from kivi_server.http.errors import UnsupportedMediaType, status_of
+from kivi_server.http.front import CALL, ERROR
+from kivi_server.http.live import Channels, Wanted
+from kivi_server.http.questions import Query, Sql
+from kivi_server.http.rendering import CSV, JSON, MEDIA, accepted, compact, csv_of, plain, rendered, rows_of
+from kivi_server.http.rows import Asked, read
+from kivi_server.http.shared import Answer, Shared
+from kivi_server.http.writes import Appended, Operations, committed, token_of
+from kivi_server.logs import request_id
+from prometheus_client.registry import CollectorRegistry
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+
+from kivi.errors import InvalidArgument, KiviError, NotFound, Unavailable
+
+__all__ = ["Routes", "Traces"]
+
+T = TypeVar("T")
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class Traces(Protocol):
+    """What takes OTLP/HTTP: ``kivi_server.otlp.over_http``."""
+
+    @property
+    def bytes_max(self) -> int: ...
+
+    @property
+    def media(self) -> Sequence[str]: ...
+
+    @property
+    def tables(self) -> list[str]: ...
+
+    async def export(self, body: bytes, media: str, allows: Callable[[str], bool]) -> bytes: ...
+
+    def failure(self, error: KiviError, media: str) -> tuple[bytes, float | None]: ...
+
+
+class Routes:
+    def __init__(self, door: Door, registry: CollectorRegistry, traces: Traces | None) -> None:
+        self._door = door
+        self._sessions, self._store = door.sessions, door.store
+        self._registry = registry
+        self._bodies = Bodies()
+        self._traces = traces
+        self._questions = prometheus_api.Prometheus(door.sessions)
+        self._shared = Shared(door.sessions)
+        self._channels = Channels(door)
+        self._described = compact(described(door.sessions.version))
+
+    def router(self) -> Router:
+        routes: Iterable[tuple[str, str, Handler]] = (
+            ("GET", "/", self.index),
+            ("GET", "/healthz", self.healthz),
+            ("GET", "/metrics", self.metrics),
+            ("GET", "/openapi.json", self.openapi),
+            ("GET", "/rows", self.rows),
+            ("GET", "/v1/tables", self.tables),
+            ("GET", "/v1/tables/{table}", self.describe),
+            ("GET", "/v1/tables/{table}/rows", self.table_rows),
+            ("POST", "/v1/tables/{table}/append", self.append),
+            ("POST", "/v1/transactions", self.transaction),
+            ("POST", "/v1/query", self.query),
+            ("POST", "/v1/sql", self.sql),
+            ("GET", "/v1/live", self.live),
+            ("POST", "/v1/traces", self.traces),
+        )
+        prometheus = [
+            Route(f"/api/v1/{path}", self._prometheus(path), methods=["GET", "POST"]) for path in prometheus_api.PATHS
+        ]
+        return Router(
+            [*(Route(path, _named(handler), methods=[method]) for method, path, handler in routes), *prometheus],
+            redirect_slashes=False,
+        )
+
+    async def _in(self, pool: Executor, work: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(pool, work, *arguments)
+
+    # -- about the server ----------------------------------------------------------------------------------
+
+    async def index(self, request: Request) -> Response:
+        paths = ["/healthz", "/metrics", "/openapi.json", "/rows", "/v1/tables"]
+        return _json({"kivi": self._sessions.version, "paths": paths})
+
+    async def openapi(self, request: Request) -> Response:
+        return Response(self._described, media_type=JSON)
+
+    async def healthz(self, request: Request) -> Response:
+        if self._sessions.stopping:
+            raise Unavailable("the server is stopping", stopping=True)
+        self._store.check_open()
+        return Response("ok\n", media_type="text/plain", headers={"Cache-Control": "no-store"})
+
+    async def metrics(self, request: Request) -> Response:
+        self._door.enter(request, Access.READ, "reading metrics")
+        accept = request.headers.get("accept", "")
+        body, media = await self._in(self._sessions.reads, metrics.page, self._registry, accept)
+        return Response(body, headers={"Content-Type": media, "Cache-Control": "no-store"})
+
+    # -- reads ---------------------------------------------------------------------------------------------
+
+    async def tables(self, request: Request) -> Response:
+        grant = self._door.enter(request, Access.READ, "reading definitions")
+        tag = self._shared.tag(self._store.changed_at, grant.name)
+        if _matches(request, tag):
+            return _unchanged(tag)
+        found = [schema.description() for schema in self._store.tables() if grant.allows(schema.name)]
+        return _json({"tables": plain(found, exact=True)}, ETag=tag, **_REVALIDATE)
+
+    async def describe(self, request: Request) -> Response:
+        name = request.path_params["table"]
+        self._door.enter(request, Access.READ, "reading definitions", name)
+
+        def described() -> Any:
+            schema = self._store.table(name)
+            return schema.described(self._store.statistics(schema), self._store.retracted_in_backups(schema))
+
+        return _json(plain(await self._in(self._sessions.reads, described), exact=True))
+
+    async def rows(self, request: Request) -> Response:
+        grant = self._door.enter(request, Access.READ, "reading")
+        asked = Asked(request.url.query)
+        grant.require(Access.READ, "reading", asked.table)
+        form = asked.given.get("format", "json")
+        if form not in ("json", "csv"):
+            raise InvalidArgument(f"parameter format is json or csv, not {form!r}")
+
+        def text() -> Answer:
+            table, ts, more = read(self._sessions, asked)
+            rows = rows_of(table)
+            if form == "csv":
+                return Answer(csv_of(table.column_names, rows), CSV, ts, more)
+            return Answer(compact([plain(row) for row in rows]), JSON, ts, more)
+
+        return await self._get(request, asked, f"rows.{form}", text)
+
+    async def table_rows(self, request: Request) -> Response:
+        self._door.enter(request, Access.READ, "reading", request.path_params["table"])
+        asked = Asked(request.url.query, request.path_params["table"])
+        media = accepted(request.headers.get("accept", ""), asked.given.get("format"))
+
+        def render() -> Answer:
+            table, ts, more = read(self._sessions, asked)
+            return Answer(rendered(media, table, {"snapshot": ts, "more": more}), media, ts, more)
+
+        return await self._get(request, asked, _FORMS[media], render)
+
+    async def _get(self, request: Request, asked: Asked, form: str, work: Callable[[], Answer]) -> Response:
+        if not asked.is_now:
+            return _answered(await self._in(self._sessions.questions, work))
+        upto, changed = self._shared.changed([asked.table])
+        tag = self._shared.tag(changed, form)
+        if _matches(request, tag):
+            return _unchanged(tag, upto)
+        answer = await self._shared.answer(
+            (form, asked.question), changed, lambda: self._in(self._sessions.questions, work)
+        )
+        return _answered(answer, max(upto, answer.ts), ETag=tag)
+
+    # -- questions -----------------------------------------------------------------------------------------
+
+    async def query(self, request: Request) -> Response:
+        grant = self._door.enter(request, Access.READ, "reading")
+        media = accepted(request.headers.get("accept", ""))
+        async with self._bodies.read(request, _QUESTION_BYTES_MAX) as body:
+            query = Query.of(body)
+        grant.require(Access.READ, "reading", query.table)
+
+        def work() -> Answer:
+            table, ts, more, explanation = query.answer(self._sessions, grant)
+            about = {"snapshot": ts, "more": more} | ({"explanation": explanation} if explanation else {})
+            return Answer(rendered(media, table, about), media, ts, more)
+
+        if not query.is_now:
+            return _answered(await self._in(self._sessions.questions, work))
+        upto, changed = self._shared.changed([query.table])
+        answer = await self._shared.answer(
+            (media, query.question, grant.tables), changed, lambda: self._in(self._sessions.questions, work)
+        )
+        return _answered(answer, max(upto, answer.ts))
+
+    async def sql(self, request: Request) -> Response:
+        grant = self._door.enter(request, Access.READ, "reading")
+        media = accepted(request.headers.get("accept", ""))
+        async with self._bodies.read(request, _QUESTION_BYTES_MAX) as body:
+            asked = Sql.of(body)
+
+        def work() -> Answer:
+            table, ts, more, _ = asked.answer(self._sessions, grant)
+            return Answer(rendered(media, table, {"snapshot": ts, "more": more}), media, ts, more)
+
+        return _answered(await self._in(self._sessions.sql, work))
+
+    async def live(self, request: Request) -> Response:
+        grant = self._door.enter(request, Access.READ, "subscribing")
+        wanted = Wanted(self._door, grant, request)
+        return self._channels.answer(wanted, grant, request_id([("x-request-id", request.headers.get("x-request-id"))]))
+
+    # -- writes --------------------------------------------------------------------------------------------
+
+    async def append(self, request: Request) -> Response:
+        table = request.path_params["table"]
+        self._door.enter(request, Access.WRITE, "writing", table)
+        if unknown := request.query_params.keys() - {"late"}:
+            raise InvalidArgument(f"there is no parameter {min(unknown)!r}; there is late")
+        token = token_of(request.headers)
+        media = request.headers.get("content-type", "")
+        async with self._bodies.read(request) as body:
+            wanted = Appended(table, media, body, request.query_params.get("late", "fail"))
+            return _json({"commit_ts": await committed(self._sessions, wanted.prepare, token)})
+
+    async def transaction(self, request: Request) -> Response:
+        grant = self._door.enter(request, Access.WRITE, "writing")
+        token = token_of(request.headers)
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
+            raise UnsupportedMediaType(f"a transaction is {JSON}: set Content-Type")
+        async with self._bodies.read(request) as body:
+            wanted = await self._in(self._sessions.writes, Operations, body)
+            grant.require(Access.WRITE, "writing", *wanted.tables)
+            return _json({"commit_ts": await committed(self._sessions, wanted.prepare, token)})
+
+    def _prometheus(self, path: str) -> Handler:
+        async def prometheus(request: Request) -> Response:
+            request.scope[CALL] = f"prometheus/{path.partition('/')[0]}"
+            try:
+                grant = self._door.enter(request, Access.READ, "reading")
+                given = _form(request.url.query)
+                if request.method == "POST":
+                    async with self._bodies.read(request, _QUESTION_BYTES_MAX) as body:
+                        for name, texts in _form(body.decode("utf-8", "replace")).items():
+                            given.setdefault(name, []).extend(texts)
+                answer = self._questions.answer
+                label = request.path_params.get("name", "")
+                data = await self._in(self._sessions.questions, answer, path, label, given, grant)
+            except KiviError as error:
+                request.scope[ERROR] = error
+                status, said = prometheus_api.failure(error)
+                return Response(compact(said), status, media_type=JSON)
+            return _json({"status": "success", "data": data})
+
+        return prometheus
+
+    async def traces(self, request: Request) -> Response:
+        traces = self._traces
+        if traces is None:
+            raise NotFound("this server takes no spans: it needs pip install 'kivi[otlp]'")
+        media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if media not in traces.media:
+            raise UnsupportedMediaType(f"spans are {' or '.join(traces.media)}, not {media!r}: set Content-Type")
+        try:
+            grant = self._door.enter(request, Access.WRITE, "exporting spans", *traces.tables)
+            async with self._bodies.read(request, traces.bytes_max) as body:
+                return Response(await traces.export(body, media, grant.allows), media_type=media)
+        except KiviError as error:
+            request.scope[ERROR] = error
+            body, retry_s = traces.failure(error, media)
+            status = status_of(error)
+            headers = {} if retry_s is None else {"Retry-After": str(max(1, round(retry_s)))}
+            return Response(body, int(status), headers, media_type=media)
+
+
+_QUESTION_BYTES_MAX: Final = 1 << 20
+_REVALIDATE: Final = {"Cache-Control": "no-cache"}
+_FORMS: Final = {media: media.rpartition("/")[2] for media in MEDIA}
+
+
+def _form(text: str) -> dict[str, list[str]]:
+    try:
+        return parse_qs(text, keep_blank_values=True, max_num_fields=1_000)
+    except ValueError:
+        raise InvalidArgument("a request has at most 1,000 parameters") from None
+
+
+def _named(handler: Handler) -> Handler:
+    """Says what it is, for metrics, before anything can go wrong."""
+
+    async def named(request: Request) -> Response:
+        request.scope[CALL] = handler.__name__
+        return await handler(request)
+
+    return named
+
+
+def _matches(request: Request, tag: str) -> bool:
+    given = request.headers.get("if-none-match", "")
+    return given.strip() == "*" or tag in [each.strip().removeprefix("W/") for each in given.split(",")]
+
+
+def _unchanged(tag: str, ts: int | None = None) -> Response:
+    snapshot = {} if ts is None else {"X-Kivi-Snapshot": str(ts)}
+    return Response(status_code=304, headers={"ETag": tag, "Vary": "Accept", **_REVALIDATE, **snapshot})
+
+
+def _json(value: Any, **headers: str) -> Response:
+    return Response(compact(value), media_type=JSON, headers={"Cache-Control": "no-store", **headers})
+
+
+def _answered(answer: Answer, ts: int | None = None, **tags: str) -> Response:
+    text = f"{answer.media}; charset=utf-8" if answer.media.startswith(("text/", JSON)) else answer.media
+    headers = {"Content-Type": text, "X-Kivi-Snapshot": str(answer.ts if ts is None else ts), "Vary": "Accept"}
+    headers |= _REVALIDATE | tags if tags else {"Cache-Control": "no-store"}
+    if answer.more is not None:
+        headers["X-Kivi-More"] = str(answer.more).lower()
+    return Response(answer.body, headers=headers)

@@ -1,0 +1,391 @@
+"""The ASGI application: a real server on loopback, what it answers compared with what a client of gRPC reads."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pyarrow as pa
+import pytest
+
+import kivi
+from tests.serverproc import EndedError, ServerProcess
+
+BEGIN_US = 1_767_225_600_000_000  # 2026-01-01
+ARROW = {"Content-Type": "application/vnd.apache.arrow.stream"}
+LINES = {"Content-Type": "application/x-ndjson"}
+
+
+def base(server: ServerProcess) -> str:
+    return next(line for line in server.output if line.startswith("http on ")).split()[-1]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    arguments = ["--http", "localhost:0", "--http-origins", "https://board.example"]
+    with ServerProcess(tmp_path_factory.mktemp("http") / "data", *arguments) as running:
+        with running.connect() as db:
+            db.create_table(
+                "accounts",
+                key={"id": "int64"},
+                columns={"name": "string", "photo": "bytes", "at": "timestamp", "balance": kivi.sum("decimal(12,2)")},
+            )
+            db.create_event_table(
+                "calls",
+                event_time="ts",
+                columns={
+                    "endpoint": "int64",
+                    "ts": "timestamp",
+                    "us": "int64",
+                    "cost": "decimal(12,2)",
+                    "x": "float64",
+                },
+            )
+            db.create_aggregate(
+                "calls_5m",
+                source="calls",
+                group_by=["endpoint", kivi.time_slot("ts", "5m", name="slot")],
+                measures={"n": kivi.count(), "total": kivi.sum("us"), "latency": kivi.quantiles("us")},
+            )
+            db.create_table("quiet", key={"id": "int64"}, columns={"n": "int64"})
+        yield running
+
+
+@pytest.fixture(scope="module")
+def http(server: ServerProcess) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=base(server), timeout=60) as client:
+        yield client
+
+
+def transact(http: httpx.Client, *operations: Any, status: int = 200, token: str | None = None, **more: Any) -> Any:
+    headers = {} if token is None else {"Idempotency-Key": token}
+    reply = http.post("/v1/transactions", json={"operations": operations, **more}, headers=headers)
+    assert reply.status_code == status, reply.text
+    return reply.json()
+
+
+def test_a_transaction_is_one_commit_and_its_values_are_exact(server: ServerProcess, http: httpx.Client) -> None:
+    at = "2026-07-01T12:00:00.000001Z"
+    ts = transact(
+        http,
+        {"op": "put", "table": "accounts", "key": [1], "values": {"name": "ada", "photo": "0x00ff", "at": at}},
+        {"op": "delta", "table": "accounts", "key": [1], "values": {"balance": "12345678.91"}},
+        {"op": "insert", "table": "accounts", "key": [2], "values": {"name": "bob"}},
+        {"op": "delete", "table": "accounts", "key": [3]},
+        {"op": "append", "table": "calls", "records": [{"endpoint": 7, "ts": at, "us": 9, "cost": 0.1, "x": 0.1}]},
+    )["commit_ts"]
+    with server.connect() as db:
+        with db.snapshot(as_of=ts) as snap:
+            ada, bob = snap.get_many("accounts", [(1,), (2,)])
+            (event,) = snap.scan("calls", where=kivi.col("endpoint") == 7)
+        assert (ada["name"], ada["photo"], ada["balance"]) == ("ada", b"\x00\xff", Decimal("12345678.91"))
+        assert bob["name"] == "bob" and ada["at"] == event["ts"]
+        assert (event["cost"], event["x"]) == (Decimal("0.10"), 0.1)
+    reply = http.get("/v1/tables/accounts/rows", params={"key": "1", "min_snapshot": ts})
+    (row,) = reply.json()["rows"]
+    assert (row["balance"], row["photo"], row["at"]) == ("12345678.91", "0x00ff", at)
+    assert int(reply.headers["X-Kivi-Snapshot"]) >= ts
+    assert http.get("/v1/tables/accounts/rows", params={"key": "77"}).status_code == 404
+
+
+def test_conflicts_and_repetitions(server: ServerProcess, http: httpx.Client) -> None:
+    put = {"op": "put", "table": "quiet", "key": [1], "values": {"n": 1}}
+    seen = transact(http, put)["commit_ts"]
+    transact(http, {**put, "values": {"n": 2}})
+    for mine in (put, {"op": "guard", "table": "quiet", "key": [1], "column": "n"}):
+        other = {"op": "put", "table": "quiet", "key": [2], "values": {"n": 0}}
+        lost = transact(http, mine, other, snapshot=seen, status=409)
+        assert lost["reason"] == "Conflict" and lost["details"]["key"] == [1]
+    with server.connect() as db:
+        assert db.get("quiet", (2,)) is None
+    insert = {"op": "insert", "table": "quiet", "key": [9], "values": {"n": 9}}
+    first = transact(http, insert, token="insert-9")
+    assert transact(http, insert, token="insert-9") == first
+    assert transact(http, insert, status=409)["reason"] == "RowExists"
+    assert transact(http, {**insert, "key": [10]}, token="insert-9", status=400)["reason"] == "InvalidArgument"
+
+
+@pytest.mark.parametrize("form", ["json", "lines", "arrow", "gzip"])
+def test_appends_in_every_form_are_the_same_events(server: ServerProcess, http: httpx.Client, form: str) -> None:
+    endpoint = {"json": 11, "lines": 12, "arrow": 13, "gzip": 14}[form]
+    events = [{"endpoint": endpoint, "ts": BEGIN_US + i, "us": i, "cost": f"{i}.25", "x": i / 4} for i in range(500)]
+    lines = "\n".join(map(json.dumps, events)).encode()
+    columns = {name: [event[name] for event in events] for name in events[0]}
+    columns["cost"] = [Decimal(str(cost)) for cost in columns["cost"]]
+    table = pa.table({**columns, "ts": pa.array(columns["ts"], pa.timestamp("us", "UTC"))})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    content: dict[str, Any] = {
+        "json": {"json": events},
+        "lines": {"content": lines, "headers": LINES},
+        "arrow": {"content": sink.getvalue().to_pybytes(), "headers": ARROW},
+        "gzip": {"content": gzip.compress(lines), "headers": {**LINES, "Content-Encoding": "gzip"}},
+    }
+    sent = content[form]
+    sent["headers"] = {**sent.get("headers", {}), "Idempotency-Key": f"append-{form}"}
+    replies = [http.post("/v1/tables/calls/append", **sent) for _ in range(3)]
+    assert [reply.status_code for reply in replies] == [200] * 3
+    assert len({reply.json()["commit_ts"] for reply in replies}) == 1
+    reply = http.get("/v1/tables/calls/rows", params={"where": f"endpoint == {endpoint}", "format": "arrow"})
+    with pa.ipc.open_stream(reply.content) as reader:
+        read = reader.read_all()
+    with server.connect() as db, db.snapshot() as snap:
+        assert read.equals(snap.to_arrow("calls", where=kivi.col("endpoint") == endpoint, any_order=False))
+    assert read.select(table.column_names).to_pylist() == table.to_pylist()
+
+
+def test_questions_are_those_of_a_client(server: ServerProcess, http: httpx.Client) -> None:
+    http.post("/v1/tables/calls/append", json=[{"endpoint": i % 3, "ts": BEGIN_US, "us": i} for i in range(90)])
+    asked = {
+        "table": "calls", "group_by": ["endpoint"], "where": "endpoint < 3", "order_by": ["-total"], "limit": 2,
+        "measures": {"total": "sum(us)", "latency": "quantiles(us)"}, "derived": {"p90": "quantile(latency, 0.9)"},
+        "columns": ["endpoint", "total", "p90"], "having": "total > 0",
+    }  # fmt: skip
+    reply = http.post("/v1/query", json=asked).json()
+    with server.connect() as db, db.snapshot() as snap:
+        expected = snap.query(
+            "calls", group_by=["endpoint"], where=kivi.col("endpoint") < 3, order_by="-total",
+            measures={"total": kivi.sum("us"), "latency": kivi.quantiles("us")},
+            derived={"p90": "quantile(latency, 0.9)"}, columns=["endpoint", "total", "p90"],
+        ).to_arrow().to_pylist()  # fmt: skip
+    assert reply["rows"] == expected[:2] and reply["more"] and len(expected) == 3
+    sql = {"sql": "select endpoint, sum(us)::bigint as total from calls where endpoint < $most group by 1 order by 1"}
+    told = http.post("/v1/sql", json={**sql, "parameters": {"most": 3}}, headers={"Accept": "application/x-ndjson"})
+    assert [json.loads(line) for line in told.text.splitlines()] == [
+        {"endpoint": row["endpoint"], "total": row["total"]} for row in sorted(expected, key=lambda r: r["endpoint"])
+    ]
+    assert http.post("/v1/sql", json={"sql": "drop table calls"}).status_code == 400
+    assert http.post("/v1/query", json={"table": "calls", "measures": {"n": "nothing(us)"}}).status_code == 400
+
+
+def test_a_tag_is_the_last_change_of_its_table_and_no_other(server: ServerProcess, http: httpx.Client) -> None:
+    def get(table: str, tag: str = "") -> httpx.Response:
+        return http.get(f"/v1/tables/{table}/rows", headers={"If-None-Match": tag})
+
+    tag = get("quiet").headers["ETag"]
+    transact(http, {"op": "put", "table": "accounts", "key": [5], "values": {"name": "x"}})
+    unchanged = get("quiet", f'"other", {tag}')
+    assert unchanged.status_code == 304 and unchanged.headers["ETag"] == tag and not unchanged.content
+    of_aggregate = get("calls_5m").headers["ETag"]
+    transact(http, {"op": "put", "table": "quiet", "key": [5], "values": {"n": 1}})
+    changed = get("quiet", tag)
+    assert changed.status_code == 200 and changed.headers["ETag"] != tag
+    assert get("calls_5m", of_aggregate).status_code == 304
+    http.post("/v1/tables/calls/append", json=[{"endpoint": 1, "ts": BEGIN_US, "us": 1}])
+    assert get("calls_5m", of_aggregate).status_code == 200  # it follows its source
+    csv = http.get("/v1/tables/quiet/rows", headers={"Accept": "text/csv", "If-None-Match": changed.headers["ETag"]})
+    assert csv.status_code == 200 and csv.headers["ETag"] != changed.headers["ETag"]
+    with server.connect() as db:
+        db.drop("quiet")
+        db.create_table("quiet", key={"id": "int64"}, columns={"n": "int64"})
+    assert get("quiet", changed.headers["ETag"]).json()["rows"] == []
+
+
+def test_no_answer_is_older_than_what_was_acknowledged(http: httpx.Client) -> None:
+    """Writers and pollers at once: a poll that begins after a commit was acknowledged shows it, shared or not."""
+    transact(http, {"op": "put", "table": "accounts", "key": [100], "values": {"name": "0"}})
+    newest, stop = [0], threading.Event()
+
+    def write() -> None:
+        for i in range(1, 60):
+            transact(http, {"op": "put", "table": "accounts", "key": [100], "values": {"name": str(i)}})
+            newest[0] = i
+        stop.set()
+
+    def poll(_: int) -> int:
+        polls, tag, seen = 0, "", 0
+        while not stop.is_set():
+            least = newest[0]
+            reply = http.get("/v1/tables/accounts/rows", params={"key": "100"}, headers={"If-None-Match": tag})
+            if reply.status_code == 200:
+                tag, seen = reply.headers["ETag"], int(reply.json()["rows"][0]["name"])
+            assert seen >= least, (seen, least, reply.status_code)
+            polls += 1
+        return polls
+
+    with ThreadPoolExecutor(4) as pool:
+        pollers = [pool.submit(poll, i) for i in range(3)]
+        write()
+        assert sum(poller.result() for poller in pollers) > 20
+
+
+def test_errors_are_named(server: ServerProcess, http: httpx.Client) -> None:
+    get, post = http.get, http.post
+    deep = b"[" * 100_000
+    bomb = gzip.compress(bytes(80 << 20))
+    js, text, packed = {"Content-Type": "application/json"}, {"Content-Type": "text/html"}, {"Content-Encoding": "gzip"}
+
+    def append(content: Any, headers: dict[str, str]) -> httpx.Response:
+        return post("/v1/tables/calls/append", content=content, headers=headers)
+
+    cases: list[tuple[httpx.Response, int, str]] = [
+        (get("/v1/tables/nothing"), 404, "NotFound"),
+        (get("/v1/tables/nothing/rows"), 404, "NotFound"),
+        (get("/v1/tables/calls/rows", params={"nope": "1"}), 400, "InvalidArgument"),
+        (get("/v1/tables/calls/rows", headers={"Accept": "image/png"}), 406, "NotAcceptable"),
+        (get("/v1/tables/accounts/rows", params={"as_of": 1 << 62}), 400, "InvalidArgument"),
+        (append(b"x", text), 415, "UnsupportedMediaType"),
+        (append(b"x", ARROW), 400, "InvalidArgument"),
+        (append(b'{"ts": 1}', js), 400, "InvalidArgument"),
+        (append(b'[{"ts": "yesterday"}]', js), 400, "InvalidArgument"),
+        (append(b'[{"ts": 1, "colour": 1}]', js), 400, "SchemaError"),
+        (append(deep, js), 400, "InvalidArgument"),
+        (append(bomb, LINES | packed), 413, "BodyTooLarge"),
+        (append(b"no", LINES | packed), 400, "InvalidArgument"),
+        (append(b"no", {**LINES, "Content-Encoding": "br"}), 415, "UnsupportedMediaType"),
+        (post("/v1/tables/accounts/append", json=[{"id": 1}]), 400, "InvalidArgument"),
+        (post("/v1/transactions", content=b'{"operations": NaN}', headers=js), 400, "InvalidArgument"),
+        (post("/v1/query", content=b"\xff"), 400, "InvalidArgument"),
+        (post("/v1/query", content=b"{" + b" " * (2 << 20)), 413, "BodyTooLarge"),
+    ]
+    for reply, status, reason in cases:
+        told = reply.json()
+        assert (reply.status_code, told["reason"]) == (status, reason), told
+        assert told["error"] and reply.headers["X-Request-Id"]
+    put = {"op": "put", "table": "accounts", "key": [1]}
+    for operation in (7, {"op": "drop"}, {**put, "key": 1}, {**put, "more": 1}, {**put, "values": {"id": 1}}):
+        transact(http, operation, status=400)
+    assert get("/healthz", headers={"X-Request-Id": "mine"}).headers["X-Request-Id"] == "mine"
+
+
+def raw(server: ServerProcess, *parts: bytes, ends: bool = True) -> bytes:
+    """What the server says to these bytes, and that it closes the connection then."""
+    host, _, port = base(server).rpartition("/")[2].partition(":")
+    with socket.create_connection((host, int(port)), 60) as connection:
+        for part in parts:
+            connection.sendall(part)
+        if ends:
+            connection.shutdown(socket.SHUT_WR)
+        said = b""
+        while more := connection.recv(65_536):
+            said += more
+        return said
+
+
+def test_bodies_that_lie_about_their_length(server: ServerProcess) -> None:
+    head = b"POST /v1/query HTTP/1.1\r\nHost: localhost\r\nContent-Length: %s\r\n\r\n"
+    assert raw(server, head % b"999999999999999999999").startswith((b"HTTP/1.1 413", b"HTTP/1.1 400"))
+    assert raw(server, head % b"-5").startswith(b"HTTP/1.1 400")
+    assert b"HTTP/1.1 4" in raw(server, head % b"4", b"{}{}GET / nonsense\r\n\r\n")
+    raw(server, head % b"400", b"{}")  # it went away: nobody is there to be told
+    assert raw(server, b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 100_000).startswith(b"HTTP/1.1 4")
+    with server.connect() as db:
+        assert "calls" in db.tables()
+
+
+def test_pages_of_others_get_nothing(server: ServerProcess, http: httpx.Client) -> None:
+    known = http.get("/v1/tables", headers={"Origin": "https://board.example"})
+    assert known.headers["Access-Control-Allow-Origin"] == "https://board.example"
+    asks = {"Origin": "https://board.example", "Access-Control-Request-Method": "POST"}
+    assert http.options("/v1/query", headers=asks).status_code == 204
+    for headers in ({"Origin": "https://other.example"}, {"Origin": "null"}, {"Host": "rebound.example"}):
+        for reply in (http.get("/v1/tables", headers=headers), http.post("/v1/query", json={}, headers=headers)):
+            assert reply.status_code == 403 and "Access-Control-Allow-Origin" not in reply.headers
+    same = http.get("/v1/tables", headers={"Origin": base(server)})
+    assert same.status_code == 200
+
+
+def test_roles_tables_and_limits_are_those_of_grpc(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("root admin\nread reader tables=a*\nwrite writer tables=a*\nslow reader rate=1\n")
+    with ServerProcess(tmp_path / "data", "--http", "localhost:0", "--token-file", str(tokens)) as server:
+        with server.connect(access_token="root") as db:
+            for name in ("a", "b"):
+                db.create_table(name, key={"id": "int64"}, columns={"n": "int64"})
+        with httpx.Client(base_url=base(server), timeout=60) as http:
+
+            def status(method: str, path: str, token: str, **more: Any) -> int:
+                return http.request(method, path, headers={"Authorization": f"Bearer {token}"}, **more).status_code
+
+            def put(*tables: str) -> Any:
+                return {"json": {"operations": [{"op": "put", "table": t, "key": [1], "values": {}} for t in tables]}}
+
+            assert http.get("/healthz").status_code == 200 and http.get("/openapi.json").status_code == 200
+            for path in ("/metrics", "/v1/tables", "/v1/tables/a", "/v1/tables/a/rows", "/rows?table=a"):
+                assert http.get(path).status_code == 401
+                assert status("GET", path, "read") == 200
+            assert status("GET", "/v1/tables/b", "read") == status("GET", "/v1/tables/b/rows", "read") == 403
+            seen = http.get("/v1/tables", headers={"Authorization": "Bearer read"}).json()
+            assert [table["name"] for table in seen["tables"]] == ["a"]
+            assert status("POST", "/v1/transactions", "read", **put("a")) == 403
+            assert status("POST", "/v1/transactions", "write", **put("a")) == 200
+            assert status("POST", "/v1/transactions", "write", **put("a", "b")) == 403
+            assert status("POST", "/v1/query", "read", json={"table": "b"}) == 403
+            assert status("POST", "/v1/sql", "read", json={"sql": "select * from b"}) == 403
+            replies = [http.get("/v1/tables", headers={"Authorization": "Bearer slow"}) for _ in range(3)]
+            assert replies[-1].status_code == 429 and int(replies[-1].headers["Retry-After"]) >= 1
+
+
+def test_beyond_loopback_without_tokens_it_is_read_only(tmp_path: Path) -> None:
+    with (
+        ServerProcess(tmp_path / "data", "--http", "0.0.0.0:0", "--insecure") as server,
+        httpx.Client(base_url=base(server).replace("0.0.0.0", "localhost"), timeout=60) as http,
+    ):
+        assert http.get("/v1/tables").status_code == 200
+        refused = transact(http, {"op": "delete", "table": "a", "key": [1]}, status=403)
+        assert "--token-file" in refused["error"]
+        assert http.post("/v1/tables/a/append", json=[]).status_code == 403
+
+
+def test_equal_questions_are_computed_once(http: httpx.Client) -> None:
+    rows = [{"endpoint": 50, "ts": BEGIN_US + i, "us": i} for i in range(20_000)]
+    question = {"table": "calls", "group_by": ["x"], "measures": {"d": "distinct(us)"}}
+
+    async def ask(count: int) -> list[httpx.Response]:
+        async with httpx.AsyncClient(base_url=http.base_url, timeout=60) as client:
+            return await asyncio.gather(*(client.post("/v1/query", json=question) for _ in range(count)))
+
+    def answers() -> dict[str, float]:
+        lines = [
+            line.split() for line in http.get("/metrics").text.splitlines() if line.startswith("kivi_http_answers")
+        ]
+        return {name: float(value) for name, value in lines}
+
+    for _ in range(2):
+        assert http.post("/v1/tables/calls/append", json=rows).status_code == 200
+        before = answers()
+        replies = asyncio.run(ask(100))
+        after = answers()
+        gained = {name: after[name] - before[name] for name in after}
+        assert gained == {'kivi_http_answers_total{by="computing"}': 1, 'kivi_http_answers_total{by="sharing"}': 99}
+        assert len({reply.content for reply in replies}) == 1 and replies[0].status_code == 200
+
+
+def test_a_stop_lets_what_is_asked_end(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "data", "--http", "localhost:0") as server:
+        with server.connect() as db:
+            db.create_event_table("calls", event_time="ts", columns={"ts": "timestamp", "us": "int64"})
+        body = json.dumps([{"ts": BEGIN_US + i, "us": i} for i in range(50_000)]).encode()
+        with ThreadPoolExecutor(1) as pool, httpx.Client(base_url=base(server), timeout=60) as http:
+            assert http.get("/healthz").status_code == 200
+            headers = {"Content-Type": "application/json"}
+            asked = pool.submit(http.post, "/v1/tables/calls/append", content=body, headers=headers)
+            time.sleep(0.15)  # it is there, or is just coming: either way what is acknowledged is kept
+            server.signal(signal.SIGTERM)
+            try:
+                acknowledged = asked.result().status_code == 200
+            except httpx.TransportError:
+                acknowledged = False
+        assert server.wait() == 0
+        server.start()
+        with server.connect() as db, db.snapshot() as snap:
+            count = snap.summary("calls", {"n": kivi.count()})["n"]
+        assert count == 50_000 if acknowledged else count in (0, 50_000)
+
+
+def test_what_cannot_be_served_is_said_before_anything_is_opened(tmp_path: Path) -> None:
+    with pytest.raises(EndedError, match="no origin"):
+        ServerProcess(tmp_path / "data", "--http", "localhost:0", "--http-origins", "board.example").start()
+    assert not (tmp_path / "data").exists()

@@ -1,0 +1,234 @@
+"""Server-sent events: every state is the query's at the snapshot that it names, through reconnects and slow readers."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import kivi
+from kivi.model.subscriptions import Change, applied
+from tests.serverproc import ServerProcess
+
+BEGIN_US = 1_767_225_600_000_000  # 2026-01-01
+
+
+def base(server: ServerProcess) -> str:
+    return next(line for line in reversed(server.output) if line.startswith("http on ")).split()[-1]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path_factory.mktemp("live") / "data", "--http", "localhost:0") as running:
+        with running.connect() as db:
+            db.create_table(
+                "scores", key={"id": "int64"}, columns={"n": kivi.sum("int64"), "pad": "string"}, history="1h"
+            )
+            db.create_event_table("calls", event_time="ts", columns={"e": "int64", "ts": "timestamp", "us": "int64"})
+            db.create_aggregate(
+                "calls_5m",
+                source="calls",
+                group_by=["e", kivi.time_slot("ts", "5m", name="slot")],
+                measures={"n": kivi.count(), "total": kivi.sum("us")},
+            )
+        yield running
+
+
+class Stream:
+    """What a browser's EventSource does, and the state that it leads to."""
+
+    def __init__(self, server: ServerProcess, last: str = "", **parameters: Any) -> None:
+        headers = {"Last-Event-ID": last} if last else {}
+        self._client = httpx.Client(base_url=base(server), timeout=60)
+        self._request = self._client.stream("GET", "/v1/live", params=parameters, headers=headers)
+        self.reply = self._request.__enter__()
+        self._lines = self.reply.iter_lines()
+        self.last, self.rows, self.resets, self.events = last, list[Any](), 0, list[Any]()
+
+    def next(self) -> dict[str, Any]:
+        """The next event with data."""
+        kind = ""
+        for line in self._lines:
+            name, _, value = line.partition(": ")
+            if name == "id":
+                self.last = value
+            elif name == "event":
+                kind = value
+            elif name == "data":
+                said = json.loads(value)
+                if kind == "error":
+                    return {"error": said}
+                self._apply(said)
+                return said
+        raise EOFError
+
+    def _apply(self, said: dict[str, Any]) -> None:
+        if said["reset"]:
+            self.rows, self.resets = [], self.resets + 1
+        changes = [Change(**change) for change in said["changes"]]
+        if changes and changes[0].new is None and changes[0].kind == "add":
+            self.events += [change.row for change in changes]
+        else:
+            self.rows = applied(self.rows, changes, value=itemgetter(3))
+
+    def until(self, ts: int) -> None:
+        while not self.last or int(self.last.partition(".")[0]) < ts:
+            self.next()
+
+    def close(self) -> None:
+        self._request.__exit__(None, None, None)
+        self._client.close()
+
+
+def test_states_are_those_of_their_snapshots_and_go_on_after_reconnects(server: ServerProcess) -> None:
+    """Readers of one query, and of another; each event is compared with a scan of the snapshot that it names."""
+    stop, random_ = threading.Event(), random.Random(7)
+    asked = {
+        "table": "scores",
+        "where": "n > 0",
+        "order_by": "-n",
+        "limit": "5",
+        "columns": "id,n",
+        "interval_ms": "20",
+    }
+
+    def write() -> None:
+        with server.connect() as db:
+            while not stop.is_set():
+                with db.transaction() as tx:
+                    for _ in range(3):
+                        tx.delta("scores", (random_.randrange(30),), n=random_.randint(-3, 5))
+                time.sleep(0.005)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        streams = [Stream(server, **asked) for _ in range(3)] + [Stream(server, **{**asked, "limit": "2"})]
+        with server.connect() as db:
+            for turn in range(24):
+                stream = streams[turn % 4]
+                said = stream.next()
+                with db.snapshot(as_of=said["snapshot"]) as snap:
+                    found = snap.scan(
+                        "scores",
+                        where=kivi.col("n") > 0,
+                        order_by="-n",
+                        limit=5 if turn % 4 < 3 else 2,
+                        columns=["id", "n"],
+                    )
+                    assert stream.rows == list(found)
+                if turn % 5 == 4:  # the connection is lost: the other streams keep its query at hand
+                    stream.close()
+                    again = Stream(server, stream.last, **asked) if turn % 4 < 3 else Stream(server, **asked)
+                    again.rows = stream.rows
+                    streams[turn % 4] = again
+                    if turn % 4 == 3:
+                        streams[3] = Stream(server, **{**asked, "limit": "2"})
+                        again.close()
+        assert sum(stream.resets for stream in streams[:3]) <= 3  # the reconnected ones went on where they were
+    finally:
+        stop.set()
+        writer.join()
+    for stream in streams:
+        stream.close()
+
+
+def test_events_come_once_each_through_reconnects_and_a_kill(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "data", "--http", "localhost:0") as server:
+        with server.connect() as db:
+            db.create_event_table("calls", event_time="ts", columns={"e": "int64", "ts": "timestamp"})
+        stream, sent, seen = Stream(server, table="calls", where="e < 1000000"), 0, list[int]()
+        for turn in range(6):
+            with server.connect() as db:
+                for _ in range(20):
+                    db.append("calls", [{"e": sent + i, "ts": BEGIN_US + i} for i in range(3)])
+                    sent += 3
+            while len(seen) + len(stream.events) < sent - 10:
+                stream.next()
+            seen += [event["e"] for event in stream.events]
+            stream.close()
+            if turn == 2:
+                server.restart()
+            stream = Stream(server, stream.last, table="calls", where="e < 1000000")
+        while len(seen) + len(stream.events) < sent:
+            stream.next()
+        seen += [event["e"] for event in stream.events]
+        stream.close()
+        assert seen == list(range(sent))
+
+
+def test_a_rollup_and_who_reads_nothing(server: ServerProcess) -> None:
+    stream = Stream(server, table="calls_5m", step="1h", columns="n,total")
+    with server.connect() as db:
+        ts = db.append("calls", [{"e": i % 4, "ts": BEGIN_US + i * 60_000_000, "us": i} for i in range(200)])
+        stream.until(ts)
+        with db.snapshot() as snap:
+            rows = snap.rollup("calls_5m", step="1h", measures=["n", "total"])
+            assert [(r["n"], r["total"]) for r in rows] == [(row["n"], row["total"]) for row in stream.rows]
+        stream.close()
+        # A client that takes nothing: others go on, and when it reads at last it has a real state.
+        host, _, port = base(server).rpartition("/")[2].partition(":")
+        with socket.create_connection((host, int(port)), 60) as slow:
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+            slow.sendall(b"GET /v1/live?table=scores&interval_ms=0 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            quick = Stream(server, table="scores", interval_ms="0")
+            for i in range(60):
+                with db.transaction() as tx:
+                    tx.put("scores", (500 + i % 3,), pad=str(i) * 40_000)
+            with db.transaction() as tx:
+                tx.put("scores", (600,), pad="last")
+            assert tx.commit_ts is not None
+            quick.until(tx.commit_ts)
+            quick.close()
+            said, slow_stream = b"", slow.makefile("rb")
+            while b'"pad":"last"' not in said:
+                said = slow_stream.readline()
+            state = json.loads(said.removeprefix(b"data: "))
+            assert state["snapshot"] >= tx.commit_ts or state["changes"]
+
+
+def test_what_ends_a_stream(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("root admin\ndash reader tables=a\n")
+    with (
+        ServerProcess(tmp_path / "data", "--http", "localhost:0", "--token-file", str(tokens)) as server,
+        server.connect(access_token="root") as db,
+    ):
+        for name in ("a", "b"):
+            db.create_table(name, key={"id": "int64"}, columns={"n": "int64"})
+        http = httpx.Client(base_url=base(server), headers={"Authorization": "Bearer dash"}, timeout=60)
+        for parameters, status in (
+            ({"table": "b"}, 403),
+            ({"table": "a", "where": "m > 1"}, 400),
+            ({"table": "a", "step": "1h"}, 400),
+            ({"table": "a", "since": "x"}, 400),
+            ({}, 400),
+        ):
+            assert http.get("/v1/live", params=parameters).status_code == status
+        with http.stream("GET", "/v1/live", params={"table": "a", "interval_ms": "0"}) as reply:
+            lines = reply.iter_lines()
+            assert next(line for line in lines if line.startswith("data: "))
+            tokens.write_text("root admin\n")
+            until, said = time.monotonic() + 30, ""
+            while "error" not in said and time.monotonic() < until:
+                with db.transaction() as tx:
+                    tx.put("a", (1,), n=time.monotonic_ns())
+                said = next(line for line in lines if line.startswith(("event", "data")))
+            assert "withdrawn" in next(line for line in lines if line.startswith("data: "))
+        http.headers["Authorization"] = "Bearer root"
+        with http.stream("GET", "/v1/live", params={"table": "b"}) as reply:
+            lines = reply.iter_lines()
+            assert next(line for line in lines if line.startswith("data: "))
+            server.signal(15)
+            assert next(line for line in lines if line.startswith("event: ")) == "event: error"
+        http.close()
+        assert server.wait() == 0

@@ -1,0 +1,215 @@
+"""OTLP/HTTP: spans of the real SDK and its exporter, as protobuf and JSON, into the intake of gRPC's spans."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from google.protobuf import json_format
+from google.rpc import status_pb2
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.exporter.otlp.proto.http import Compression
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as pb
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
+from opentelemetry.trace import SpanKind, Status, StatusCode
+
+from tests.otlp import PLACE, Recorder, Server, export
+from tests.serverproc import ServerProcess
+
+PROTOBUF = {"Content-Type": "application/x-protobuf"}
+JSON = {"Content-Type": "application/json"}
+
+
+def base(server: ServerProcess) -> str:
+    return next(line for line in reversed(server.output) if line.startswith("http on ")).split()[-1]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("otlp") / "data", "--http", "localhost:0") as running:
+        yield running
+
+
+def as_json(request: pb.ExportTraceServiceRequest) -> bytes:
+    """With ids in hexadecimal, as OTLP has them."""
+    found = json_format.MessageToDict(request, use_integers_for_enums=True)
+    for resource in found["resourceSpans"]:
+        for scope in resource["scopeSpans"]:
+            for span in scope["spans"]:
+                for name in ("traceId", "spanId", "parentSpanId"):
+                    if name in span:
+                        span[name] = base64.b64decode(span[name]).hex()
+    return json.dumps(found).encode()
+
+
+def test_every_form_is_counted_once_and_with_grpc(server: Server) -> None:
+    """Batches of one set of spans, again and again, regrouped, in all forms and over both protocols, and a kill."""
+    recorder, shuffled = Recorder(), random.Random(5)
+    spans = list(recorder.spans(300))
+    for turn in range(12):
+        if turn == 6:
+            server.restart()
+        some = shuffled.sample(spans, 60)
+        request = encode_spans(some)
+        body = request.SerializeToString()
+        match turn % 4:
+            case 0:
+                export(server.otlp, some)
+                continue
+            case 1:
+                sent: Any = {"content": body, "headers": PROTOBUF}
+            case 2:
+                sent = {"content": gzip.compress(body), "headers": {**PROTOBUF, "Content-Encoding": "gzip"}}
+            case _:
+                sent = {"content": as_json(request), "headers": JSON}
+        reply = httpx.post(f"{base(server)}/v1/traces", timeout=60, **sent)
+        assert reply.status_code == 200 and reply.headers["Content-Type"] == sent["headers"]["Content-Type"]
+        empty = b"{}" if sent["headers"] is JSON else b""
+        assert reply.content == empty
+    export(server.otlp, spans)
+    found = Counter((row["trace_id"], row["span_id"]) for row in server.read("invocations"))
+    contexts = [context for span in spans if (context := span.get_span_context())]
+    assert found == Counter((c.trace_id.to_bytes(16, "big"), c.span_id.to_bytes(8, "big")) for c in contexts)
+    assert sum(row["calls"] for row in server.read("invocations_endpoint_5m")) == 300
+
+
+def test_the_sdks_exporter(tmp_path: Path) -> None:
+    """On a server that is told nothing of OpenTelemetry: the table is made by the first span."""
+    with ServerProcess(tmp_path / "data", "--http", "localhost:0") as server:
+        with server.connect() as db:
+            assert db.tables() == []
+        provider = TracerProvider(resource=Resource.create(PLACE), shutdown_on_exit=False)
+        exporter = OTLPSpanExporter(f"{base(server)}/v1/traces", compression=Compression.Gzip)
+        provider.add_span_processor(BatchSpanProcessor(exporter))
+        tracer = provider.get_tracer("tests")
+        for i in range(700):
+            with tracer.start_as_current_span(f"/r{i % 3}", kind=SpanKind.SERVER):
+                pass
+        provider.shutdown()
+        with server.connect() as db, db.snapshot() as snap:
+            assert snap.to_arrow("invocations").num_rows == 700
+
+
+def test_what_cannot_be_used_is_told(server: Server) -> None:
+    url = f"{base(server)}/v1/traces"
+    request = encode_spans(Recorder().spans(2))
+    request.resource_spans[0].scope_spans[0].spans[0].trace_id = b"short"
+    reply = httpx.post(url, content=request.SerializeToString(), headers=PROTOBUF)
+    said = pb.ExportTraceServiceResponse.FromString(reply.content).partial_success
+    assert reply.status_code == 200 and said.rejected_spans == 1 and "trace id" in said.error_message
+    reply = httpx.post(url, content=as_json(request), headers=JSON)
+    assert reply.json()["partialSuccess"]["rejectedSpans"] == "1"
+    for content, headers, status in (
+        (b"\xff\xff", PROTOBUF, 400),
+        (b"{}}", JSON, 400),
+        (b'{"resourceSpans": 7}', JSON, 400),
+        (b'{"resourceSpans": [{"scopeSpans": [{"spans": [{"traceId": "zz"}]}]}]}', JSON, 400),
+        (b"x" * (9 << 20), PROTOBUF, 413),
+        (gzip.compress(bytes(9 << 20)), {**PROTOBUF, "Content-Encoding": "gzip"}, 413),
+    ):
+        reply = httpx.post(url, content=content, headers=headers)
+        assert reply.status_code == status
+        if headers is JSON:
+            assert reply.json()["message"]
+        else:
+            assert status_pb2.Status.FromString(reply.content).message
+    assert httpx.post(url, content=b"", headers={"Content-Type": "text/plain"}).status_code == 415
+    assert httpx.post(url, content=b"", headers=PROTOBUF).status_code == 200
+
+
+def test_exporters_need_a_token_that_may_write(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("root admin\nread reader\nsend writer tables=invocations\nother writer tables=b\n")
+    with ServerProcess(tmp_path / "data", "--http", "localhost:0", "--token-file", str(tokens)) as server:
+        url = f"{base(server)}/v1/traces"
+        for token, result in (
+            ("read", SpanExportResult.FAILURE),
+            ("other", SpanExportResult.FAILURE),
+            ("send", SpanExportResult.SUCCESS),
+        ):
+            exporter = OTLPSpanExporter(url, headers={"Authorization": f"Bearer {token}"})
+            assert exporter.export(Recorder().spans(1)) is result
+        assert httpx.post(url, content=b"", headers=PROTOBUF).status_code == 401
+
+
+def test_calls_that_a_service_makes_and_models_that_it_asks(tmp_path: Path) -> None:
+    """Each span is in one table; tokens are those of the calls to models, and of nothing that wraps them."""
+    with ServerProcess(tmp_path / "data", "--http", "localhost:0") as server:
+        with server.connect() as db:
+            db.create_table(
+                "outgoing_calls_5m", key={"id": "int64"}, columns={}
+            )  # the aggregate of that name is not made
+        provider = TracerProvider(resource=Resource.create(PLACE), shutdown_on_exit=False)
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(f"{base(server)}/v1/traces")))
+        tracer = provider.get_tracer("tests")
+        usage = {"gen_ai.usage.input_tokens": 120, "gen_ai.usage.output_tokens": 30}
+        chat: dict[str, Any] = {"gen_ai.operation.name": "chat", "gen_ai.request.model": "m1", **usage}
+        said: list[tuple[str, SpanKind, dict[str, Any]]] = [
+            ("serve", SpanKind.SERVER, {"http.route": "/ask", **chat}),
+            ("GET", SpanKind.CLIENT, {"server.address": "stock", "http.request.method": "GET", "http.route": "/s"}),
+            ("select", SpanKind.CLIENT, {"db.system.name": "postgresql", "db.namespace": "shop"}),
+            ("send", SpanKind.PRODUCER, {"messaging.system": "kafka", "messaging.destination.name": "orders"}),
+            ("chat m1", SpanKind.CLIENT, {**chat, "gen_ai.provider.name": "p", "tenant.id": "acme"}),
+            (
+                "chat m1",
+                SpanKind.CLIENT,
+                {**chat, "gen_ai.response.model": "m2", "gen_ai.system": "p", "user.id": "u"},
+            ),
+            ("local", SpanKind.INTERNAL, chat),
+            ("invoke_agent x", SpanKind.CLIENT, {**chat, "gen_ai.operation.name": "invoke_agent"}),
+            ("execute_tool y", SpanKind.INTERNAL, {"gen_ai.operation.name": "execute_tool"}),
+            ("inside", SpanKind.INTERNAL, {}),
+        ]
+        for turn in range(3):
+            for name, kind, attributes in said:
+                with tracer.start_as_current_span(name, kind=kind, attributes=attributes) as span:
+                    if turn == 2 and name == "select":
+                        span.record_exception(TimeoutError("slow"))
+                        span.set_status(Status(StatusCode.ERROR))
+        provider.shutdown()
+        with server.connect() as db, db.snapshot() as snap:
+            assert sorted(row["route"] for row in snap.scan("invocations")) == ["/ask"] * 3
+            outgoing = list(snap.scan("outgoing_calls"))
+            assert Counter((r["peer"], r["system"], r["operation"], r["method"], r["kind"]) for r in outgoing) == {
+                ("stock", "http", "/s", "GET", "client"): 3,
+                ("shop", "postgresql", "select", "", "client"): 3,
+                ("orders", "kafka", "send", "", "producer"): 3,
+            }
+            assert [r["error_type"] for r in outgoing if r["error"]] == ["TimeoutError"]
+            models = Counter((r["tenant"], r["provider"], r["model"]) for r in snap.scan("llm_calls"))
+            assert models == {("acme", "p", "m1"): 3, ("u", "p", "m2"): 3, ("", "", "m1"): 3}
+            sums = snap.rollup("llm_calls_5m", by=["service"], measures=["calls", "input_tokens", "output_tokens"])
+            assert [tuple(row.values()) for row in sums] == [("shop", 9, 1080, 270)]
+
+
+def test_a_table_that_does_not_fit_stops_nobody(tmp_path: Path) -> None:
+    with Server(tmp_path / "data", "--http", "localhost:0") as server:
+        with server.connect() as db:
+            db.create_event_table("llm_calls", event_time="at", columns={"at": "timestamp"})
+        recorder = Recorder()
+        recorder.span("/r")
+        for name in ("a", "b"):
+            span = recorder.tracer.start_span(name, kind=SpanKind.CLIENT, attributes={"gen_ai.request.model": "m"})
+            span.end()
+        request = encode_spans(recorder.memory.get_finished_spans()).SerializeToString()
+        for _ in range(2):
+            reply = httpx.post(f"{base(server)}/v1/traces", content=request, headers=PROTOBUF)
+            said = pb.ExportTraceServiceResponse.FromString(reply.content).partial_success
+            assert reply.status_code == 200 and said.rejected_spans == 2 and "'llm_calls'" in said.error_message
+        assert len(server.read("invocations")) == 1
+        assert "kivi_otlp_tables_unfit 1.0" in httpx.get(f"{base(server)}/metrics").text
+        with server.connect() as db:
+            db.drop("llm_calls")
+        export(server.otlp, recorder.memory.get_finished_spans())
+        assert len(server.read("llm_calls")) == 2 and len(server.read("invocations")) == 1
