@@ -1,7 +1,7 @@
 """Matches equal those of Apache Flink's MATCH_RECOGNIZE.
 
 It was run once; ``flink_matches.json`` has its version, the events, the statements, and the rows that it gave. Flink is
-otherwise in two things: its WITHIN is exclusive, so it is asked with one microsecond less here; and a quantifier takes no
+otherwise in two things: its WITHIN is exclusive, so there is one microsecond less here; and a quantifier takes no
 row that would have to be given back, so ``A B? C`` where a row may be B and C gives other matches than SQL's preference
 (under "otherwise", not compared), and where others repeat greedily the definitions leave no choice.
 """
