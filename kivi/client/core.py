@@ -77,6 +77,7 @@ _REPEATABLE: Final = frozenset(
         "ClusterStatus",
         "Describe",
         "DiscardStages",
+        "ListAlerts",
         "ListBatchScopes",
         "ListRules",
         "ListSubscriptions",

@@ -1,4 +1,4 @@
-"""The routes for programs: an OpenAPI 3.1 description, which ``tests/server/test_http_fuzz.py`` holds the routes to."""
+"""The routes for programs: an OpenAPI 3.1 description."""
 
 from __future__ import annotations
 

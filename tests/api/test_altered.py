@@ -20,6 +20,13 @@ from kivi.errors import InvalidArgument, SchemaError, SnapshotTooOld
 MINUTE = 60_000_000
 TABLES = ("t", "e", "agg", "v")
 MEASURES = {"n": kivi.count(), "sx": kivi.sum("x"), "p": kivi.quantiles("x")}
+RISING = kivi.pattern(
+    "A B+",
+    partition_by=["a"],
+    within="20m",
+    define={"B": kivi.col("x") > kivi.prev("x")},
+    measures={"began": kivi.first("A.ts"), "most": kivi.max("x"), "rows": kivi.count()},
+)
 SLOWER = ("slower", kivi.col("x") > 50)
 
 
@@ -132,6 +139,13 @@ READERS: dict[str, Callable[[Any, Any], list[Any]]] = {
             snap.query("agg"),
             snap.query("agg", group_by=["a", kivi.time_slot("slot", "1h")], having=kivi.col("p50") > 1),
             snap.query("agg", group_by=["a"], measures={"n": kivi.combine("n")}, where=kivi.col("n") > 1),
+        )
+    ],
+    "match": lambda db, snap: [
+        table(found.to_arrow())
+        for found in (
+            snap.match("e", RISING),
+            snap.match("e", RISING, start=0, end=60 * MINUTE, where=kivi.col("x") > 3, limit=3),
         )
     ],
     "windows": lambda db, snap: [

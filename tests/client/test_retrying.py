@@ -90,7 +90,8 @@ def test_every_call_is_known_to_be_repeatable_or_not() -> None:
     """A new one is not repeated before somebody has said that it may be."""
     once = {
         "AlterAggregate", "AlterTable", "Backup", "Checkpoint", "Consolidate", "CreateAggregate", "CreateAggregates",
-        "CreateTable", "CreateView", "DropSubscription", "DropTable",
+        "CreateAlert", "CreateRule", "CreateTable", "CreateView", "DropAlert", "DropRule", "DropSubscription",
+        "DropTable", "SilenceAlert",
     }  # fmt: skip
     streams = {"Exchange", "Stage", "Subscribe"}
     known = {method.name for method in service_pb2.DESCRIPTOR.services_by_name["Kivi"].methods}
