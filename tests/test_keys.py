@@ -309,7 +309,7 @@ def test_floats_are_ordered_through_the_extremes() -> None:
 
 
 def test_every_space_has_its_byte() -> None:
-    names = "META CATALOG ROW VERSION EVENT EVENT_DATA TOKEN BATCH TIME TOMBSTONE TOKENS TOKEN_DATA FACT"
+    names = "META CATALOG ROW VERSION EVENT EVENT_DATA TOKEN BATCH TIME TOMBSTONE TOKENS TOKEN_DATA FACT GATHERED TAKEN"
     listed = names.split()
     assert [(s.name, int(s)) for s in Space] == [(name, i) for i, name in enumerate(listed, 1)]
 

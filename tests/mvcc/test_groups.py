@@ -275,7 +275,7 @@ def test_the_parts_of_a_group_are_judged_as_if_one_had_come_after_the_other(db):
     def single(name: str, key: int) -> Part:
         txn = store.transaction()
         txn.put(table, (key,), {"v": name})
-        part = store.commits._prepare(txn, None, None, store.begin)
+        part = store.commits._prepare(txn, None, None, store.begin, store.begin)
         part.lease, part.answer = txn.lease, told(lambda outcome: outcomes.update({name: outcome}))
         return part
 

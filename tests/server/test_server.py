@@ -168,7 +168,7 @@ def test_health_is_not_serving_before_a_stop_that_waits_for_commits(tmp_path):
 
 def test_sigterm_answers_what_is_in_flight_and_loses_nothing(tmp_path):
     server = ServerProcess(tmp_path / "data").start()
-    with server.connect(timeout=60) as db:
+    with server.connect(timeout=3) as db:
         db.create_table("t", key={"id": "int64"}, columns={"v": kivi.sum("int64")})
         acknowledged, refused = [], []
 
