@@ -55,6 +55,11 @@ def test_any_node_takes_writes_and_all_answer_alike(nodes: list[ServerProcess]) 
     assert events == [{"us": sum(wanted.values()), "n": 240}]
 
 
+def _remove(tx: Any, low: int) -> int:
+    found: int = tx.retract("calls", where=(kivi.col("us") >= low) & (kivi.col("us") < low + 75))
+    return found
+
+
 def test_any_node_removes_events_while_others_append(nodes: list[ServerProcess]) -> None:
     make_tables_everywhere(nodes)
     with kivi.connect(nodes[0].endpoint) as db:
@@ -66,9 +71,8 @@ def test_any_node_removes_events_while_others_append(nodes: list[ServerProcess])
     for i in itertools.count():
         running = any(client.is_alive() for client in clients)
         low = 150 * (i % 6)
-        where = (kivi.col("us") >= low) & (kivi.col("us") < low + 75)
         with kivi.connect(nodes[i % 3].endpoint) as db:  # which may not know yet of the one before
-            found = db.run(lambda tx, where=where: tx.retract("calls", where=where))
+            found = db.run(partial(_remove, low=low))
         removed += found
         beside += running and found > 0
         if not running and i > 6:
