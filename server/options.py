@@ -66,7 +66,7 @@ class Options:
     advertise: str | None = _told("HOST:PORT", "where others reach this node; default: what --listen says")
     metrics: str | None = _told("HOST:PORT", "serve Prometheus metrics over HTTP")
     http: str | None = _told(
-        "HOST:PORT", "serve reads and writes over HTTP: /rows?table=..., /v1/tables (needs kivi[http])"
+        "HOST:PORT,...", "serve reads and writes over HTTP: /rows?table=..., /v1/tables (needs kivi[http])"
     )
     http_origins: str | None = _told("ORIGIN,...", "web pages of these may use --http: https://a.example; * is all")
     otlp: str | None = _told("HOST:PORT", "take OpenTelemetry traces by OTLP/gRPC: server spans become events")

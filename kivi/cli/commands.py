@@ -402,6 +402,12 @@ def serve(args: argparse.Namespace) -> int:
     return run(options)
 
 
+def up(args: argparse.Namespace) -> int:
+    from kivi.cli.up import up as serve_all
+
+    return serve_all(args)
+
+
 def offline(args: argparse.Namespace) -> int:
     from kivi.cli import offline
 
@@ -573,6 +579,9 @@ def parser() -> argparse.ArgumentParser:
         return sub
 
     sub = command("serve", serve, "run a server on a directory", client=False)
+    add_server_arguments(sub)
+    text = "a server with all that a service needs to try it: spans on 4317 and 4318, HTTP on 7421"
+    sub = command("up", up, text, client=False)
     add_server_arguments(sub)
     command("status", status, "healthy or not, and what it is doing", connects=False)
     command("tables", tables, "all tables", reads=True)

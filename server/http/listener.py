@@ -17,6 +17,7 @@ import logging
 import resource
 import socket
 import ssl
+from collections.abc import Sequence
 from typing import Any, Final
 
 import h11
@@ -38,13 +39,17 @@ _FILES_OF_OTHERS: Final = 1_024
 
 
 class HttpListener:
-    """Bound when it is made. Raises InvalidArgument for an address that cannot be."""
+    """Of one application at one endpoint or several; bound when it is made. Raises InvalidArgument for one that cannot
+    be."""
 
-    def __init__(self, endpoint: str, flag: str, app: ASGIApp, secure: ssl.SSLContext | None) -> None:
-        host, port = host_and_port(endpoint, flag)
-        self._socket = _bound(host.strip("[]"), port, endpoint, flag)
+    def __init__(self, endpoints: Sequence[str], flag: str, app: ASGIApp, secure: ssl.SSLContext | None) -> None:
+        self._sockets: list[socket.socket] = []
+        self.addresses: list[str] = []
         scheme = "https" if secure is not None else "http"
-        self.address = f"{scheme}://{host}:{self._socket.getsockname()[1]}"
+        for endpoint in endpoints:
+            host, port = host_and_port(endpoint, flag)
+            self._sockets.append(_bound(host.strip("[]"), port, endpoint, flag))
+            self.addresses.append(f"{scheme}://{host}:{self._sockets[-1].getsockname()[1]}")
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # what fails is logged by ``front``
         self._server = uvicorn.Server(
             uvicorn.Config(
@@ -65,13 +70,14 @@ class HttpListener:
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        self._serving = asyncio.create_task(self._server._serve([self._socket]))  # without handlers of signals
+        self._serving = asyncio.create_task(self._server._serve(self._sockets))  # without handlers of signals
 
     async def stop(self) -> None:
         self._server.should_exit = True
         if self._serving is not None:
             await self._serving
-        self._socket.close()
+        for bound in self._sockets:
+            bound.close()
 
 
 def _bound(host: str, port: int, endpoint: str, flag: str) -> socket.socket:

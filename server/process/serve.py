@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from kivi.cluster import PeerServer
 
-__all__ = ["listener", "run"]
+__all__ = ["listener", "open_store", "run"]
 
 _log = logging.getLogger("kivi.server")
 _GARBAGE: Final = 20_000  # objects made and not freed yet, before the collector looks at the young ones
@@ -75,8 +75,8 @@ def credentials(options: Options) -> grpc.ServerCredentials | None:
     for flag, endpoint in (
         ("--listen", options.listen),
         ("--otlp", options.otlp),
-        ("--http", options.http),
         ("--hub", options.hub),
+        *(("--http", endpoint) for endpoint in _http_endpoints(options)),
     ):
         if endpoint:
             _check_plaintext(flag, endpoint, options)
@@ -211,9 +211,14 @@ def _http(
         from kivi_server.otlp.over_http import OverHttp
 
         traces = OverHttp(intake)
-    host, _ = host_and_port(options.http, "--http")
-    app = application(sessions, tokens, page, _origins(options), traces, is_local=is_loopback(host))
-    return HttpListener(options.http, "--http", app, secure)
+    endpoints = _http_endpoints(options)
+    is_local = all(is_loopback(host_and_port(endpoint, "--http")[0]) for endpoint in endpoints)
+    app = application(sessions, tokens, page, _origins(options), traces, is_local=is_local)
+    return HttpListener(endpoints, "--http", app, secure)
+
+
+def _http_endpoints(options: Options) -> list[str]:
+    return [endpoint.strip() for endpoint in options.http.split(",")] if options.http else []
 
 
 def _origins(options: Options) -> list[str]:
@@ -227,7 +232,8 @@ def _check_http(options: Options) -> None:
             raise InvalidArgument(f"--http-origins: {origin!r} is no origin, such as https://dashboards.example:8443")
     if options.http is None:
         return
-    host_and_port(options.http, "--http")
+    for endpoint in _http_endpoints(options):
+        host_and_port(endpoint, "--http")
     if importlib.util.find_spec("uvicorn") is None or importlib.util.find_spec("starlette") is None:
         raise InvalidArgument(
             "--http needs the packages starlette and uvicorn, which are not installed here: pip install 'kivi[http]'"
@@ -278,8 +284,9 @@ async def _serve(
         intake.start()
     if http is not None:
         await http.start()
-        print(f"http on {http.address}", flush=True)
-        print(f"rows on {http.address}/rows", flush=True)
+        for address in reversed(http.addresses):
+            print(f"http on {address}", flush=True)
+        print(f"rows on {http.addresses[0]}/rows", flush=True)
     if otlp is not None:
         address = _bind(otlp.server, options.otlp or "", "--otlp", secure)
         await otlp.start()
@@ -396,17 +403,17 @@ def _check_cluster(options: Options) -> None:
         ) from None
 
 
-def _opened(options: Options, opened: contextlib.ExitStack) -> tuple[Store, Callable[[str], None]]:
-    """The store, which ``opened`` closes with what it stands on; and whom to tell where it listens."""
+def open_store(options: Options, stack: contextlib.ExitStack) -> tuple[Store, Callable[[str], None]]:
+    """The store, which ``stack`` closes with what it stands on; and whom to tell where it listens."""
     if options.cluster is None:
         store = Store.open(options.data, settings=options.settings)
-        opened.callback(store.close)
+        stack.callback(store.close)
         forget_copies(options.data)
         return store, lambda endpoint: None
     from kivi.cluster import ClusterNode
 
     about = {"address": options.advertise or "", "version": metrics.version_of("kivi")}
-    own = None if options.peers is None else _log_server(options, options.cluster, options.peers, opened)
+    own = None if options.peers is None else _log_server(options, options.cluster, options.peers, stack)
     node = ClusterNode(
         options.data,
         options.cluster,
@@ -419,7 +426,7 @@ def _opened(options: Options, opened: contextlib.ExitStack) -> tuple[Store, Call
         login=None if own is None else own.login,
         own_server=None if own is None else lambda: (own.server.problem, own.server.restarts),
     )
-    opened.callback(node.close)
+    stack.callback(node.close)
 
     def listens(endpoint: str) -> None:
         node.about["address"] = options.advertise or endpoint
@@ -427,7 +434,7 @@ def _opened(options: Options, opened: contextlib.ExitStack) -> tuple[Store, Call
     return node.store, listens
 
 
-def _log_server(options: Options, cluster: str, peers: str, opened: contextlib.ExitStack) -> PeerServer:
+def _log_server(options: Options, cluster: str, peers: str, stack: contextlib.ExitStack) -> PeerServer:
     """This node's server of the log, once enough of its peers are there. Raises InvalidArgument, Unavailable,
     StoreInUse."""
     from kivi.cluster import PeerServer, own_peer, peers_of, secret_of
@@ -448,7 +455,7 @@ def _log_server(options: Options, cluster: str, peers: str, opened: contextlib.E
     own = own_peer(addresses, options.peer)
     server = PeerServer(options.data, cluster, addresses, own, secret, log_bytes=options.log_bytes)
     signal.signal(signal.SIGTERM, _interrupted)  # until the loop has handlers of its own
-    opened.callback(server.stop)
+    stack.callback(server.stop)
     server.start()
     print(f"server of the log on {own}", flush=True)
     server.wait(lambda said: print(said, flush=True))
@@ -473,7 +480,7 @@ def _interrupted(number: int, frame: FrameType | None) -> None:
 
 def run(
     options: Options,
-    opened: Opening = _opened,
+    opened: Opening = open_store,
     each_second: Callable[[metrics.Stats], None] = lambda stats: None,
 ) -> int:
     """Serves until it is told to stop; 0 after a graceful stop. ``opened`` opens the store, ``each_second`` is told its

@@ -1,0 +1,69 @@
+"""``kivi up``: a server for who has services and no configuration yet: it takes spans, and has percentiles.
+
+::
+
+    kivi up                       its data in ./kivi-data, which stays; Ctrl-C ends it
+    OTEL_EXPORTER_OTLP_ENDPOINT=http://localhost:4318 opentelemetry-instrument python service.py
+    kivi rollup invocations_endpoint_5m --by route --columns calls,p99_us
+
+It is ``kivi serve`` on loopback, with the ports that OpenTelemetry's exporters ask for if nobody says otherwise, and
+takes its flags: what is given stands in for what this would choose.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+from collections.abc import Callable
+from typing import Any, Final
+
+__all__ = ["CHOICES", "up"]
+
+CHOICES: Final = {
+    "data": "kivi-data",
+    "otlp": "localhost:4317",
+    "http": "localhost:7421,localhost:4318",
+}
+
+
+def up(args: argparse.Namespace) -> int:
+    """Serves until it is told to stop. Raises InvalidArgument, among others for a port that is in use."""
+    from kivi_server.options import options_of
+    from kivi_server.process.serve import open_store, run
+
+    for name, value in CHOICES.items():
+        if getattr(args, name) is None and f"KIVI_{name.upper()}" not in os.environ:
+            setattr(args, name, value)
+    options = options_of(args)
+
+    def and_told(options: Any, stack: contextlib.ExitStack) -> tuple[Any, Callable[[str], None]]:
+        store, listens = open_store(options, stack)
+
+        def told(endpoint: str) -> None:
+            listens(endpoint)
+            print(_guide(options, endpoint), flush=True)
+
+        return store, told
+
+    return run(options, and_told)
+
+
+def _guide(options: Any, endpoint: str) -> str:
+    page, *others = (options.http or "").split(",")
+    lines = [f"kivi is up; its data are in {os.path.abspath(options.data)}", ""]
+    if options.otlp:
+        where, how = "OTEL_EXPORTER_OTLP_ENDPOINT=http://", "OTEL_EXPORTER_OTLP_PROTOCOL="
+        lines += [
+            "Send it spans, from any SDK or collector of OpenTelemetry:",
+            f"    export {where}{(others or [page])[-1]} {how}http/protobuf",
+            f"or  export {where}{options.otlp} {how}grpc",
+            "",
+        ]
+    lines += [
+        "Ask it:",
+        f"    kivi --endpoint {endpoint} rollup invocations_endpoint_5m --by service,route --columns calls,p99_us",
+        f"    http://{page}/ says what there is over HTTP; in Grafana it is a Prometheus at http://{page}",
+        "",
+    ]
+    return "\n".join(lines)
