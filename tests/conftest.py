@@ -10,6 +10,7 @@ import contextlib
 import gc
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -41,6 +42,9 @@ pytest.register_assert_rewrite("tests.mvcc.world")
 # Machines differ and are shared: a slow example is no failure, a stuck test meets pytest's timeout.
 hypothesis.settings.register_profile("kivi", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("kivi")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of what a shell starts in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 MEMORY: Final = Path("/dev/shm")
