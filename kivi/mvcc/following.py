@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from kivi.errors import InvalidArgument, Unavailable
+from kivi.errors import InvalidArgument
 from kivi.log.followed import FollowedLog
 from kivi.mvcc.commit import Committer
 from kivi.mvcc.groups import Outcome, Part
@@ -20,7 +20,6 @@ from kivi.mvcc.record import Other
 __all__ = ["FollowingCommitter"]
 
 _READS_ONLY: Final = "this process follows a store and only reads: commit at the server that owns it"
-_LOOK_S: Final = 0.002
 
 
 class FollowingCommitter(Committer):
@@ -44,11 +43,4 @@ class FollowingCommitter(Committer):
         return time.monotonic() - self.log.checked_at
 
     def newest(self, timeout_s: float) -> int:
-        wanted, until = self.log.mark().sequence, time.monotonic() + timeout_s
-        while self.watermark.value < wanted:
-            if time.monotonic() >= until:
-                raise Unavailable(
-                    f"this follower has not come to {wanted} in {timeout_s:.0f} s: ask the server that it follows"
-                )
-            time.sleep(_LOOK_S)
-        return self.watermark.value
+        return self.log.mark().sequence  # whoever asks waits until the watermark is there
