@@ -229,7 +229,8 @@ def test_available_now_ends_although_events_keep_coming(stream: Stream, written:
     stopped = threading.Event()
 
     def keep_writing() -> None:
-        while not stopped.is_set():
+        # Slowly: what came before the query began is read in batches that take a second each where a machine is busy.
+        while not stopped.wait(0.05):
             written.append(10)
 
     writer = threading.Thread(target=keep_writing)
