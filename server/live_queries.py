@@ -13,6 +13,7 @@ from kivi.errors import InvalidArgument, Unavailable
 from kivi.live.hub import Hub
 from kivi.live.lives import EventsLive, Live
 from kivi.model.changes import check_retractions
+from kivi.model.lateness import AUTO_US
 from kivi.model.schema import TableSchema
 from kivi.model.subscriptions import Change, Durable, Query, Terms, Update
 from kivi.wire.columns import column_writer
@@ -39,13 +40,14 @@ def subscribe(hub: Hub, translator: Translator, request: pb.BeginSubscription) -
         or spec.measures
         or spec.HasField("changes")
         or spec.HasField("question")
-        or spec.HasField("match")
         or spec.order_by
         or spec.offset
     ):
         raise InvalidArgument("a subscription has an order of its own, and neither measures nor changes")
     if request.interval_ms > _MS_MAX or request.heartbeat_ms > _MS_MAX:
         raise InvalidArgument(f"interval_ms and heartbeat_ms are at most {_MS_MAX:,}")
+    if request.lateness_us < AUTO_US:
+        raise InvalidArgument("a lateness is a number of microseconds from 0 on, or -1: as late as most events were")
     hub.wait_for(request.min_snapshot)
     schema = translator.schema(spec.table, spec.table_id)
     if spec.known_columns > len(schema.output_names):  # as another node of a cluster has it by now
@@ -76,6 +78,7 @@ def subscribe(hub: Hub, translator: Translator, request: pb.BeginSubscription) -
         request.until_us if request.HasField("until_us") else None,
         durable,
         check_retractions(request.retractions or "fail"),
+        request.lateness_us,
     )
     return hub.subscribe(spec.table, bind, terms)
 

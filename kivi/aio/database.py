@@ -55,7 +55,7 @@ from kivi.api.arguments import (
 from kivi.api.frames import frame_of
 from kivi.api.hierarchies import HierarchyArguments
 from kivi.api.interface import BATCH_ROWS, documented_by
-from kivi.api.match_arguments import MatchArguments
+from kivi.api.match_arguments import MatchArguments, matches_arguments
 from kivi.api.retry import Retries
 from kivi.api.rules import RuleArguments
 from kivi.api.writes import Write
@@ -548,4 +548,8 @@ class Database:
 
     @takes(SubscribeArguments)
     def subscribe(self, wanted: SubscribeArguments) -> Subscription:
+        return Subscription(self._core, self._transport, wanted)
+
+    @takes(matches_arguments)
+    def subscribe_matches(self, wanted: SubscribeArguments) -> Subscription:
         return Subscription(self._core, self._transport, wanted)

@@ -7,25 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from kivi.model.alerts import FIRING, PENDING, RESOLVED
+from kivi.model.event_clock import Clock
 from kivi.model.slots import Slot
 
 __all__ = ["RESOLVED_KEPT_US", "Clock", "Instance", "Span", "Told", "judged"]
 
 RESOLVED_KEPT_US: Final = 24 * 3600 * 1_000_000
 """So long, of event time, an instance that is over can be seen."""
-
-
-class Clock(NamedTuple):
-    """Event time as an evaluation saw it: ``clock_us`` at the log's time ``now_us``."""
-
-    now_us: int
-    clock_us: int
-
-    def at(self, now_us: int, newest_us: int | None) -> Clock:
-        """Later: it goes on as the log's time does, and is never behind the newest event, as far as that is over."""
-        now_us = max(now_us, self.now_us)
-        clock_us = self.clock_us + now_us - self.now_us
-        return Clock(now_us, clock_us if newest_us is None else max(clock_us, min(newest_us, now_us)))
 
 
 class Span(NamedTuple):

@@ -16,7 +16,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeGuard, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Protocol, TypeGuard, TypeVar, cast
 
 from kivi.errors import InvalidArgument, SchemaError
 from kivi.model.changes import COMMIT_TS, REMOVED, RETRACTED, Changes, check_retractions
@@ -25,6 +25,7 @@ from kivi.model.expressions import Expr, bind
 from kivi.model.levels import level_names
 from kivi.model.names import check_name, column_names, is_name, is_text
 from kivi.model.orders import order_of
+from kivi.model.patterns import matched_schema
 from kivi.model.questions import Group, Windows, question_of, seen_schema, windows_of
 from kivi.model.rollups import rolled_outputs, rollup_of
 from kivi.model.scans import Scan
@@ -479,6 +480,12 @@ class ChangesArguments(ScanArguments):
         return found.append(pa.field(RETRACTED, pa.bool_())) if self.retractions == "deliver" else found
 
 
+class Scanning(Protocol):
+    """Arguments of which a scan can be made."""
+
+    def bound(self, schema: TableSchema) -> Scan: ...
+
+
 @dataclass(slots=True)
 class SubscribeArguments(Selection):
     """Of ``subscribe``: an order besides, and when to be told. ``until_time`` is exclusive."""
@@ -502,6 +509,9 @@ class SubscribeArguments(Selection):
     rollup: Mapping[str, Any] | None = None
     last: str | int | dt.timedelta | None = None
     ttl_us: int = field(init=False)
+    matching: Scanning | None = field(init=False, default=None)
+    """Of ``subscribe_matches``."""
+    lateness_us: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         table_name(self.table)
@@ -571,7 +581,13 @@ class SubscribeArguments(Selection):
             self.until_us,
             None if self.name is None else Durable(self.user, self.name, self.ttl_us, bool(self.unseen)),
             self.retractions,
+            self.lateness_us,
         )
+
+    def shown(self, schema: TableSchema) -> TableSchema:
+        """What the rows of its updates are rows of."""
+        match = None if self.matching is None else self.matching.bound(schema).match
+        return schema if match is None else matched_schema(schema, match)
 
     def of_events(self, schema: TableSchema) -> bool:
         """Whether it is about events as they come, and not about a state: an order or a limit makes it one."""
@@ -579,6 +595,8 @@ class SubscribeArguments(Selection):
 
     def bound(self, schema: TableSchema) -> Query:
         """Raises SchemaError, InvalidArgument."""
+        if self.matching is not None:
+            return Query.of(schema, self.matching.bound(schema), (), None, 0)
         if schema.kind != "event" and not (self.from_time is None and self.until_time is None):
             raise InvalidArgument(f"{schema.name!r} is no event table: from_time and until_time bound event times")
         if self.rollup is not None:

@@ -48,7 +48,7 @@ from kivi.api.arguments import (
 )
 from kivi.api.frames import frame_of
 from kivi.api.hierarchies import HierarchyArguments
-from kivi.api.match_arguments import AnswerArguments, MatchArguments
+from kivi.api.match_arguments import AnswerArguments, MatchArguments, matches_arguments
 from kivi.api.retry import Retries
 from kivi.api.rules import RuleMethods
 from kivi.api.writes import Write
@@ -412,6 +412,25 @@ class Database(RuleMethods, Alerting, ABC, Generic[Tx, Snap]):
         its snapshot. ``last="15m"`` is a range that moves with the newest slot: rows that leave it are removed.
 
         Raises SchemaError, InvalidArgument, and ResourceExhausted for results of more than 100,000 rows.
+        """
+
+    @abstractmethod
+    @takes(matches_arguments)
+    def subscribe_matches(self, wanted: SubscribeArguments) -> Subscription:
+        """The matches of a pattern over an event table, each once it can change no more: see ``match``.
+
+        ``db.subscribe_matches("calls", kivi.pattern(...), lateness="5s")`` tells those that come to be decided from now
+        on, as changes of kind "add", with the columns that ``match`` gives. A match is decided when every event that
+        could still change it, or a match before it, would be late: event time, which the newest event moves and which
+        goes on by itself where none comes, has passed what it depends on by ``lateness``: its last row, or as long as
+        more rows might follow, the end of ``within``. "auto" takes the lateness that ``describe`` tells. Events that
+        come later still are matched, too: the matches that they change come as "remove", with their values, and "add".
+        So what was told, taken together, is what ``match`` gives of the events before the moment that was passed.
+
+        ``since=live.ts, skip=live.skip`` goes on exactly there; ``since=0`` begins with all of history. ``where``
+        selects events before they are matched. The pattern has a ``within``, and its definitions look at rows of the
+        match alone. Raises NotFound, SchemaError, InvalidArgument; later EventsRetracted, SnapshotTooOld where the
+        table was overwritten, and ResourceExhausted where the events to match again take more than ``query_bytes``.
         """
 
     @abstractmethod

@@ -1,12 +1,22 @@
-"""The arguments of ``match``, as those of the other methods in ``kivi.api.arguments``."""
+"""The arguments of ``match`` and ``subscribe_matches``, as those of the other methods in ``kivi.api.arguments``."""
 
 from __future__ import annotations
 
+import datetime as dt
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kivi.api.arguments import QuestionArguments, RollupArguments, check_limit, table_name, type_of
+from kivi.api.arguments import (
+    QuestionArguments,
+    RollupArguments,
+    SubscribeArguments,
+    check_limit,
+    table_name,
+    type_of,
+)
+from kivi.errors import InvalidArgument
 from kivi.model.expressions import Expr, bind
+from kivi.model.lateness import lateness_us
 from kivi.model.patterns import Pattern, match_of
 from kivi.model.questions import seen_schema
 from kivi.model.scans import Scan
@@ -15,7 +25,7 @@ from kivi.model.schema import TableSchema
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["AnswerArguments", "MatchArguments"]
+__all__ = ["AnswerArguments", "MatchArguments", "matches_arguments"]
 
 
 @dataclass(slots=True)
@@ -48,6 +58,26 @@ class MatchArguments:
 
         match = match_of(schema, self.pattern)
         return pa.schema([arrow_field(name, type_) for name, type_ in match.columns])
+
+
+def matches_arguments(
+    table: str,
+    pattern: Pattern,
+    *,
+    where: Expr | None = None,
+    lateness: str | int | dt.timedelta = 0,
+    interval_ms: float = 100,
+    heartbeat_ms: float = 1_000.0,
+    since: int | None = None,
+    skip: int = 0,
+) -> SubscribeArguments:
+    """Of ``subscribe_matches``."""
+    if not isinstance(pattern, Pattern):
+        raise InvalidArgument(f"subscribe_matches takes a pattern, made by kivi.pattern(...), not {pattern!r:.200}")
+    wanted = SubscribeArguments(table, interval_ms=interval_ms, heartbeat_ms=heartbeat_ms, since=since, skip=skip)
+    wanted.matching = MatchArguments(table, pattern, where=where)
+    wanted.lateness_us = lateness_us(lateness)
+    return wanted
 
 
 AnswerArguments = RollupArguments | QuestionArguments | MatchArguments

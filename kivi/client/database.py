@@ -35,6 +35,7 @@ from kivi.api.arguments import (
 )
 from kivi.api.hierarchies import HierarchyArguments
 from kivi.api.interface import documented_by
+from kivi.api.match_arguments import matches_arguments
 from kivi.api.rules import RuleArguments
 from kivi.client import alerting, appends, declarations
 from kivi.client.core import Core
@@ -336,4 +337,8 @@ class Database(interface.Database[Transaction, Snapshot]):
 
     @takes(SubscribeArguments)
     def subscribe(self, wanted: SubscribeArguments) -> Subscription:
+        return Live(self._core, self._transport, wanted)
+
+    @takes(matches_arguments)
+    def subscribe_matches(self, wanted: SubscribeArguments) -> Subscription:
         return Live(self._core, self._transport, wanted)

@@ -61,6 +61,7 @@ def request(
         until_us=wanted.until_us if follower.of_events else None,
         retractions=wanted.retractions,
         min_snapshot=min_snapshot,
+        lateness_us=wanted.lateness_us,
         durable=None
         if wanted.name is None
         else pb.DurableSubscription(user=wanted.user, name=wanted.name, ttl_us=wanted.ttl_us, unseen=wanted.unseen),
@@ -153,7 +154,7 @@ class Reader:
 
     def __init__(self, schema: TableSchema, wanted: SubscribeArguments, follower: Follower) -> None:
         self._of_events = follower.of_events
-        self._read = row_reader(schema, wanted.bound(schema).columns)
+        self._read = row_reader(wanted.shown(schema), wanted.bound(schema).columns)
         self._changes: list[Change] = []
         self._reset = False
 

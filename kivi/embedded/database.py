@@ -43,7 +43,7 @@ from kivi.api.arguments import (
     takes,
 )
 from kivi.api.hierarchies import HierarchyArguments
-from kivi.api.match_arguments import AnswerArguments
+from kivi.api.match_arguments import AnswerArguments, matches_arguments
 from kivi.api.results import Result
 from kivi.api.rules import RuleArguments, rule_name
 from kivi.api.subscription import Follower, Subscription, listed, told
@@ -255,10 +255,11 @@ class _Live(Subscription):
     def __init__(self, store: Store, hub: Hub, wanted: SubscribeArguments) -> None:
         self._store = store
         self._hub = hub
-        self._schema = store.table(wanted.table)
-        self._follower = Follower(wanted, self._schema)
+        schema = store.table(wanted.table)
+        self._schema = wanted.shown(schema)
+        self._follower = Follower(wanted, schema)
         self._wanted = wanted
-        self._live = hub.subscribe(wanted.table, wanted.bound, wanted.terms(self._schema))
+        self._live = hub.subscribe(wanted.table, wanted.bound, wanted.terms(schema))
         self._said: queue.SimpleQueue[Update | KiviError | None] = queue.SimpleQueue()
         self._asked = False
 
@@ -495,6 +496,10 @@ class Database(Alerting, interface.Database[Transaction, Snapshot]):
 
     @takes(SubscribeArguments)
     def subscribe(self, wanted: SubscribeArguments) -> Subscription:
+        return _Live(self.store, self.hub, wanted)
+
+    @takes(matches_arguments)
+    def subscribe_matches(self, wanted: SubscribeArguments) -> Subscription:
         return _Live(self.store, self.hub, wanted)
 
     def subscriptions(self, user: str = "") -> list[dict[str, Any]]:

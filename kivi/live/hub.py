@@ -17,6 +17,7 @@ ended it. What they have not asked for is not made.
 
 from __future__ import annotations
 
+import functools
 import logging
 import random
 import threading
@@ -44,6 +45,7 @@ from kivi.live.connections import Connections
 from kivi.live.durable import DurableSubscriptions
 from kivi.live.groups import Group, RowGroup, group_of, made_again
 from kivi.live.lives import Bind, EventsLive, Live, RowsLive, Then
+from kivi.live.matches import MatchesLive
 from kivi.live.reading import read_window
 from kivi.live.schedule import Schedule
 from kivi.live.tails import Tails
@@ -168,7 +170,11 @@ class Hub:
         if terms.durable is not None:
             stored = self.durable.open(terms.durable, schema, asked(schema), since)
             since, skip = max((stored.ts, stored.skip), (since, skip))
-        live = EventsLive(table, bind, terms, schema, query, since, skip)
+        live = (
+            EventsLive(table, bind, terms, schema, query, since, skip)
+            if query.scan.match is None
+            else MatchesLive(self._store, table, bind, terms, schema)
+        )
         with self._entered(live) as group:
             self._join(group, live)
             if terms.durable is not None:
@@ -488,7 +494,8 @@ class Hub:
             said = live.shown(said)
             live.handed = said.ts
         then, live.then = live.then, None
-        more = isinstance(live, EventsLive) and (live.behind or bool(live.kept))  # it has waited for long enough
+        behind = isinstance(live, EventsLive) and not isinstance(live, MatchesLive) and live.behind
+        more = isinstance(live, EventsLive) and (behind or bool(live.kept))  # it has waited for long enough
         if isinstance(said, Update) and said.changes and not more:
             live.told_at(now)
         self.told += 1
@@ -520,7 +527,8 @@ class Hub:
         """The next page of what it has not been told, from the table. In a thread of the readers."""
         said: Update | KiviError | None
         try:
-            said = None if live.closed else self._tails.page(live)  # others wait for this thread
+            page = live.look if isinstance(live, MatchesLive) else functools.partial(self._tails.page, live)
+            said = None if live.closed else page()  # others wait for this thread
         except KiviError as error:
             said = error
         except Exception:
@@ -535,7 +543,12 @@ class Hub:
                 live.failure = said
                 live.release(self._store.snapshots.release)
             now = time.monotonic()
-            if said is None:
+            if said is None and isinstance(live, MatchesLive):
+                if now >= live.beat:
+                    self._answer(live, Update(live.ts, skip=live.skip), now)
+                else:
+                    self._schedule.put(live, min(live.beat, now + live.pause_s))
+            elif said is None:
                 self._schedule.put(live, now)
             else:
                 self._answer(live, said, now)

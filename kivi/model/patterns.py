@@ -49,11 +49,25 @@ from kivi.model.pattern_text import (
     symbols,
 )
 from kivi.model.questions import seen_schema
-from kivi.model.schema import OperatorCall, TableSchema
+from kivi.model.schema import Column, OperatorCall, TableSchema
 from kivi.model.slots import parse_duration_us
 from kivi.model.types import ColumnType, shown
 
-__all__ = ["Match", "MatchMeasure", "Pattern", "Skip", "is_plain", "match_of", "next", "pattern", "prev", "sees_inside"]
+__all__ = [
+    "Match",
+    "MatchMeasure",
+    "Pattern",
+    "Skip",
+    "check_followed",
+    "is_plain",
+    "looks_ahead",
+    "match_of",
+    "matched_schema",
+    "next",
+    "pattern",
+    "prev",
+    "sees_inside",
+]
 
 _SYMBOLS_MAX: Final = 32
 _SKIP: Final = re.compile(r"\s*(past_last_row|to_next_row|to_first|to_last)(?:\s+(\S+))?\s*\Z")
@@ -312,6 +326,31 @@ def _beside_least(node: Node, mirrored: bool = False) -> dict[str, int]:
 
     visit(node, 0)
     return found
+
+
+def looks_ahead(expr: Expr) -> bool:
+    """Whether a definition sees rows behind its own."""
+    return _reach(expr, "next") > 0
+
+
+def matched_schema(schema: TableSchema, match: Match) -> TableSchema:
+    """The rows of its answer, as those of a table."""
+    columns = tuple(Column(name, type_) for name, type_ in match.columns)
+    return TableSchema(schema.name, "row", (), columns, id=schema.id)
+
+
+def check_followed(match: Match) -> None:
+    """Raises InvalidArgument for a pattern whose matches are never sure before all events are there."""
+    if match.pattern.within_us is None:
+        raise InvalidArgument(
+            "a pattern without within has matches that may begin and end at any time: give it a within, such as '15m', "
+            "to follow them"
+        )
+    if not sees_inside(match):
+        raise InvalidArgument(
+            "a definition looks at rows that may lie outside the match, and so any time away: to follow matches, let "
+            "prev and next see rows of the match alone, as prev('x') does in B of 'A B+ C'"
+        )
 
 
 def is_plain(expr: Expr) -> bool:

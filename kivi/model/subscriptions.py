@@ -15,7 +15,8 @@ at new positions: ``applied``. Rows that only shift because others came or went 
 fewest that explain the new order (the complement of a longest increasing subsequence, Schensted 1961).
 
 A subscriber of events gets each of them once, in commit order, as ``add`` without positions; and one that wants
-retractions delivered, events that were removed as ``remove``, with their values.
+retractions delivered, events that were removed as ``remove``, with their values. A subscriber of matches gets each
+once, as ``add``, when it is decided, and as ``remove``, with its values, if events that come too late take it back.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from kivi.model.expressions import Expr, names
 from kivi.model.orders import Order, order_of
+from kivi.model.patterns import matched_schema
 from kivi.model.rollups import rolled_outputs, rolled_schema
 from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
@@ -108,6 +110,8 @@ class Terms:
     durable: Durable | None = None
     retractions: str = "fail"
     """Of events: see ``model.changes.Changes``."""
+    lateness_us: int = 0
+    """Of matches: how long after its event time an event may come without taking a match back, or ``AUTO_US``."""
 
 
 class _Backwards:
@@ -170,6 +174,8 @@ class Query:
             scan = replace(scan, columns=rolled_outputs(schema, rollup))
             schema = rolled_schema(schema, rollup)
         order = order_of(order_by, schema.output_type)
+        if scan.match is not None:
+            schema = matched_schema(schema, scan.match)
         columns = schema.output_columns(scan.columns)
         whole = columns == schema.output_names and all(name in columns for name, _ in order)
         return Query(scan, columns, order, limit, offset, whole)

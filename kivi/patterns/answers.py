@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -29,9 +30,9 @@ def answer_schema(match: Match) -> pa.Schema:
     return pa.schema([arrow_field(name, type_) for name, type_ in match.columns])
 
 
-def answered(match: Match, rows: Rows, found: Found) -> pa.RecordBatch:
-    """One row for each match, in the order of its first row, and ``FIRST``. Raises OutOfRange for a sum that does not
-    fit."""
+def answered(match: Match, rows: Rows, found: Found, more: Mapping[str, Array] | None = None) -> pa.RecordBatch:
+    """One row for each match, in the order of its first row, and ``FIRST``. ``more``: further columns, of each match.
+    Raises OutOfRange for a sum that does not fit."""
     lengths = found.ends - found.begins
     of = np.repeat(np.arange(len(lengths)), lengths)
     places = np.arange(len(of)) - np.repeat(np.cumsum(lengths) - lengths, lengths) + np.repeat(found.begins, lengths)
@@ -46,6 +47,8 @@ def answered(match: Match, rows: Rows, found: Found) -> pa.RecordBatch:
     answer = pa.RecordBatch.from_arrays(columns, schema=answer_schema(match))
     for name, column in zip(FIRST, named, strict=True):
         answer = answer.append_column(name, column)
+    for name, values in (more or {}).items():
+        answer = answer.append_column(name, pa.array(values))
     return answer.take(pa.array(order))
 
 

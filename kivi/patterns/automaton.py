@@ -170,12 +170,13 @@ class Automaton:
 
     # -- runs -----------------------------------------------------------------------------------
 
-    def ends(self, classes: Array, begins: Array, limits: Array) -> tuple[Array, Array]:
-        """For each beginning where the preferred match ends, exclusive, -1: there is none; and which are not decided.
+    def ends(self, classes: Array, begins: Array, limits: Array) -> tuple[Array, Array, Array]:
+        """For each beginning where the preferred match ends, exclusive, -1: there is none; which are not decided; and
+        behind which row nothing more can come of it, -1: that is not known before the limit.
 
         ``limits``: where a match has to end at the latest. What is long is left undecided: ask ``end`` about it.
         """
-        ends = np.full(len(begins), -1, np.int64)
+        ends, stops = np.full(len(begins), -1, np.int64), np.full(len(begins), -1, np.int64)
         left, at, state = np.arange(len(begins)), begins.copy(), np.full(len(begins), _BEGIN, np.int32)
         for _ in range(_TOGETHER_STEPS):
             going = at < limits[left]
@@ -193,10 +194,11 @@ class Automaton:
             met = self._ends[after]
             ends[left[met]] = at[met]
             going = ~self._final[after]
+            stops[left[~going]] = at[~going]
             left, at, state = left[going], at[going], after[going]
         open_ = np.zeros(len(begins), np.bool_)
         open_[left[at < limits[left]]] = True
-        return ends, open_
+        return ends, open_, stops
 
     def end(self, classes: Array, begin: int, limit: int) -> int:
         """Where the preferred match ends, exclusive; -1: there is none."""

@@ -10,12 +10,12 @@ import numpy.typing as npt
 
 from kivi.errors import ResourceExhausted
 from kivi.model.pattern_text import chain, firsts
-from kivi.model.patterns import Match
-from kivi.model.types import ColumnType
+from kivi.model.patterns import Match, looks_ahead
+from kivi.model.types import INT64_MAX, ColumnType
 from kivi.patterns.automaton import Automaton
 from kivi.patterns.rows import Rows
 
-__all__ = ["Found", "Matcher"]
+__all__ = ["Decided", "Found", "Matcher"]
 
 Array = npt.NDArray[Any]
 ROWS_MAX: Final = 20_000_000
@@ -33,6 +33,21 @@ class Found:
     ends: Array
     symbols: list[list[int]]
     names: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """Matches, and of each the moment of event time after which, once every event up to it is there, nothing that comes
+    changes it, or the matches before it in its partition."""
+
+    found: Found
+    over_us: Array
+
+    def where(self, kept: Array) -> Decided:
+        """Some of them."""
+        symbols = [of for of, stays in zip(self.found.symbols, kept.tolist(), strict=True) if stays]
+        found = Found(self.found.begins[kept], self.found.ends[kept], symbols, self.found.names)
+        return Decided(found, self.over_us[kept])
 
 
 class Matcher:
@@ -53,9 +68,45 @@ class Matcher:
         limits = rows.limits(begins, self.match.pattern.within_us)
         possible = self._possible(classes, begins, limits)
         begins, limits = begins[possible], limits[possible]
-        ends, is_open = self._automaton.ends(classes, begins, limits)
+        ends, is_open, _ = self._automaton.ends(classes, begins, limits)
         kept = is_open | (ends >= 0)
         return self._one_after_the_other(classes, begins[kept], limits[kept], ends[kept], is_open[kept])
+
+    def decided(self, rows: Rows, low_us: int | None, from_us: int) -> Decided | None:
+        """The matches that begin at ``from_us`` or later, and from when on each can change no more; of a pattern that
+        has a ``within`` and looks at no row beside its match. ``rows``: all from ``low_us`` on, None: there are no
+        others. None: which matches there are depends on rows before these.
+        """
+        within = self.match.pattern.within_us
+        assert within is not None
+        classes = rows.classes(self.match, self._automaton, self._types)
+        begins = np.flatnonzero(self._may_be(firsts(self._tree), classes))
+        limits = rows.limits(begins, within)
+        ends, is_open, stops = self._automaton.ends(classes, begins, limits)
+        numbers = np.cumsum(np.append(0, rows.partitions[1:] != rows.partitions[:-1])) if len(rows) else begins
+        starts = np.searchsorted(numbers, np.arange(int(numbers[-1]) + 1 if len(rows) else 0))
+        free = starts
+        if low_us is not None:
+            free = self._free(rows, starts, begins, np.where(is_open, limits, ends), low_us + within)
+            wanted = _first_of(np.flatnonzero(rows.times >= from_us), starts, len(rows))
+            if ((wanted < len(rows)) & (free > wanted)).any():
+                return None
+        over = _no_later(rows.times[begins], within)
+        if not any(looks_ahead(definition) for _, definition in self.match.define):
+            over = np.where(stops < 0, over, np.minimum(over, rows.times[np.maximum(stops, 1) - 1]))
+        over = _so_far(numbers[begins], over)
+        kept = (is_open | (ends >= 0)) & (begins >= free[numbers[begins]])
+        found = self._one_after_the_other(classes, begins[kept], limits[kept], ends[kept], is_open[kept])
+        over = over[np.searchsorted(begins, found.begins)]
+        return Decided(found, over).where(rows.times[found.begins] >= from_us)
+
+    def _free(self, rows: Rows, starts: Array, begins: Array, reaches: Array, from_us: int) -> Array:
+        """Of each partition the first row from a moment on that no match from a row before it may reach over: from
+        there on, what is before it does not matter."""
+        reach = np.zeros(len(rows) + 1, np.int64)
+        reach[begins + 1] = reaches
+        is_free = np.maximum.accumulate(reach)[:-1] <= np.arange(len(rows))
+        return _first_of(np.flatnonzero(is_free & (rows.times >= from_us)), starts, len(rows))
 
     def _may_be(self, names: set[str] | frozenset[str], classes: Array) -> Array:
         return self._automaton.may_be(frozenset(names))[classes]
@@ -110,3 +161,22 @@ class Matcher:
                     limit="rows of matches",
                     maximum=most,
                 )
+
+
+def _first_of(rows: Array, starts: Array, count: int) -> Array:
+    """Of each partition the first of some rows, ascending; ``count`` where it has none."""
+    places = np.searchsorted(rows, starts)
+    first = np.append(rows, count)[places]
+    return np.where(first < np.append(starts, count)[1:], first, count)
+
+
+def _no_later(times: Array, within_us: int) -> Array:
+    return np.where(times > INT64_MAX - within_us, INT64_MAX, times + within_us)
+
+
+def _so_far(partitions: Array, moments: Array) -> Array:
+    """Of each row the latest moment of its and of those before it in its partition."""
+    known, ranks = np.unique(moments, return_inverse=True)
+    width = max(1, len(known))
+    latest: Array = known[np.maximum.accumulate(partitions * width + ranks) % width] if len(moments) else moments
+    return latest

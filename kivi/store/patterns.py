@@ -34,7 +34,7 @@ from kivi.patterns.rows import Rows, columns_of
 from kivi.query.answers import Answer, Explain
 from kivi.store.event_selection import Captured, SelectedEvents, narrowed, pushed
 
-__all__ = ["Patterns"]
+__all__ = ["Asked", "Patterns"]
 
 _MOMENT: Final = ColumnType("timestamp")
 _BATCH_ROWS: Final = 65_536
@@ -69,7 +69,7 @@ class Patterns:
         assert match is not None
 
         def ask() -> tuple[Iterator[pa.RecordBatch], Explain]:
-            asked = _Asked(self.timeline, captured, match, wanted.where, self.bytes_max)
+            asked = Asked(self.timeline, captured, match, wanted.where, self.bytes_max)
             with captured.view:
                 batches = asked.answer(wanted.limit)
             read = asked.read
@@ -86,13 +86,20 @@ class Patterns:
         return Answer(ask, captured.view.floor_us)
 
 
-class _Asked:
-    """One pattern of one snapshot."""
+class Asked:
+    """One pattern of one snapshot. ``whole``: of a partition all events are read, or none."""
 
     def __init__(
-        self, timeline: Timeline, captured: Captured, match: Match, where: Expr | None, bytes_max: int
+        self,
+        timeline: Timeline,
+        captured: Captured,
+        match: Match,
+        where: Expr | None,
+        bytes_max: int,
+        whole: bool = False,
     ) -> None:
         self._timeline, self._captured, self._match, self._bytes_max = timeline, captured, match, bytes_max
+        self._reach = None if whole else reach_us(match)
         self._schema: TableSchema = seen_schema(captured.schema)
         self._event_time = captured.schema.event_time or ""
         self._types = {column.name: column.type for column in self._schema.columns}
@@ -103,7 +110,7 @@ class _Asked:
 
     def answer(self, limit: int | None) -> Iterator[pa.RecordBatch]:
         match, read = self._match, self.read
-        held = self._held(self._near())
+        held = self.held()
         answer = answer_schema(match).empty_table().to_batches()
         if held:
             rows = Rows.of(held, match, self._event_time)
@@ -120,8 +127,9 @@ class _Asked:
         simple = all_of(self._pushed, also)
         return SelectedEvents(self._timeline, self._captured, used, simple, self._rest, self._types)
 
-    def _held(self, near: Near | None) -> list[pa.RecordBatch]:
-        """The events that may be part of a match."""
+    def held(self) -> list[pa.RecordBatch]:
+        """The events that may be part of a match, with their names and the columns that are looked at."""
+        near = self._near()
         also, may_have = None, None
         if near is not None:
             may_have = near.meets
@@ -151,7 +159,7 @@ class _Asked:
 
     def _near(self) -> Near | None:
         """What is near the candidates of the symbol that has least to be read for it; None: that may be anything."""
-        view, reach = self._captured.view, reach_us(self._match)
+        view, reach = self._captured.view, self._reach
         rows = view.rows_between(*self._times) + sum(part.batch.num_rows for part in self._captured.recent)
         if rows < _ROWS_MIN or (reach is None and self._key is None):
             return None

@@ -527,7 +527,7 @@ class SubscribeRequest(_message.Message):
     def __init__(self, begin: _Optional[_Iterable[_Union[BeginSubscription, _Mapping]]] = ..., taken: _Optional[_Iterable[int]] = ..., end: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class BeginSubscription(_message.Message):
-    __slots__ = ("number", "room", "spec", "order_by", "offset", "interval_ms", "heartbeat_ms", "since", "skip", "until_us", "durable", "retractions", "min_snapshot")
+    __slots__ = ("number", "room", "spec", "order_by", "offset", "interval_ms", "heartbeat_ms", "since", "skip", "until_us", "durable", "retractions", "min_snapshot", "lateness_us")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     ROOM_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
@@ -541,6 +541,7 @@ class BeginSubscription(_message.Message):
     DURABLE_FIELD_NUMBER: _ClassVar[int]
     RETRACTIONS_FIELD_NUMBER: _ClassVar[int]
     MIN_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    LATENESS_US_FIELD_NUMBER: _ClassVar[int]
     number: int
     room: int
     spec: _types_pb2.ScanSpec
@@ -554,7 +555,8 @@ class BeginSubscription(_message.Message):
     durable: DurableSubscription
     retractions: str
     min_snapshot: int
-    def __init__(self, number: _Optional[int] = ..., room: _Optional[int] = ..., spec: _Optional[_Union[_types_pb2.ScanSpec, _Mapping]] = ..., order_by: _Optional[_Iterable[str]] = ..., offset: _Optional[int] = ..., interval_ms: _Optional[int] = ..., heartbeat_ms: _Optional[int] = ..., since: _Optional[int] = ..., skip: _Optional[int] = ..., until_us: _Optional[int] = ..., durable: _Optional[_Union[DurableSubscription, _Mapping]] = ..., retractions: _Optional[str] = ..., min_snapshot: _Optional[int] = ...) -> None: ...
+    lateness_us: int
+    def __init__(self, number: _Optional[int] = ..., room: _Optional[int] = ..., spec: _Optional[_Union[_types_pb2.ScanSpec, _Mapping]] = ..., order_by: _Optional[_Iterable[str]] = ..., offset: _Optional[int] = ..., interval_ms: _Optional[int] = ..., heartbeat_ms: _Optional[int] = ..., since: _Optional[int] = ..., skip: _Optional[int] = ..., until_us: _Optional[int] = ..., durable: _Optional[_Union[DurableSubscription, _Mapping]] = ..., retractions: _Optional[str] = ..., min_snapshot: _Optional[int] = ..., lateness_us: _Optional[int] = ...) -> None: ...
 
 class DurableSubscription(_message.Message):
     __slots__ = ("user", "name", "ttl_us", "unseen")
