@@ -72,7 +72,7 @@ def test_matches_come_once_they_are_decided_and_go_with_what_is_late(calls: Any)
         calls.append("calls", [call(60.5, 0)])  # too late: it is matched all the same
         found, _ = told(live)
         assert [kind for kind, _ in found] == ["remove", "add"]
-        assert found[0] == first
+        assert found[0][1] == first[1]
         assert found[1][1]["began"] == moment(60.5)
         with pytest.raises(InvalidArgument, match="keeps none"):
             _ = live.rows
