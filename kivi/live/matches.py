@@ -19,7 +19,7 @@ from kivi.model.questions import question_of
 from kivi.model.scans import Scan
 from kivi.model.schema import OperatorCall, TableSchema
 from kivi.model.subscriptions import Change, Row, Terms, Update
-from kivi.model.types import INT64_MIN
+from kivi.model.types import INT64_MAX, INT64_MIN
 from kivi.mvcc.leases import Lease
 from kivi.store.decided import Decided, Position
 from kivi.store.facade import Store
@@ -28,6 +28,7 @@ __all__ = ["MatchesLive"]
 
 _PAUSE_S: Final = 0.1
 """It looks about so often, or after its interval if that is less."""
+_BASE_US: Final = 2**62
 _SHARE: Final = 3.0
 """A pause is at least so many times as long as looking for matches took before it."""
 
@@ -70,7 +71,7 @@ class MatchesLive(EventsLive):
         if self._looked and self._store.watermark() <= self.ts and not self._is_due():
             return None
         with self._store.snapshots.opened() as lease:
-            was = Position(self.ts, self.skip + INT64_MIN)
+            was = Position(self.ts, _frontier_of(self.skip))
             last = self._store.changes.tail_points(self._events, self.ts, 1, lease.ts, 0).last
             if self._looked and last <= self.ts and not self._is_due():  # no event came
                 return None
@@ -113,4 +114,9 @@ class MatchesLive(EventsLive):
 
 
 def _skip_of(frontier_us: int) -> int:
-    return frontier_us - INT64_MIN
+    """A number from 0 on; 0 is before all events."""
+    return min(max(frontier_us + _BASE_US, 0), INT64_MAX)
+
+
+def _frontier_of(skip: int) -> int:
+    return skip - _BASE_US if skip else INT64_MIN
