@@ -120,6 +120,7 @@ def test_a_match_is_told_when_it_can_change_no_more() -> None:
         ("A B+?", [1, 2, 2], 1),
         ("A C | B", [1, 2, 9], 1),  # the row before it might have begun one, up to this row
         ("A C* | B", [9, 2], 1),
+        ("A B C | B", [1, 2], 10),  # it may yet turn out to be inside another one
     ):
         begin = T0 + 1_000 * S * len(driver.db.snapshot().to_arrow("calls"))
         used = {name: definition for name, definition in define.items() if name in text}
