@@ -1,7 +1,7 @@
 """Questions that are made from the application's own description: each gets an answer that the description names.
 
-Schemathesis (a process of its own) makes valid and invalid requests of every route, and judges each answer: a status, a content
-type and a body as described. A 500 is not described anywhere.
+Schemathesis (a process of its own) makes valid and invalid requests of every route, and judges each answer: a status, a
+content type and a body as described. A 500 is not described anywhere.
 """
 
 from __future__ import annotations
