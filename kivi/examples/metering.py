@@ -5,8 +5,9 @@
     python -m kivi.examples.metering --seconds 300 --rate 500 --workers 64 --kills 2
 
 Starts a store and a gateway (``kivi.examples.gateway``), asks as ``--workers`` callers who repeat what was not
-answered, and kills the one and the other by SIGKILL, ``--kills`` times each. In the end tokens and cost of each tenant and
-model, as the store has them, are those of the answers that the callers got, to the unit. Exit code 1 if they are not.
+answered, and kills the one and the other by SIGKILL, ``--kills`` times each. In the end tokens and cost of each
+tenant and model, as the store has them, are those of the answers that the callers got, to the unit. Exit code 1 if
+they are not.
 """
 
 from __future__ import annotations
