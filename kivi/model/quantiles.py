@@ -311,7 +311,8 @@ def upper_bounds(codes: Array, scale: int) -> Array:
     """Where each bucket ends, towards the larger values: float64. It is the bucket's own, but for a negative one."""
     g = 2.0**2.0**-scale
     sizes = np.abs(values_of(codes, scale)) * (g + 1) / 2
-    return np.where(codes < 0, -sizes / g, sizes)
+    bounds: Array = np.where(codes < 0, -sizes / g, sizes)
+    return bounds
 
 
 def _middle(code: int, scale: int) -> float:

@@ -139,7 +139,7 @@ def read(
         for start, row in zip(starts, rows_from_batch(batch), strict=True):
             key = tuple(_text(row[name]) for name in counter.labels)
             rows.setdefault(key, []).append((start, row[counter.measure]))
-    named = [
+    named: list[_Found] = [
         ({NAME: counter.name, **dict(zip(counter.labels, key, strict=True))}, found) for key, found in rows.items()
     ]
     if counter.is_histogram:
@@ -157,7 +157,7 @@ def _bucketed(named: Sequence[_Found]) -> list[_Found]:
     if len(codes) * sum(len(found) for _, found in named) > _SAMPLES_MAX:
         raise InvalidArgument(f"the histograms have more than {_SAMPLES_MAX:,} samples here: select fewer series")
     bounds = [repr(float(bound)) for bound in upper_bounds(codes, parts[0].scale)] if parts else []
-    out = []
+    out = list[_Found]()
     for labels, found in named:
         below = [(start, [*part.counts_up_to(codes), part.count]) for start, part in found]
         for k, bound in enumerate([*bounds, "+Inf"]):

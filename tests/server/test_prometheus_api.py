@@ -78,9 +78,10 @@ def samples(bounds: Sequence[str]) -> str:
     lines = []
     for name, series in by.items():
         lines.append(f"# TYPE calls_5m_{name} gauge")
-        for (endpoint, host, *bound), slots in series.items():
+        for labelled, slots in series.items():
+            endpoint, host, *bounded = labelled
             total, first = 0, min(seen[endpoint, host])
-            labels = f'endpoint="{endpoint}",host="{host}"' + "".join(f',le="{each}"' for each in bound)
+            labels = f'endpoint="{endpoint}",host="{host}"' + "".join(f',le="{each}"' for each in bounded)
             lines.append(f"calls_5m_{name}{{{labels}}} 0 {BEGIN_S + first * SLOT_S}")
             for slot, value in enumerate(slots):
                 total += value
