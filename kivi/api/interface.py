@@ -752,8 +752,11 @@ class Snapshot(Reads):
         per match. ``start`` and ``end`` (exclusive) bound the event time, and ``where`` selects events: what they leave
         out is no row of any partition. At most ``limit`` matches, the first ones in the order of their first rows.
 
+        Events that take more than the setting ``query_bytes`` are matched in slices of time, if the pattern has a
+        ``within`` and its definitions look at rows of the match alone.
+
         Raises SchemaError, InvalidArgument, OutOfRange for a sum that does not fit, and ResourceExhausted where the
-        events to match take more than the setting ``query_bytes``, or the pattern has too many states.
+        events to match at once take more than ``query_bytes``, or the pattern has too many states.
         """
         return self._answer(wanted)
 

@@ -11,7 +11,7 @@ Candidates that turn out to be many are given up before all are read: then every
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import pyarrow as pa
@@ -32,7 +32,9 @@ from kivi.patterns.candidates import Near, candidates, reach_us
 from kivi.patterns.matching import Matcher
 from kivi.patterns.rows import Rows, columns_of
 from kivi.query.answers import Answer, Explain
+from kivi.query.planning import Times
 from kivi.store.event_selection import Captured, SelectedEvents, narrowed, pushed
+from kivi.store.sliced_patterns import Sliced, may_be_sliced
 
 __all__ = ["Asked", "Patterns"]
 
@@ -99,6 +101,7 @@ class Asked:
         whole: bool = False,
     ) -> None:
         self._timeline, self._captured, self._match, self._bytes_max = timeline, captured, match, bytes_max
+        self._where = where
         self._reach = None if whole else reach_us(match)
         self._schema: TableSchema = seen_schema(captured.schema)
         self._event_time = captured.schema.event_time or ""
@@ -110,15 +113,45 @@ class Asked:
 
     def answer(self, limit: int | None) -> Iterator[pa.RecordBatch]:
         match, read = self._match, self.read
-        held = self.held()
         answer = answer_schema(match).empty_table().to_batches()
-        if held:
-            rows = Rows.of(held, match, self._event_time)
-            found = answered(match, rows, Matcher(match, self._types).found(rows))
-            read.matches = found.num_rows
-            answer = [found.drop_columns(list(FIRST))]
+        for found in self._found():
+            read.matches += found.num_rows
+            answer.append(found.drop_columns(list(FIRST)))
+            if limit is not None and read.matches >= limit:
+                break
         table = pa.Table.from_batches(answer, answer_schema(match)).slice(0, limit)
         return iter(table.combine_chunks().to_batches(_BATCH_ROWS))
+
+    def _found(self) -> Iterator[pa.RecordBatch]:
+        """One row for each match, in order, with ``FIRST``; of more events than may be held slice by slice."""
+        match = self._match
+        try:
+            held = self.held()
+        except ResourceExhausted:
+            if not may_be_sliced(match):
+                raise
+        else:
+            if held:
+                rows = Rows.of(held, match, self._event_time)
+                yield answered(match, rows, Matcher(match, self._types).found(rows))
+            return
+        sliced = Sliced(match, self._types, self._event_time, self._captured.view, self._part)
+        times = [(part.time_min, part.time_max) for part in self._captured.view.parts()]
+        times += [_span(part.batch.column(self._event_time)) for part in self._captured.recent if part.batch.num_rows]
+        low, high = self._times
+        low = max([min(first for first, _ in times), *([] if low is None else [low])])
+        high = min([max(last for _, last in times) + 1, *([] if high is None else [high])])
+        yield from sliced.answers(low, high)
+        self.read.lines.append(f"that is too much to hold at once: it was matched in {sliced.count:,} slices of time")
+
+    def _part(self, times: Times) -> list[pa.RecordBatch]:
+        """The events of a range of time, whole partitions of them."""
+        match = replace(self._match, start_us=times[0], end_us=times[1])
+        part = Asked(self._timeline, self._captured, match, self._where, self._bytes_max, whole=True)
+        held = part.held()
+        self.read.events += part.read.events
+        self.read.matched += part.read.matched
+        return held
 
     # -- what is read ---------------------------------------------------------------------------
 
@@ -208,7 +241,13 @@ class Asked:
         if held > self._bytes_max:
             raise ResourceExhausted(
                 f"the events to match take {held:,} bytes so far, beyond the limit query_bytes = {self._bytes_max:,}: "
-                "bound them by start and end, select less by where, or raise the setting",
+                "bound them by start and end, select less by where, give the pattern a (shorter) within, or raise the "
+                "setting",
                 limit="query_bytes",
                 maximum=self._bytes_max,
             )
+
+
+def _span(column: Any) -> tuple[int, int]:
+    times = stored_array(_MOMENT, column)
+    return int(times.min()), int(times.max())
