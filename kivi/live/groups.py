@@ -48,7 +48,7 @@ _MISSED_COMMITS: Final = 1_000
 def _selecting(schema: TableSchema, query: Query) -> Expr | None:
     """The predicate with the key range, as far as it is one of single columns."""
     if query.scan.match is not None:  # of an event alone nobody knows: it reads the table
-        return Expr("isin", schema.event_time, ())
+        return Expr("isin", schema.event_time or "", ())
     prefix = [Expr("==", column.name, value) for column, value in zip(schema.key, query.scan.prefix, strict=False)]
     times = between(schema.event_time or "", *query.scan.times) if schema.kind == "event" else None
     return all_of(query.where, *prefix, times)
