@@ -321,7 +321,8 @@ class Judgement:
             return nothing
         groups = grouped.groups(key_of(against, table, time))
         sample = groups.sample if known is None else known[groups.sample]
-        keys = _keys(against, table, batch.take(pa.array(sample)), time)
+        wanted = batch.select(list({*against.by, *([time] if against.kind == "slot" else [])}))
+        keys = _keys(against, table, wanted.take(pa.array(sample)), time)
         read = list(dict.fromkeys(refs.values()))
         rows, alive, failed_rows = self._rows(table, keys, events, asked, read, lease)
         row_of = np.full(groups.count, -1, np.int64)
