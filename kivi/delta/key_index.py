@@ -112,7 +112,7 @@ class KeyIndex:
 
     def _same(self, numbers: Array, words: Array) -> Array:
         """Whether the keys of these numbers are these words."""
-        same = self._words[0][numbers] == words[0]
+        same: Array = self._words[0][numbers] == words[0]
         for known, asked in zip(self._words[1:], words[1:], strict=True):
             same &= known[numbers] == asked
         return same

@@ -18,7 +18,7 @@ snapshot older than ``ts`` is answered by reading. What is held and known is bou
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -91,7 +91,7 @@ class KnownRows:
         return found
 
 
-def _read(reader: Reader, lease: Lease, schema: TableSchema, layout: RowLayout, keys: Sequence[bytes]) -> Array:
+def _read(reader: Reader, lease: Lease, schema: TableSchema, layout: RowLayout, keys: list[bytes]) -> Array:
     blank, columns = bytes(layout.width), len(layout.columns)
     versions = reader.get(lease, schema, keys)
     return layout.rows_of(
