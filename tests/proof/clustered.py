@@ -53,7 +53,7 @@ BACK_S = 180.0
 """So long a cluster may take to come back from anything, on a machine that does much else; beyond it a run fails."""
 BOUNDS_S = {
     "a node killed": 2.0,
-    "a node stopped": None,
+    "a node stopped": 12.0,
     "a node cut off": None,
     "a rolling restart": 2.0,
     "a damaged node": None,
