@@ -77,7 +77,7 @@ class Shards:
         shards = shards_of_events(schema, batch, SHARDS)
         pieces = []
         for cut in cuts:
-            rows = np.flatnonzero(self._in(cut)[shards])
+            rows = np.flatnonzero(self.bits(cut)[shards])
             if len(rows):
                 taken = coded(batch.take(pa.array(rows)))
                 pieces.append(Piece(cut, rows, [encode_ipc(trimmed(taken, schema))]))
@@ -91,7 +91,7 @@ class Shards:
         shards = shards_of_keys(schema, run.keys, SHARDS)
         pieces = []
         for cut in cuts:
-            rows = np.flatnonzero(self._in(cut)[shards])
+            rows = np.flatnonzero(self.bits(cut)[shards])
             if len(rows):
                 pieces.append(Piece(cut, None, _taken(run, rows).to_buffers()))
         return join_pieces(pieces)
@@ -106,14 +106,14 @@ class Shards:
         """Those of the shards that are held, and their places; None: all of them."""
         if not self.is_partial(schema) or not batch.num_rows:
             return batch, None
-        rows = np.flatnonzero(self._in(self.held)[shards_of_events(schema, batch, SHARDS)])
+        rows = np.flatnonzero(self.bits(self.held)[shards_of_events(schema, batch, SHARDS)])
         return (batch, None) if len(rows) == batch.num_rows else (batch.take(pa.array(rows)), rows.astype(np.uint64))
 
     def held_run(self, schema: TableSchema | None, run: DeltaRun) -> DeltaRun:
         """The rows of the shards that are held."""
         if schema is None or not self.is_partial(schema) or not run.rows:
             return run
-        rows = np.flatnonzero(self._in(self.held)[shards_of_keys(schema, run.keys, SHARDS)])
+        rows = np.flatnonzero(self.bits(self.held)[shards_of_keys(schema, run.keys, SHARDS)])
         return run if len(rows) == run.rows else _taken(run, rows)
 
     def held_rows(self, rows: Iterable[Row], known: Known) -> list[Row]:
@@ -165,7 +165,7 @@ class Shards:
         ]
         return [self.held_run(schema, run) if shards & ~self.held else run for shards, run in runs]
 
-    def _in(self, shards: int) -> Array:
+    def bits(self, shards: int) -> Array:
         """By number, whether a shard is among these."""
         found = self._bits.get(shards)
         if found is None:
