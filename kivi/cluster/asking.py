@@ -221,5 +221,3 @@ def _error(body: bytes) -> KiviError:
         found: KiviError = kind(message, **details)
         return found
     return Unavailable(message, **details)
-
-

@@ -123,7 +123,7 @@ class ClusterNode:
             self._wanted = self.store.shards.held if wanted is None else wanted
             reads = Nats(servers, timeout_s=timeout_s, **login or {})
             opened.callback(reads.close)
-            name_of_reads = f"{self.stream.name}-reads.{self.generation.hex()}"
+            name_of_reads = f"kivi.reads.{self.stream.name}.{self.generation.hex()}"
             self.asking = Asking(reads, name_of_reads, self.log, self.store.spanning.serve)
             opened.callback(self.asking.close)
             self.store.spanning.owners = self.asking

@@ -41,7 +41,7 @@ _HEARD_US: Final = 10_000_000
 
 
 _TOLD_US: Final = 3_000_000
-"""For so long nobody folds past what a node has told of its snapshots: what it opens later is too old elsewhere then."""
+"""For so long nobody folds past what a silent node has told of its snapshots."""
 _BEHIND_S: Final = 2.0
 
 

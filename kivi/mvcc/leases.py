@@ -10,9 +10,10 @@ or has S >= F (and needs none)::
 Past its limit, or cut because keeping its versions cost too much, a lease answers SnapshotTooOld: to reads, which
 check *after* they have read, and to commits. No lease ever makes a writer wait.
 
-**Snapshots of others.** A node of a cluster that holds a part of the shards asks others for the rest, at its own S. So
-it tells them its watermark and its open S every so often (`told`), and each of them keeps these as if they were its own,
-and folds no further than the watermark that it was told (`hold`): whatever S the other one opens next is not below it.
+**Snapshots of others.** A node of a cluster that holds a part of the shards asks others for the rest, at its own S.
+So it tells them its watermark and its open S every so often (`told`), and each of them keeps these as if they were its
+own, and folds no further than the watermark that it was told (`hold`): whatever S the other one opens next is not below
+it.
 
 A snapshot below the horizon that was not registered in time (``as_of`` a past timestamp) is *historical*: it can read
 only what keeps history, which each table decides for itself (``snapshot``).

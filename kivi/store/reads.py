@@ -1,9 +1,10 @@
 """Reads as callers ask for them: rows by key, and scans as Arrow record batches.
 
-What lies on other nodes of a cluster comes from there (``kivi.store.spanning``). What a snapshot sees is decided in ``mvcc.snapshot``; here ranges of keys are made, a transaction's own writes laid over
-what it reads, and batches put together. What a row becomes is ``kivi.encoding.projection``: a predicate is always
-evaluated here, next to the rows. Tables whose rows are of fixed width (all aggregates) are scanned in columns, but for
-scans of a few rows, backwards, and over own writes.
+What lies on other nodes of a cluster comes from there (``kivi.store.spanning``). What a snapshot sees is decided in
+``mvcc.snapshot``; here ranges of keys are made, a transaction's own writes laid over what it reads, and batches put
+together. What a row becomes is ``kivi.encoding.projection``: a predicate is always evaluated here, next to the rows.
+Tables whose rows are of fixed width (all aggregates) are scanned in columns, but for scans of a few rows, backwards,
+and over own writes.
 
 Event tables: commit order; ``start`` and ``end`` bound the event time. Pending events are captured first, then the
 block view, whose ``events_upto`` says which pending events it already has.
@@ -148,9 +149,9 @@ class Reads:
         return txn.overlay(schema, version, txn.rows.get((schema.id, key))) is not None
 
     def has_bounded_rows(self, name: str) -> bool:
-        """Whether there is such a table, and its rows are of fixed width."""
+        """Whether there is such a table, its rows are of fixed width, and all of them are here."""
         schema = self.catalog.visible.by_name.get(name)
-        return schema is not None and GetPlan.of(schema, None) is not None
+        return schema is not None and not self.shards.is_partial(schema) and GetPlan.of(schema, None) is not None
 
     def get_each(self, plan: GetPlan, wanted: Sequence[tuple[Lease, bytes]]) -> list[tuple[Any, ...] | None]:
         """Rows by encoded key, each at a snapshot of its own, as the plan's columns; None where there is no row."""
@@ -345,9 +346,7 @@ class Reads:
         self.leases.check(lease)
         return view, waiting, txn.events_of(schema.id) if txn is not None else []
 
-    def captured(
-        self, lease: Lease, schema: TableSchema, txn: Txn | None = None, asked: int | None = None
-    ) -> Captured:
+    def captured(self, lease: Lease, schema: TableSchema, txn: Txn | None = None, asked: int | None = None) -> Captured:
         """What a reader sees of events, of whomever: of the shards ``asked`` at least. None: those that are here."""
         events = self.event_tables.of(schema.id)
         if events is None:
@@ -357,7 +356,8 @@ class Reads:
         is_own = txn is not None and txn.sees_none(schema)
         if asked is None or is_own or not self.spanning.missing(schema, asked):
             return captured
-        return replace(captured, view=SpannedView(self.spanning, lease, captured, asked), recent=())
+        spanned = SpannedView(self.spanning, lease, replace(captured, own=()), asked)
+        return replace(captured, view=spanned, recent=())
 
     def shared_events(self, lease: Lease) -> SharedEvents:
         """The event tables of a snapshot, for a reader of settled files. Close it: files wait for it."""

@@ -183,6 +183,10 @@ class Shards:
             asked |= 1 << shard_of_key(schema, key, SHARDS)
         return asked
 
+    def lacks(self, schema: TableSchema, keys: Sequence[bytes]) -> bool:
+        """Whether rows of an aggregate with some of these keys are on other nodes."""
+        return self.is_partial(schema) and bool(self.of_keys(schema, keys) & ~self.held)
+
     def check(self, schema: TableSchema, asked: int = EVERY) -> None:
         """Raises Unavailable for a read that may have rows of shards that are not held here; it says who holds them."""
         if not self.is_partial(schema) or not asked & ~self.held:

@@ -2,7 +2,7 @@
 
 ::
 
-    asker   shards of the read  =  those held here  +  those of other nodes, each asked of one that holds it (``Owners``)
+    asker   shards of the read  =  those held here  +  those of other nodes, each of one that holds it (``Owners``)
             rows      merged by key, as one table has them
             events    merged in commit order
     owner   waits for W >= S -> a lease at S -> its own rows or events of these shards, and no others -> frames
@@ -179,7 +179,12 @@ class Spanning:
                 yield portion
 
     def _rows_elsewhere(
-        self, lease: Lease, schema: TableSchema, shards: int, asked: dict[str, Any], without: frozenset[int] = frozenset()
+        self,
+        lease: Lease,
+        schema: TableSchema,
+        shards: int,
+        asked: dict[str, Any],
+        without: frozenset[int] = frozenset(),
     ) -> Iterator[FixedRows]:
         layout = RowLayout.of(schema)
         parts = [
@@ -596,5 +601,3 @@ def _by_code(batches: Iterator[pa.RecordBatch], reverse: bool) -> Iterator[pa.Re
         held.append(batch.slice(at))
     if held:
         yield ordered(held)
-
-

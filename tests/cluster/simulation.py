@@ -650,7 +650,7 @@ class Simulation:
                 found = node.scan(snap, table)
                 if found and node.held != EVERY and table == "e":
                     self._ask_of_all(snap, found)
-            except Unavailable as error:
+            except Unavailable:
                 if node.held == EVERY or table not in SHARDED:
                     raise
                 self.counted["elsewhere"] += 1
