@@ -30,16 +30,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from kivi import errors
 from kivi.errors import KiviError, Unavailable
 from kivi.log.natslink import Nats
 from kivi.log.replicated import ReplicatedLog
 from kivi.runtime import deadlines
-
-if TYPE_CHECKING:
-    from nats.aio.msg import Msg
 
 __all__ = ["Asking"]
 
@@ -102,10 +99,10 @@ class Asking:
         self.asked += 1
         return self._frames(node, id_, self._begin(node, b"O" + id_ + request))
 
-    def _begin(self, node: int, payload: bytes) -> Future[Msg]:
+    def _begin(self, node: int, payload: bytes) -> Future[Any]:
         return self._nats.start(self._nats.link.request(self._subject(node), payload, _ANSWER_S))
 
-    def _frames(self, node: int, id_: bytes, page: Future[Msg]) -> Iterator[bytes]:
+    def _frames(self, node: int, id_: bytes, page: Future[Any]) -> Iterator[bytes]:
         parts, is_over = list[bytes](), False
         try:
             while True:
@@ -131,7 +128,7 @@ class Asking:
     async def _send(self, subject: str, payload: bytes) -> None:
         await self._nats.link.open.publish(subject, payload)
 
-    def _awaited(self, node: int, page: Future[Msg]) -> bytes:
+    def _awaited(self, node: int, page: Future[Any]) -> bytes:
         """Raises Unavailable if nothing comes."""
         while True:
             try:
@@ -150,7 +147,7 @@ class Asking:
 
     # -- who is asked -----------------------------------------------------------------------------
 
-    async def _heard(self, message: Msg) -> None:
+    async def _heard(self, message: Any) -> None:
         kind, id_, body = message.data[:1], message.data[1 : 1 + _ID_BYTES], message.data[1 + _ID_BYTES :]
         with contextlib.suppress(RuntimeError):  # the pool is shut down
             if kind == b"C":
