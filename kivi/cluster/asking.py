@@ -132,7 +132,8 @@ class Asking:
         """Raises Unavailable if nothing comes."""
         while True:
             try:
-                return page.result(min(_LOOK_S, deadlines.left_s())).data
+                data: bytes = page.result(min(_LOOK_S, deadlines.left_s())).data
+                return data
             except FutureTimeout:
                 if page.done():  # it was its own
                     raise Unavailable(f"node {node:x} has not answered in {_ANSWER_S:.0f} s") from None

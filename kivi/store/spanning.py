@@ -29,7 +29,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -48,14 +48,12 @@ from kivi.events.views import EventView
 from kivi.log.shards import SHARDS, parse_shards, shown_shards
 from kivi.model.expressions import Expr, bind, from_plain, to_plain
 from kivi.model.schema import TableSchema
-from kivi.mvcc.leases import Lease
+from kivi.mvcc.leases import Lease, Leases
+from kivi.mvcc.snapshot import Reader
+from kivi.store.catalog import Catalog
 from kivi.store.shards import Shards
 from kivi.store.slot_ranges import KeyRange, Times
-
-if TYPE_CHECKING:
-    from kivi.store.event_selection import Captured
-    from kivi.store.reads import Reads
-    from kivi.store.snapshots import Snapshots
+from kivi.store.snapshots import Snapshots
 
 __all__ = ["Owners", "SpannedView", "Spanning"]
 
@@ -81,11 +79,46 @@ class Owners(Protocol):
         """The frames of ``Spanning.serve`` there, which begins at the call. Raises what it raises, and Unavailable."""
 
 
+class Events(Protocol):
+    """What this store has of an event table at a snapshot (``kivi.store.event_selection.Captured``)."""
+
+    @property
+    def schema(self) -> TableSchema: ...
+
+    @property
+    def view(self) -> Any: ...
+
+    def in_memory(self, times: Times, where: Expr | None, columns: Sequence[str]) -> Iterator[pa.RecordBatch]: ...
+
+
+class Selecting(Protocol):
+    """The part of ``kivi.store.rollups`` that is used."""
+
+    def selected_here(
+        self, lease: Lease, schema: TableSchema, where: Expr | None, bounds: KeyRange, times: Times
+    ) -> Iterator[FixedRows]: ...
+
+
+class Here(Protocol):
+    """The part of ``kivi.store.reads`` that is used."""
+
+    catalog: Catalog
+    reader: Reader
+    leases: Leases
+
+    @property
+    def rollups(self) -> Selecting: ...
+
+    def check_visible(self, lease: Lease, schema: TableSchema, shards: int) -> None: ...
+
+    def captured(self, lease: Lease, schema: TableSchema) -> Events: ...
+
+
 @dataclass(slots=True)
 class Spanning:
     """Thread safe. ``owners``: of a node of a cluster."""
 
-    reads: Reads
+    reads: Here
     snapshots: Snapshots
     shards: Shards
     owners: Owners | None = None
@@ -223,7 +256,7 @@ class Spanning:
     # -- events -----------------------------------------------------------------------------------
 
     def events(
-        self, lease: Lease, captured: Captured, asked: int, wanted: dict[str, Any], columns: Sequence[str]
+        self, lease: Lease, captured: Events, asked: int, wanted: dict[str, Any], columns: Sequence[str]
     ) -> Iterator[pa.RecordBatch]:
         """Of whomever, with the columns, and STAMP and POSITION behind them. ``wanted`` as a request has it."""
         assert self.owners is not None
@@ -286,7 +319,7 @@ class Spanning:
                     yield batch.slice(count)
                 count = max(0, count - batch.num_rows)
 
-    def _events_here(self, captured: Captured, shards: int, wanted: dict[str, Any]) -> Iterator[pa.RecordBatch]:
+    def _events_here(self, captured: Events, shards: int, wanted: dict[str, Any]) -> Iterator[pa.RecordBatch]:
         """Those of some shards, in the order of a request."""
         schema, columns, reverse = captured.schema, wanted["columns"], wanted["reverse"]
         where, times = _where(schema, wanted["where"]), tuple(wanted["times"])
@@ -379,7 +412,7 @@ class SpannedView:
     Counts are those of this store, made larger as if all shards were alike: they are for plans.
     """
 
-    def __init__(self, spanning: Spanning, lease: Lease, captured: Captured, asked: int) -> None:
+    def __init__(self, spanning: Spanning, lease: Lease, captured: Events, asked: int) -> None:
         assert isinstance(captured.view, EventView)
         self._spanning, self._lease, self._captured, self._asked = spanning, lease, captured, asked
         self._view = captured.view
