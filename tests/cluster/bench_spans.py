@@ -66,7 +66,13 @@ def main(events: int) -> None:
 
         def started(name: str, shards: str | None = None) -> ClusterNode:
             node = ClusterNode(
-                str(path / name), "apm", nats.urls, about={"address": name}, settings=Settings(), shards=shards, log_bytes=1 << 30,
+                str(path / name),
+                "apm",
+                nats.urls,
+                about={"address": name},
+                settings=Settings(),
+                shards=shards,
+                log_bytes=1 << 30,
             )
             opened.callback(node.close)
             return node
@@ -93,7 +99,9 @@ def main(events: int) -> None:
         with db.snapshot() as snap:
             keys = [tuple(row[name] for name in schema.key_names) for row in snap.scan("sums", limit=100)]
         stored = [tuple(c.type.to_stored(v) for c, v in zip(schema.key, one, strict=True)) for one in keys]
-        key = next(k for k, s in zip(keys, stored, strict=True) if low.store.shards.lacks(schema, [encoded_key(schema, s)]))
+        key = next(
+            k for k, s in zip(keys, stored, strict=True) if low.store.shards.lacks(schema, [encoded_key(schema, s)])
+        )
         moment = events * 10
         last = whole.store.watermark()
         wait_until(lambda: low.store.watermark() >= last)
@@ -110,7 +118,9 @@ def main(events: int) -> None:
             (one, one_cpu), (two, two_cpu) = (
                 tuple(1_000 * statistics.median(column) for column in zip(*taken[side], strict=True)) for side in taken
             )
-            print(f"{name:36} {one:9.2f} {two:9.2f} {two / one:6.1f}   {one_cpu:9.2f} {two_cpu:9.2f} {two_cpu / one_cpu:6.1f}")
+            print(
+                f"{name:36} {one:9.2f} {two:9.2f} {two / one:6.1f}   {one_cpu:9.2f} {two_cpu:9.2f} {two_cpu / one_cpu:6.1f}"
+            )
 
 
 MEASURES = {"n": kivi.count(), "us": kivi.sum("us"), "last": kivi.last("us")}

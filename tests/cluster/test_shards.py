@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +18,7 @@ import pytest
 import kivi
 from kivi.arrow.columns import arrow_schema
 from kivi.arrow.dictionaries import together
-from kivi.arrow.ipc import encode_ipc
+from kivi.arrow.ipc import encode_ipc, own_batches
 from kivi.cluster.founding import adopt
 from kivi.delta.derive import derive_all
 from kivi.embedded.database import Database
@@ -23,7 +26,10 @@ from kivi.encoding.shards import shards_of_events
 from kivi.log.members import Member, Members, State, truncation
 from kivi.log.shards import EVERY, SHARDS, parse_shards, refined, shown_shards
 from kivi.model.declarations import aggregate_schema, event_table_schema
+from kivi.store.facade import Store
+from kivi.store.reads import Reads
 from kivi.store.shards import Shards
+from kivi.store.spanning import Spanning
 from tests.cluster.sharded import Sharded
 from tests.cluster.test_operation import Nodes
 from tests.conftest import require
@@ -167,6 +173,52 @@ def test_a_rule_looks_up_no_table_that_a_node_may_not_have() -> None:
                 "slow", source="calls", against=kivi.lookup("sums", by=["user"]), into="slow",
                 where=kivi.col("us") > kivi.ref("us"),
             )  # fmt: skip
+
+
+class Mortal:
+    """Nodes 1 and 2 have the same; node 1 goes away after some frames."""
+
+    def __init__(self, frames: Callable[[dict[str, Any]], list[bytes]], lives: int) -> None:
+        self.frames, self.lives = frames, lives
+
+    def plan(self, shards: int, without: frozenset[int]) -> list[tuple[int, int]]:
+        return [(1 if 1 not in without else 2, shards)]
+
+    def ask(self, node: int, request: bytes) -> Iterator[bytes]:
+        for i, frame in enumerate(self.frames(json.loads(request))):
+            if node == 1 and i == self.lives:
+                raise kivi.Unavailable("gone")
+            yield frame
+
+
+@pytest.mark.parametrize("lives", range(4))
+@pytest.mark.parametrize("reverse", [False, True])
+def test_another_owner_goes_on_where_one_went_away(lives: int, reverse: bool) -> None:
+    with contextlib.closing(Store.open(None)) as store:
+        db = Database(store)
+        columns = {"ts": "timestamp", "user": "string", "us": "int64"}
+        db.create_event_table("calls", event_time="ts", columns=columns, shard_by=["user"])
+        db.create_aggregate("sums", source="calls", group_by=["user"], measures={"n": kivi.count()})
+        for i in range(4):
+            db.append("calls", [{"ts": i, "user": user, "us": i} for user in USERS])
+        serve = store.spanning.serve
+
+        def frames(asked: dict[str, Any]) -> list[bytes]:
+            """Some rows or events each."""
+            batch = together([found for frame in serve(json.dumps(asked).encode()) for found in own_batches(frame)])
+            return [bytes(encode_ipc(batch.slice(at, 15))) for at in range(0, batch.num_rows, 15)]
+
+        with db.snapshot() as snap:
+            here = [list(snap.scan(name, reverse=reverse)) for name in ("calls", "sums")]
+            store.spanning.owners, store.shards.held = Mortal(frames, lives), HALF
+            with patch.object(Spanning, "_whole", return_value=None), patch.object(Reads, "check_visible"):
+                there = [list(snap.scan(name, reverse=reverse)) for name in ("calls", "sums")]
+            store.shards.held = EVERY
+        assert there[1] == here[1]
+        for at in range(0, len(here[0]), len(USERS)):
+            commits = [sorted(map(repr, side[0][at : at + len(USERS)])) for side in (here, there)]
+            assert commits[0] == commits[1], "in the order of a commit shards come one after the other"
+        assert len(there[0]) == len(here[0])
 
 
 # -- real nodes ---------------------------------------------------------------------------------------
