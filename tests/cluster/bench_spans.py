@@ -48,9 +48,8 @@ def filled(db: Database, events: int) -> None:
     rng = random.Random(1)
     columns = {"ts": "timestamp", "user": "string", "us": "int64", "path": "string"}
     db.create_event_table("calls", event_time="ts", columns=columns, shard_by=["user"])
-    db.create_aggregate(
-        "sums", source="calls", group_by=["user", kivi.time_slot("ts", "5m")], measures={"n": kivi.count(), "us": kivi.sum("us")}
-    )  # fmt: skip
+    by = ["user", kivi.time_slot("ts", "5m")]
+    db.create_aggregate("sums", source="calls", group_by=by, measures={"n": kivi.count(), "us": kivi.sum("us")})
     for at in range(0, events, ROWS):
         rows = [
             {"ts": (at + i) * 1_000, "user": f"user {rng.randrange(USERS)}", "us": rng.randrange(9_999), "path": "/x"}
@@ -118,9 +117,8 @@ def main(events: int) -> None:
             (one, one_cpu), (two, two_cpu) = (
                 tuple(1_000 * statistics.median(column) for column in zip(*taken[side], strict=True)) for side in taken
             )
-            print(
-                f"{name:36} {one:9.2f} {two:9.2f} {two / one:6.1f}   {one_cpu:9.2f} {two_cpu:9.2f} {two_cpu / one_cpu:6.1f}"
-            )
+            wall_, cpu_ = f"{one:9.2f} {two:9.2f} {two / one:6.1f}", f"{one_cpu:9.2f} {two_cpu:9.2f}"
+            print(f"{name:36} {wall_}   {cpu_} {two_cpu / one_cpu:6.1f}")
 
 
 MEASURES = {"n": kivi.count(), "us": kivi.sum("us"), "last": kivi.last("us")}
