@@ -48,7 +48,7 @@ def filled(db: Database, events: int) -> None:
     rng = random.Random(1)
     columns = {"ts": "timestamp", "user": "string", "us": "int64", "path": "string"}
     db.create_event_table("calls", event_time="ts", columns=columns, shard_by=["user"])
-    by = ["user", kivi.time_slot("ts", "5m")]
+    by: list[Any] = ["user", kivi.time_slot("ts", "5m")]
     db.create_aggregate("sums", source="calls", group_by=by, measures={"n": kivi.count(), "us": kivi.sum("us")})
     for at in range(0, events, ROWS):
         rows = [
