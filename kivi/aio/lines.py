@@ -26,6 +26,11 @@ class Lines:
         self._line: Line | None = None
         self._task: asyncio.Task[None] | None = None
 
+    @property
+    def load(self) -> int:
+        """How many subscriptions it has."""
+        return 0 if self._line is None else self._line.load
+
     def line(self) -> Line:
         """Raises Closed."""
         if self._line is None or self._line.broken is not None:

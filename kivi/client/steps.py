@@ -219,7 +219,7 @@ def named(method: M, steps: Callable[..., Any]) -> M:
 class Transport(Protocol):
     """What a driver offers besides performing effects."""
 
-    def lines_at(self, port: int) -> Any: ...
+    def lines_at(self, address: str) -> Any: ...
 
     """``line()`` gives the current ``kivi.client.subscriptions.Line``, or another; it raises Closed."""
 

@@ -19,6 +19,7 @@ from kivi.api.subscription import Follower
 from kivi.client.calls import check_size
 from kivi.client.core import Core
 from kivi.client.messages import scan_spec
+from kivi.client.placing import holders_of, least_loaded, place_of, was_lost
 from kivi.client.steps import Closed, Receive, Sleep, Steps
 from kivi.errors import KiviError
 from kivi.model.schema import TableSchema
@@ -99,6 +100,11 @@ class Line:
             raise self.broken
         self._put(data)
         return Place(self, number)
+
+    @property
+    def load(self) -> int:
+        """How many subscriptions it has."""
+        return len(self._inboxes)
 
     def take(self, number: int) -> None:
         self._put(pb.SubscribeRequest(taken=[number]).SerializeToString())
@@ -190,6 +196,7 @@ class Live:
         self._reader: Reader
         self.inbox = new_inbox()
         self.place: Place | None = None
+        self._address = ""
         self.follower: Follower | None = None  # until the table is known
         self.closed = False
 
@@ -212,7 +219,7 @@ class Live:
 
     def _open(self) -> Steps[None]:
         """From where it is. Waits until the server says that it accepts it, or it is closed."""
-        core, again = self._core, True
+        core, again, address = self._core, True, ""
         while True:
             schema = yield from core.schema(self._wanted.table)
             if self.follower is None:
@@ -220,8 +227,8 @@ class Live:
             message = request(schema, self._wanted, self.follower, core.seen_ts)
             self._reader = Reader(schema, self._wanted, self.follower)
             self.inbox = self._new_inbox()
-            port = 0 if message.HasField("durable") else core.subscriptions_port
-            place = core.transport.lines_at(port).line().begin(message, self.inbox.put_nowait)
+            address = address or place_of(core, is_durable=message.HasField("durable"))
+            place = core.transport.lines_at(address).line().begin(message, self.inbox.put_nowait)
             try:
                 first = yield Receive(self.inbox, core.timeout_s)
             except BaseException:
@@ -231,16 +238,18 @@ class Live:
                 place.end()
                 return
             if isinstance(first, KiviError):
-                if port and may_return(first):  # that process has ended: the server knows where the next one is
-                    core.subscriptions_port = 0
-                if not again or not core.stale(first, self._wanted.table):
+                addresses = holders_of(first)
+                if may_return(first) and not addresses:
+                    was_lost(core, address)
+                if not again or not (addresses or core.stale(first, self._wanted.table)):
                     raise first
-                again = False
+                again, address = False, least_loaded(core, addresses) if addresses else ""
             elif first.moved_to_port:
                 place.end()
-                core.subscriptions_port = first.moved_to_port
+                host, _, _ = core.endpoint.rpartition(":")
+                address = core.subscriptions_at = f"{host}:{first.moved_to_port}"
             else:
-                self.place = place
+                self.place, self._address = place, address
                 if self.closed:  # meanwhile: nobody else ends this one
                     place.end()
                 return
@@ -256,6 +265,7 @@ class Live:
                 self.close()
                 raise
             self.place = None
+            was_lost(self._core, self._address)
             return None
         if update is not None:
             self._core.saw(update.ts)

@@ -52,6 +52,7 @@ from kivi.model.schema import TableSchema
 from kivi.model.subscriptions import Query, Terms, Update
 from kivi.mvcc.leases import Lease
 from kivi.store.facade import Store
+from kivi.store.shards import asked_shards
 
 __all__ = ["LIVES_MAX", "Hub"]
 
@@ -140,8 +141,8 @@ class Hub:
         with self._entered(live) as group:
             with self._store.snapshots.opened() as lease:
                 schema = self._store.table(table, lease)
-                self._store.shards.check(schema)
                 live.define(schema)
+                self._store.shards.check(schema, asked_shards(schema, live.query.scan))
                 live.window = read_window(self._store, lease, schema, live.query)
                 live.read_ts = lease.ts
             if since is not None:
@@ -161,8 +162,8 @@ class Hub:
 
     def _events(self, table: str, asked: Bind, terms: Terms) -> EventsLive:
         schema, bind = self._store.table(table), self._resolved(asked)
-        self._store.shards.check(schema)
         query, since, skip = bind(schema), terms.since or 0, terms.skip
+        self._store.shards.check(schema, asked_shards(schema, query.scan))
         if since > self._store.watermark():
             raise InvalidArgument(f"since = {since} is past the watermark: nothing was committed there yet")
         if terms.durable is not None:
