@@ -11,7 +11,7 @@ import grpc
 
 from kivi.client.calls import broken_by, together
 from kivi.client.steps import Closed
-from kivi.client.subscriptions import Line
+from kivi.client.subscription_messages import Line
 from kivi.errors import KiviError, Unavailable
 from kivi.wire.status import from_rpc_error
 

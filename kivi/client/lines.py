@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from kivi.client.calls import broken_by, together
-from kivi.client.subscriptions import Line
+from kivi.client.subscription_messages import Line
 from kivi.errors import KiviError, Unavailable
 from kivi.runtime.threads import Threads
 

@@ -221,7 +221,7 @@ class Transport(Protocol):
 
     def lines_at(self, address: str) -> Any: ...
 
-    """``line()`` gives the current ``kivi.client.subscriptions.Line``, or another; it raises Closed."""
+    """``line()`` gives the current ``kivi.client.subscription_messages.Line``, or another; it raises Closed."""
 
     def epoch(self) -> int:
         """That of the current session, or of a new one. Raises Closed once the client is."""

@@ -107,6 +107,7 @@ class Store(Wiring):
             self.shards.cuts = lambda log=self.committer.log: log.members.cuts  # type: ignore[misc]
             self.shards.of_cluster = True
             self.shards.holders = self.committer.log.addresses
+            self.shards.parts = self.committer.log.parts
         self.before_copy: Callable[[], None] = lambda: None
         """Called before the store is copied."""
         self.cluster_status: Callable[[], Any] = _no_cluster
