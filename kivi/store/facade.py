@@ -355,8 +355,8 @@ class Store(Wiring):
         return self.copies.holding(schema) if schema.kind == "event" else []
 
     def lateness_of(self, schema: TableSchema) -> list[LatenessDay]:
-        """How late the events of the last days came, by the day of their commits."""
-        return self.lateness.days(schema) if schema.kind == "event" else []
+        """How late the events of the last days came, by the day of their commits; nothing where it has a part of them."""
+        return self.lateness.days(schema) if schema.kind == "event" and not self.shards.is_partial(schema) else []
 
     def statistics(self, schema: TableSchema) -> dict[str, int]:
         """Numbers about a table's contents that are cheap to have."""
