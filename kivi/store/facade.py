@@ -355,7 +355,7 @@ class Store(Wiring):
         return self.copies.holding(schema) if schema.kind == "event" else []
 
     def lateness_of(self, schema: TableSchema) -> list[LatenessDay]:
-        """How late the events of the last days came, by the day of their commits; nothing where it has a part of them."""
+        """How late the events of the last days came, by the day of their commits; none where it has a part."""
         return self.lateness.days(schema) if schema.kind == "event" and not self.shards.is_partial(schema) else []
 
     def statistics(self, schema: TableSchema) -> dict[str, int]:
