@@ -247,16 +247,17 @@ class Reads:
         bounds = key_range(schema, wanted)
 
         def ask() -> tuple[Iterator[pa.RecordBatch], Explain]:
-            rolled = self._rollups(asked_shards(schema, wanted)).roll(lease, schema, wanted, bounds)
+            rolled = self.rollups_of(asked_shards(schema, wanted)).roll(lease, schema, wanted, bounds)
             return rolled_batches(rolled, outputs, wanted.limit), lambda _: rolled.explanation
 
         return Answer(ask, complete_since_us)
 
     @property
     def rollups(self) -> Rollups:
-        return self._rollups(EVERY)
+        return self.rollups_of(EVERY)
 
-    def _rollups(self, asked: int) -> Rollups:
+    def rollups_of(self, asked: int) -> Rollups:
+        """Of rows of these shards alone."""
         return Rollups(self.reader, self.pending, self.spanning, asked)
 
     def few_rows(self, lease: Lease, schema: TableSchema, wanted: Scan) -> list[tuple[Any, ...]] | None:
@@ -373,7 +374,7 @@ class Reads:
         """Events are captured at the call."""
         asked = asked_shards(schema, wanted)
         if schema.kind != "event":
-            return self.questions.of_rows(self._rollups(asked), lease, schema, wanted)
+            return self.questions.of_rows(self.rollups_of(asked), lease, schema, wanted)
         captured = self.captured(lease, schema, txn, asked)
         if wanted.match is not None:
             answer = Patterns(self.questions.timeline, self.questions.bytes_max).of_events(lease, captured, wanted)
