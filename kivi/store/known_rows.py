@@ -1,4 +1,6 @@
-"""Rows of aggregates that rules look at again and again, in memory, as they are at the newest snapshot.
+"""Rows of sums that are looked at again and again, in memory, as they are at the newest snapshot.
+
+Rules look at rows of aggregates, and publications at how many subscriptions ask for what (``kivi.live.index``).
 
 A stream asks for the rows of the same endpoints' previous slots with every commit, thousands at a time. Reading each
 from pending and base takes some 10 us, many times as long as appending the event. So they stay here, in columns, and
@@ -51,9 +53,10 @@ class KnownRows:
     """Thread safe. ``lock`` is held from opening a snapshot on until its rows were asked for, so that snapshots do not
     overtake each other. ``last``: the last CTS that has entered the log."""
 
-    def __init__(self, pending: Pending, reader: Reader, last: Callable[[], int]) -> None:
+    def __init__(self, pending: Pending, reader: Reader, last: Callable[[], int], most: int = _ROWS_MAX) -> None:
+        """``most``: about so many rows of a table are known at a time, and up to twice as many for a moment."""
         self.lock = threading.Lock()
-        self._pending, self._reader, self._last = pending, reader, last
+        self._pending, self._reader, self._last, self._most = pending, reader, last, most
         self._followed: dict[int, _Followed] = {}
 
     def rows(self, lease: Lease, schema: TableSchema, keys: Sequence[bytes]) -> Array:
@@ -66,7 +69,7 @@ class KnownRows:
             followed.fill(
                 self._reader.scan_portions(lease, schema, None, None, few=0, first_rows=_PORTION, rows=_PORTION)
             )
-        if len(followed.index) + len(keys) > 2 * _ROWS_MAX:
+        if len(followed.index) + len(keys) > 2 * self._most:
             followed.forget()
         at = followed.places(keys)
         if not followed.whole and len(missing := np.flatnonzero(at == 0)):
@@ -80,8 +83,8 @@ class KnownRows:
             self._pending.detach(found)
             del self._followed[schema.id]
             found = None
-        if found is None and schema.kind == "aggregate" and keys >= _KEYS_MIN:
-            found = self._followed[schema.id] = _Followed(schema)
+        if found is None and keys >= _KEYS_MIN and all(c.operator or c.state for c in schema.columns):
+            found = self._followed[schema.id] = _Followed(schema, self._most)
             self._pending.attach(found)
             found.after = self._last()
         return found
@@ -98,8 +101,8 @@ def _read(reader: Reader, lease: Lease, schema: TableSchema, layout: RowLayout, 
 class _Followed:
     """One aggregate. ``add`` is called by whoever applies commits; all else under the lock of ``KnownRows``."""
 
-    def __init__(self, schema: TableSchema) -> None:
-        self.schema = schema
+    def __init__(self, schema: TableSchema, most: int) -> None:
+        self.schema, self._most = schema, most
         self.layout = RowLayout.of(schema)
         self.after = 0
         self.overflowed = False
@@ -120,7 +123,7 @@ class _Followed:
             with self._mutex:
                 self._held.append((last, rows, runs))
                 self._held_rows += len(rows) + sum(run.rows for run in runs)
-                if self._held_rows > _HELD_ROWS_MAX:
+                if self._held_rows > min(_HELD_ROWS_MAX, 8 * self._most):
                     self.overflowed = True
                     self._held = []
 
@@ -137,7 +140,7 @@ class _Followed:
                 self.put([key for key, _ in portion], self.layout.rows_of(encoded))
             else:
                 self.put(portion.keys.to_pylist(), portion.rows)
-            if len(self.index) > _ROWS_MAX:
+            if len(self.index) > self._most:
                 self.forget()
                 self.is_large = True
                 return
