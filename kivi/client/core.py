@@ -82,8 +82,11 @@ _REPEATABLE: Final = frozenset(
         "ListRules",
         "ListSubscriptions",
         "ListTables",
+        "Reached",
         "SplitTable",
         "Stats",
+        "StoreSubscriptions",
+        "Subscribers",
         "TailPoints",
         "Watermark",
     }

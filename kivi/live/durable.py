@@ -17,8 +17,8 @@ event it is known how many it reached, and whom.
   select. An event that is handed out and lost with its connection comes again by the one that was handed it, and then
   whether or not another was handed it since; which events those are is forgotten if the server dies as well. Of a
   commit that was handed out in part, the others still get all: a commit counts as seen when it was handed out whole.
-* An expired one is as good as none for its user. It is deleted, and counted no more, when somebody subscribes later
-  (``_sweep``).
+* An expired one is as good as none for its user, and so is one to a table that was dropped, for whoever subscribes to
+  another. It is deleted, and counted no more, when somebody subscribes later (``_sweep``).
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class DurableSubscriptions:
         def work(txn: Txn) -> Stored:
             row = self._row(txn, wanted.user, wanted.name)
             changes, now = IndexChanges(), self._now_us()
-            if row is None or row["expires_us"] <= now:
+            if row is None or self._is_over(row, schema, now):
                 if row is not None:
                     _leave(changes, wanted.user, wanted.name, row)
                 row = {"table": schema.origin, "query": text, "since": since, "ts": since, "skip": 0, "places": None}
@@ -119,7 +119,7 @@ class DurableSubscriptions:
             expires = {"ttl_us": wanted.ttl_us, "expires_us": now + wanted.ttl_us}
             begins = {"table": schema.origin, "name_of_table": schema.name, "since": wanted.since, "ts": wanted.since}
             for key, at, before in zip(keys, wanted.at, txn.get(SUBSCRIPTIONS, keys), strict=True):
-                if before is not None and before["expires_us"] > now:
+                if before is not None and not self._is_over(before, schema, now):
                     if (before["table"], before["query"]) != (schema.origin, texts[at]):
                         raise _another(*key)
                     txn.put(SUBSCRIPTIONS, key, expires)
@@ -228,6 +228,12 @@ class DurableSubscriptions:
 
     def _now_us(self) -> int:
         return int(self._store.clock() * 1_000_000)
+
+    def _is_over(self, row: dict[str, Any], schema: TableSchema, now: int) -> bool:
+        """Whether it has expired, or is to a table that was dropped."""
+        if row["expires_us"] <= now or row["table"] == schema.origin:
+            return bool(row["expires_us"] <= now)
+        return all(known.origin != row["table"] for known in self._store.catalog.visible.by_id.values())
 
     def _found(self, wanted: Scan) -> list[dict[str, Any]]:
         with self._store.snapshots.opened() as lease:

@@ -80,6 +80,8 @@ _INT: Final = ColumnType("int64")
 _TEXT: Final = ColumnType("string")
 _BYTES: Final = ColumnType("bytes")
 _BOOL: Final = ColumnType("bool")
+_HISTORY_US: Final = 600_000_000
+"""For so long it can be asked whom an event has reached."""
 TABLES: Final = TableSchema(
     "kivi.tables",
     "row",
@@ -168,6 +170,7 @@ CELLS: Final = TableSchema(
     (Column("table", _INT), Column("cell", _TEXT)),
     (Column("exact", _INT, "sum"), Column("asks", _INT, "sum")),
     id=13,
+    history_us=_HISTORY_US,
 )
 ASKS: Final = TableSchema(
     "kivi.asks",
@@ -175,6 +178,7 @@ ASKS: Final = TableSchema(
     (Column("table", _INT), Column("cell", _TEXT), Column("ask", _TEXT)),
     (Column("query", _TEXT), Column("members", _INT, "sum")),
     id=14,
+    history_us=_HISTORY_US,
 )
 MEMBERS: Final = TableSchema(
     "kivi.members",
@@ -182,6 +186,7 @@ MEMBERS: Final = TableSchema(
     (Column("table", _INT), Column("target", _TEXT), Column("user", _TEXT), Column("name", _TEXT)),
     (Column("since", _INT),),
     id=15,
+    history_us=_HISTORY_US,
 )
 SYSTEM: Final = {
     schema.id: schema
