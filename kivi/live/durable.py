@@ -30,7 +30,7 @@ from typing import Any, Final, NamedTuple
 
 from kivi.errors import Conflict, InvalidArgument, NotFound, SchemaError
 from kivi.live.index import Changes as IndexChanges
-from kivi.live.index import Index, Place, place_of
+from kivi.live.index import Index, Place, place_of, put_rows
 from kivi.model.changes import Changes
 from kivi.model.expressions import Expr, all_of, between, bind, from_plain, to_plain
 from kivi.model.scans import Scan
@@ -110,6 +110,7 @@ class DurableSubscriptions:
         for where in wanted.wheres:
             texts.append(_written(Query.of(schema, Scan(where=where), (), None, 0)))
             places.append(place_of(self._store, schema, where, texts[-1]))
+        written = [place.text() for place in places]
         keys = list(zip(wanted.users, wanted.names, strict=True))
         if len(set(keys)) < len(keys):
             raise InvalidArgument("a subscription is named twice: each user has one of a name")
@@ -117,7 +118,7 @@ class DurableSubscriptions:
         def work(txn: Txn) -> Txn:
             changes, now = IndexChanges(), self._now_us()
             expires = {"ttl_us": wanted.ttl_us, "expires_us": now + wanted.ttl_us}
-            begins = {"table": schema.origin, "name_of_table": schema.name, "since": wanted.since, "ts": wanted.since}
+            since, come = wanted.since, list[tuple[Any, ...]]()
             for key, at, before in zip(keys, wanted.at, txn.get(SUBSCRIPTIONS, keys), strict=True):
                 if before is not None and not self._is_over(before, schema, now):
                     if (before["table"], before["query"]) != (schema.origin, texts[at]):
@@ -126,9 +127,10 @@ class DurableSubscriptions:
                     continue
                 if before is not None:
                     _leave(changes, *key, before)
-                changes.add(schema.origin, places[at], *key, texts[at], wanted.since)
-                row = {**begins, **expires, "skip": 0, "query": texts[at], "places": places[at].text()}
-                txn.put(SUBSCRIPTIONS, key, row)
+                changes.add(schema.origin, places[at], *key, texts[at], since)
+                table = schema.origin, schema.name
+                come.append((*key, *table, texts[at], since, since, 0, *expires.values(), written[at]))
+            put_rows(txn, SUBSCRIPTIONS, come)
             changes.write(txn)
             return txn
 

@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from kivi.arrow.columns import flat, stored_array, stored_lists, stored_rows
+from kivi.arrow.columns import arrow_schema, flat, stored_array, stored_lists, stored_rows
 from kivi.encoding.keys import key_encoder
 from kivi.errors import KiviError
 from kivi.live.cells import EVERYTHING, Dimension, cell_of, cells_of, dimension_of, number
@@ -43,7 +43,7 @@ from kivi.store.facade import Store
 from kivi.store.known_rows import KnownRows
 from kivi.store.transaction import Txn
 
-__all__ = ["Changes", "Index", "Place", "place_of"]
+__all__ = ["Changes", "Index", "Place", "place_of", "put_rows"]
 
 _CELL_BYTES: Final = 256
 """Memory of a known row of ``CELLS`` with its key: measured 230 to 250."""
@@ -117,8 +117,16 @@ class Changes:
         for member, since in self._members.items():
             if since is None:
                 txn.delete(MEMBERS, member)
-            else:
-                txn.put(MEMBERS, member, {"since": since})
+        come = [(*member, since) for member, since in self._members.items() if since is not None]
+        put_rows(txn, MEMBERS, come)
+
+
+def put_rows(txn: Txn, schema: TableSchema, rows: Sequence[tuple[Any, ...]]) -> None:
+    """Upserts whole rows, in columns."""
+    if rows:
+        arrow = arrow_schema(schema)
+        columns = [pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), arrow, strict=True)]
+        txn.write(schema, pa.RecordBatch.from_arrays(columns, schema=arrow))
 
 
 class _Found(NamedTuple):
