@@ -28,7 +28,7 @@ import numpy as np
 import pyarrow as pa
 
 from kivi.arrow.columns import arrow_schema, flat, stored_array, stored_lists, stored_rows
-from kivi.encoding.keys import key_encoder
+from kivi.encoding.keys import encode_key_columns
 from kivi.errors import KiviError
 from kivi.live.cells import EVERYTHING, Dimension, cell_of, cells_of, dimension_of, number
 from kivi.live.matching import Array, BatchColumns, RowColumns
@@ -51,7 +51,7 @@ _EVENTS: Final = 16_384
 _FEW: Final = 16
 """Rows that a predicate is asked about one by one: in columns it takes as long as for so many."""
 _ASKS_KNOWN: Final = 4_096
-_key_of_cell: Final = key_encoder([column.type for column in CELLS.key])
+_KEY_OF_CELL: Final = [column.type for column in CELLS.key]
 
 
 class Place(NamedTuple):
@@ -247,7 +247,8 @@ class Index:
                     yield ask, query, members
 
     def _counts(self, lease: Lease, schema: TableSchema, cells: Sequence[str]) -> tuple[Array, Array]:
-        keys = [_key_of_cell((schema.origin, cell)) for cell in cells]
+        tables = pa.array(np.full(len(cells), schema.origin))
+        keys = encode_key_columns(_KEY_OF_CELL, [tables, pa.array(cells, pa.string())])
         with self.known.lock:
             rows = self.known.rows(lease, CELLS, keys)
         return rows["c0_lo"].astype(np.int64), rows["c1_lo"].astype(np.int64)
