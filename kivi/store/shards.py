@@ -10,9 +10,9 @@
 What a node holds it has whole: it had everything of these shards when it began with a copy or with the first message,
 and applies all of them since. Of other shards it may have some, from before it gave them up, or from what was not
 worth cutting. So what is left out is never what keeps an answer right: that is `check`, which lets no read through that
-could have rows of shards that are not held; every read passes it, or asks others for these, and leaves out its own. Verdicts, tokens, timestamps and the catalog
-are the same on every node, since nothing that they depend on is cut: rows, guards, counts of late events, names of
-stages.
+could have rows of shards that are not held; every read passes it, or asks others for these, and leaves out its own.
+Verdicts, tokens, timestamps and the catalog are the same on every node, since nothing that they depend on is cut: rows,
+guards, counts of late events, names of stages.
 
 The order of events within a commit is kept (``Piece.places``), so where all pieces are read, what is applied is what
 would have been without cutting, to the bit.
