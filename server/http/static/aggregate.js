@@ -40,7 +40,7 @@ export function openAggregate({ main, tables, ofRole }, table, named, extra = nu
   const step = stepOf(table, range);
   const selection = table.selected(keys);
   const columns = measures.join(",");
-  const common = { table: table.name, ...selection, interval_ms: INTERVAL_MS };
+  const common = { table: table.name, ...selection, slot: table.slot, interval_ms: INTERVAL_MS };
 
   // -- the page
   const tiles = el("section", { class: "tiles", "aria-label": "Totals of what is shown" });
@@ -178,7 +178,7 @@ const measured = (table, measures) => measures.map((name) => {
 // -- totals ---------------------------------------------------------------------------------------------
 
 function showTiles(node, table, measures, total, before, range) {
-  const cell = (name, ...content) => el("div", { class: "tile" }, el("h3", {}, name), el("p", {}, ...content));
+  const cell = (name, ...content) => el("div", { class: "tile" }, el("h2", {}, name), el("p", {}, ...content));
   const value = (name) => (total === null ? "–" : text(table.kindOf(name), total[name] ?? null));
   const change = (name) => {
     if (before === null) return null;

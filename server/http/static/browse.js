@@ -23,7 +23,7 @@ export function openTables({ main, tables }) {
     { name: "columns", kind: "number", value: (row) => Object.keys(row.columns).length, text: (row) => count(Object.keys(row.columns).length) },
   ], { what: "tables", key: (row) => row.name, sort: { name: "name", down: false }, empty: "There is no table yet." });
   const spans = `export OTEL_EXPORTER_OTLP_ENDPOINT=${location.origin} OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf`;
-  fill(main, heading([["Tables", null]]), grid.node, tables.size ? null : el("section", { class: "panel help" }, el("h3", {}, "Begin"),
+  fill(main, heading([["Tables", null]]), grid.node, tables.size ? null : el("section", { class: "panel help" }, el("h2", {}, "Begin"),
     el("p", {}, "Send spans from a service that speaks OpenTelemetry:"), el("pre", { tabindex: "0" }, spans),
     el("p", {}, "or make a table of a file:"), el("pre", { tabindex: "0" }, "kivi append calls calls.csv --create")));
   grid.update([...tables.values()]);

@@ -33,7 +33,7 @@ export class Chart {
       onblur: () => this.point(null),
     });
     this.node = el("section", { class: "panel chart", "aria-labelledby": id },
-      el("h3", { id }, heading, " ", this.note), legend, this.area);
+      el("h2", { id }, heading, " ", this.note), legend, this.area);
     this.none = el("p", { class: "none", hidden: true }, "Nothing in this range.");
     this.node.append(this.none);
     this.watcher = new ResizeObserver(() => this.resize());

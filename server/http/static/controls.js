@@ -10,7 +10,7 @@ const NAMES = { "15m": "15 min", "1h": "1 h", "6h": "6 h", "24h": "24 h", "7d": 
 export function heading(path) {
   return el("nav", { "aria-label": "Drill-down", class: "path" }, el("ol", {}, ...path.map(([text, address], n) =>
     el("li", {}, n === path.length - 1 || address === null
-      ? el("h2", { tabindex: "-1", "aria-current": n === path.length - 1 ? "page" : null }, text)
+      ? el("h1", { tabindex: "-1", "aria-current": n === path.length - 1 ? "page" : null }, text)
       : el("a", { href: address, "data-key": `step-${n}` }, text)))));
 }
 

@@ -36,6 +36,7 @@ export function applied(rows, { reset, changes }) {
   return out;
 }
 
+// Queries are the parameters of /v1/live; `slot` is the name of the column that `step` makes.
 // `on`: shown(rows of each part, ts), fresh(ts) where only the snapshot moved on, begun, lost, failed as of `follow`.
 export class Feed {
   constructor(queries, on) {
@@ -43,7 +44,7 @@ export class Feed {
     this.parts = queries.map(() => []);
     this.shown = null;
     this.pending = 0;
-    this.end = follow(queries, {
+    this.end = follow(queries.map(({ slot: _, ...parameters }) => parameters), {
       begun: () => {
         this.parts = queries.map(() => []); // another server, or another store: what was told before is of none
         on.begun?.();
@@ -94,7 +95,11 @@ export class Past {
       let ts = asOf;
       const rows = [];
       for (const each of queries) {
-        const { table, interval_ms: _, ...parameters } = each;
+        const { table, interval_ms: _, slot, ...parameters } = each;
+        if (parameters.by !== undefined && parameters.columns) {
+          // A read gives the columns that it names, where a subscription gives those that tell its rows apart, too.
+          parameters.columns = [parameters.by, parameters.step ? slot : "", parameters.columns].filter(Boolean).join(",");
+        }
         const path = `/v1/tables/${encodeURIComponent(table)}/rows?${query({ limit: 100000, ...parameters, as_of: ts })}`;
         const answer = await get(path, this.ending.signal);
         ts = answer.snapshot;

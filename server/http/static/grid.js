@@ -30,8 +30,8 @@ export class Grid {
     this.table.style.setProperty("--least", `${6.3 * (columns.length - wide) + 13 * wide}rem`);
     this.scroller = el("div", { class: "scroll", tabindex: "0", role: "region", "aria-labelledby": id, onscroll: () => this.later() }, this.table);
     this.empty = el("p", { class: "empty", hidden: true }, empty);
-    this.node = el("section", { class: "panel grid", "aria-labelledby": id },
-      el("div", { class: "bar" }, el("h3", { id }, label, " ", this.counted), hasFilter ? this.filter : null), this.scroller, this.empty);
+    this.node = el("div", { class: "panel grid" },
+      el("div", { class: "bar" }, el("h2", { id }, label, " ", this.counted), hasFilter ? this.filter : null), this.scroller, this.empty);
     this.pending = 0;
     this.watcher = new ResizeObserver(() => this.later());
     this.watcher.observe(this.scroller);
@@ -70,11 +70,11 @@ export class Grid {
 
   arrange() {
     const column = this.columns.find((each) => each.name === this.sort.name);
-    const value = column.value ?? ((row) => row[column.name]);
+    const value = column?.value ?? ((row) => row[column.name]);
     const keys = this.columns.filter((each) => !isNumeric(each.kind));
     const found = this.text ? this.rows.filter((row) => keys.some((each) => String(row[each.name] ?? "").toLowerCase().includes(this.text))) : this.rows.slice();
     const way = this.sort.down ? -1 : 1;
-    found.sort((a, b) => {
+    if (column) found.sort((a, b) => {
       const x = value(a), y = value(b);
       if (x === y) return 0;
       if (x === null || x === undefined) return 1;

@@ -18,7 +18,7 @@ export function openHealth({ main }) {
   const grid = new Grid("All numbers", [{ name: "name", kind: "text", isKey: true, wide: true, text: (row) => row.name }, { name: "value", kind: "number" }, { name: "rate", kind: "number", title: "a second" }],
     { what: "numbers", key: (row) => row.name, sort: { name: "name", down: false } });
   fill(main, heading([["Health", null]]), tiles, el("div", { class: "charts" }, ...charts.map((chart) => chart.node)), grid.node);
-  const tile = (name, value, note = "", bad = false) => el("div", { class: "tile" }, el("h3", {}, name), el("p", {}, el("span", { class: bad ? "hot" : "" }, value), el("small", { class: "change" }, note)));
+  const tile = (name, value, note = "", bad = false) => el("div", { class: "tile" }, el("h2", {}, name), el("p", {}, el("span", { class: bad ? "hot" : "" }, value), el("small", { class: "change" }, note)));
   const history = [];
   let before = null;
 

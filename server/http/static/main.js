@@ -64,7 +64,7 @@ function show(moved) {
     console.error(error);
     shell.failed({ status: 1, message: `the console failed: ${error.message}` });
   }
-  const heading = main.querySelector("h2");
+  const heading = main.querySelector("h1");
   document.title = `${heading?.textContent ?? "kivi"} · kivi`;
   const again = used === undefined ? null : main.querySelector(`[data-key="${CSS.escape(used)}"]`);
   if (again) again.focus({ preventScroll: true });
