@@ -10,6 +10,7 @@ from kivi_server.translate import Translator
 
 from kivi.errors import InvalidArgument
 from kivi.model.alerts import Alert, AlertStatus, Named, Notify, check_alert_name
+from kivi.model.lateness import AUTO_US
 from kivi.wire.codec import fill_values
 from kivi.wire.v1 import alerts_pb2 as pb
 from kivi.wire.v1 import types_pb2
@@ -31,7 +32,7 @@ class AlertCalls:
     def CreateAlert(self, request: pb.CreateAlertRequest, grant: Grant) -> pb.CreateAlertResponse:
         if request.HasField("notify"):  # this machine calls there, wherever it is
             grant.require_everything("notify")
-        if request.for_us < 0 or request.lateness_us < 0 or not request.HasField("where"):
+        if request.for_us < 0 or request.lateness_us < AUTO_US or not request.HasField("where"):
             raise InvalidArgument("an alert has a condition, and times that are not negative")
         told = request.notify
         notify = {"url": told.url, "secret": told.secret, "labels": dict(told.labels)}

@@ -282,7 +282,12 @@ class Service(RuleCalls, alerting.AlertCalls):
         schema = self.store.table(request.name)
         statistics = {name: float(value) for name, value in self.store.statistics(schema).items()}
         backups = self.store.retracted_in_backups(schema)
-        return pb.DescribeResponse(table=to_table(schema), statistics=statistics, retracted_in_backups=backups)
+        return pb.DescribeResponse(
+            table=to_table(schema),
+            statistics=statistics,
+            retracted_in_backups=backups,
+            lateness=[pb.LatenessDay(**day._asdict()) for day in self.store.lateness_of(schema)],
+        )
 
     def SplitTable(self, request: pb.SplitTableRequest, _: Grant) -> pb.SplitTableResponse:
         schema = self.store.table(request.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 from kivi.alerts.judging import Clock, Span, Told, judged
@@ -11,6 +12,7 @@ from kivi.encoding.keys import encode_key
 from kivi.encoding.projection import Projection
 from kivi.errors import NotFound, ResourceExhausted
 from kivi.model.alerts import FIRING, PENDING, Alert, Named, watched
+from kivi.model.lateness import AUTO_US
 from kivi.model.questions import question_of
 from kivi.model.scans import Scan
 from kivi.model.schema import OperatorCall, TableSchema
@@ -42,6 +44,8 @@ class Evaluator:
     def create(self, alert: Alert, schema: TableSchema) -> None:
         """The alert begins with the newest slot that is over now. Raises AlreadyExists."""
         slot = watched(schema)[1]
+        if alert.lateness_us == AUTO_US:
+            alert = replace(alert, lateness_us=self._store.lateness.auto_us(self._source(schema)))
 
         def clock_of(txn: Txn) -> Clock:
             now_us = self._store.committer.now_us()

@@ -11,6 +11,7 @@ from kivi.api.arguments import table_name, takes, type_of
 from kivi.errors import InvalidArgument
 from kivi.model.alerts import Alert, Notify, check_alert_name, watched
 from kivi.model.expressions import Expr, bind
+from kivi.model.lateness import lateness_us
 from kivi.model.schema import TableSchema
 from kivi.model.slots import parse_duration_us
 from kivi.model.types import ColumnType
@@ -38,7 +39,7 @@ class AlertArguments:
         table_name(self.on)
         if not isinstance(self.where, Expr):
             raise InvalidArgument(f"where is the condition, such as kivi.col('p99') > 1, not {self.where!r:.200}")
-        self.for_, self.lateness = _duration_us(self.for_, "for_"), _duration_us(self.lateness, "lateness")
+        self.for_, self.lateness = _duration_us(self.for_, "for_"), lateness_us(self.lateness)
         self.told = Notify.of(self.notify)
 
     def alert(self, schema: TableSchema) -> Alert:
@@ -89,7 +90,8 @@ class Alerting(ABC):
         ``db.create_alert("checkout p99", on="endpoint_5m", where=kivi.col("p99_us") > 500_000, for_="2m",
         notify="https://...")``. The alert has an instance for each key without its slot, judged on the newest slot that
         is over by event time: pending once the condition holds for it, firing when it has held for ``for_``, resolved
-        when it holds no more or there is no row. A slot is over ``lateness`` after its end; 0 unless said otherwise.
+        when it holds no more or there is no row. A slot is over ``lateness`` after its end; 0 unless said otherwise,
+        and "auto" is what 0.999 of the last days' events kept to, as ``describe`` says it when the alert is created.
         ``kivi.alerts`` has the definition.
 
         ``notify`` is a URL, or a dict of ``url``, ``secret`` and ``labels``; None tells nobody. A URL whose path ends

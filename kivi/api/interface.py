@@ -225,6 +225,10 @@ class Database(RuleMethods, Alerting, ABC, Generic[Tx, Snap]):
         """A table's definition and what is cheap to know about its contents, as plain data.
 
         ``state`` is ``building`` for an aggregate whose earlier events are still being summed, else ``ready``.
+        ``lateness`` of an event table says how late the events of the last eight days came, by the day (UTC) of their
+        commits: ``{"2026-03-01": {"events": 1_000, "p50_us": ..., "p99_us": ..., "p999_us": ..., "max_us": ...}}``,
+        commit time minus event time in microseconds, quantiles within 1 %. A process counts each event once, when it
+        is asked for the first time after that.
         """
 
     @abstractmethod

@@ -61,7 +61,8 @@ class Calls:
     """The service's calls over one channel; ``kind`` is the module whose channel it is."""
 
     def __init__(self, kind: Any, endpoint: str, access_token: str | None, tls: methods.Tls | None) -> None:
-        options, target = methods.channel_options(tls), methods.target(endpoint)
+        target = methods.target(endpoint)
+        options = methods.channel_options(tls, several=target != endpoint)
         if tls is not None and target != endpoint and not tls.server_name:
             raise InvalidArgument(
                 "one name has to be in the certificates of all servers: kivi.Tls(..., server_name=NAME)"

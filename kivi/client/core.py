@@ -59,6 +59,7 @@ from kivi.client.steps import (
 )
 from kivi.errors import InvalidArgument
 from kivi.model.changes import TailPoints
+from kivi.model.lateness import LatenessDay
 from kivi.model.outcomes import ABORTED, UNKNOWN, Outcome
 from kivi.model.schema import TableSchema
 from kivi.model.subscriptions import Stored
@@ -369,7 +370,8 @@ class Core:
         reply = yield from self.call("Describe", service_pb2.DescribeRequest(name=table_name(name)))
         schema = self.learn(reply.table)
         statistics = {key: number(value) for key, value in reply.statistics.items()}
-        return schema.described(statistics, reply.retracted_in_backups)
+        days = [LatenessDay(**{name: getattr(day, name) for name in LatenessDay._fields}) for day in reply.lateness]
+        return schema.described(statistics, reply.retracted_in_backups, days)
 
     def split_points(self, table: str, rows: int = 500_000) -> Steps[list[tuple[Any, ...]]]:
         check_rows(rows)

@@ -399,7 +399,9 @@ class Database(Alerting, interface.Database[Transaction, Snapshot]):
 
     def describe(self, name: str) -> dict[str, Any]:
         schema = self.store.table(table_name(name))
-        return schema.described(self.store.statistics(schema), self.store.retracted_in_backups(schema))
+        return schema.described(
+            self.store.statistics(schema), self.store.retracted_in_backups(schema), self.store.lateness_of(schema)
+        )
 
     def split_points(self, table: str, rows: int = 500_000) -> list[tuple[Any, ...]]:
         schema = self.store.table(table_name(table))

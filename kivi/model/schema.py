@@ -27,6 +27,7 @@ from typing import Any, Final, Literal, TypeVar
 from kivi.errors import InvalidArgument, OutOfRange, ResourceExhausted, SchemaError
 from kivi.model.derived_columns import parse_expression
 from kivi.model.expressions import Expr, from_plain, to_plain
+from kivi.model.lateness import LatenessDay
 from kivi.model.slots import Slot
 from kivi.model.states import State
 from kivi.model.types import INT64_MAX, INT64_MIN, ColumnType, shown
@@ -617,14 +618,17 @@ class TableSchema:
             out["derived"] = dict(self.derived)
         return out
 
-    def described(self, statistics: Mapping[str, Any], backups: Iterable[str] = ()) -> dict[str, Any]:
+    def described(
+        self, statistics: Mapping[str, Any], backups: Iterable[str] = (), lateness: Iterable[LatenessDay] = ()
+    ) -> dict[str, Any]:
         """``description`` with what is known about its contents: an aggregate is complete from its floor on.
 
-        ``backups``: those that hold retracted events.
+        ``backups``: those that hold retracted events. ``lateness``: of events, by day.
         """
         out = {**self.description(), "statistics": statistics}
         if self.kind == "event":
             out["retracted_in_backups"] = list(backups)
+            out["lateness"] = dict(day.described() for day in lateness)
         if self.kind == "aggregate":
             out["complete_since_us"] = statistics.get("complete_since_us", self.complete_since_us)
         return out

@@ -29,6 +29,7 @@ from kivi.errors import InvalidArgument, Unavailable
 from kivi.events.settled_files import StoredGroup
 from kivi.log import CommitLog
 from kivi.model.declarations import with_columns
+from kivi.model.lateness import LatenessDay
 from kivi.model.levels import altered_schema
 from kivi.model.roles import with_role
 from kivi.model.scans import Scan
@@ -362,6 +363,10 @@ class Store(Wiring):
     def retracted_in_backups(self, schema: TableSchema) -> list[str]:
         """The paths of backups and checkpoints with events of a table that were retracted since they were made."""
         return self.copies.holding(schema) if schema.kind == "event" else []
+
+    def lateness_of(self, schema: TableSchema) -> list[LatenessDay]:
+        """How late the events of the last days came, by the day of their commits."""
+        return self.lateness.days(schema) if schema.kind == "event" else []
 
     def statistics(self, schema: TableSchema) -> dict[str, int]:
         """Numbers about a table's contents that are cheap to have."""

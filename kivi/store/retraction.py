@@ -55,7 +55,7 @@ from kivi.mvcc.leases import Lease
 from kivi.mvcc.record import Bulk
 from kivi.mvcc.turns import Turns
 from kivi.runtime.settings import Settings
-from kivi.store.catalog import View
+from kivi.store.catalog import View, schema_guards
 from kivi.store.event_parts import event_times
 from kivi.store.event_selection import Captured, SelectedEvents, pushed
 from kivi.store.reads import Reads
@@ -134,6 +134,7 @@ class Retractions:
                         f"aggregate {aggregate.name!r} is still being built from the events: nothing was retracted; "
                         "try again when it is complete"
                     )
+        part.schema_guards = schema_guards(part.commit, lambda table: view.by_id.get(table) or txn.schemas.get(table))
         held = opened.enter_context(ExitStack())
         tap = held.enter_context(self.reads.pending.tapped())
         if not self.wait_for_entered(_ENTERED_TIMEOUT_S):

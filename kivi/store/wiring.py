@@ -44,6 +44,7 @@ from kivi.store.event_tables import EventTables
 from kivi.store.hierarchies import Hierarchies
 from kivi.store.judging import Judging
 from kivi.store.known_rows import KnownRows
+from kivi.store.lateness import Lateness
 from kivi.store.opening import Parts
 from kivi.store.plans import GetPlan
 from kivi.store.questions import Questions
@@ -204,6 +205,7 @@ class Wiring:
             self.log.is_judged_again,
         )
         self.hierarchies = Hierarchies(self.catalog, reads, snapshots)
+        self.lateness = Lateness(snapshots, reads, self.committer.now_us)
         self._retractable = retractions.find
         views = self.view_rows = ViewRows(self.catalog, self.reader)
         self.own_view_ops = views.own_ops

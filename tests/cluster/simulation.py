@@ -12,16 +12,20 @@ one place, with one hash, and answer alike.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import heapq
 import itertools
+import math
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -38,9 +42,9 @@ from kivi.errors import AlreadyExists, Conflict, DataLoss, DiskFull, NotFound, R
 from kivi.log import Entry
 from kivi.log.members import Member, State, truncation
 from kivi.log.memory import MemoryLog
-from kivi.log.replicated import ReplicatedLog
+from kivi.log.replicated import Arrived, ReplicatedLog
 from kivi.log.shards import EVERY, SHARDS
-from kivi.mvcc.groups import Outcome
+from kivi.mvcc.groups import Outcome, Part
 from kivi.mvcc.record import Abort, Pin
 from kivi.mvcc.replicated import PLACE, ReplicatedCommitter
 from kivi.runtime.settings import Settings
@@ -113,11 +117,24 @@ class Node:
             genesis=sim.genesis, clock=sim.clock, wall_clock=self.clock, lost_after_s=0.0,
         )  # fmt: skip
         self.store = Store.open(None, settings=SETTINGS, engine=self.engine, log=self.log, clock=sim.clock)
-        self.store.committer.later = sim.derive  # type: ignore[attr-defined]
+        committer = self.store.committer
+        assert isinstance(committer, ReplicatedCommitter)
+        committer.later = sim.derive
+        self.log.on_arrival = partial(self._arrived, committer, self.log.on_arrival)
         self.store.shards.held = self.held
         self.db = Database(self.store)
         self.snapshots = []
         self.say_live()
+
+    def _arrived(self, committer: ReplicatedCommitter, arrive: Callable[[Arrived], None], arrived: Arrived) -> None:
+        """What a gateway judges of its own frame is what all others decode, to the cell."""
+        items = committer._proposed.get(arrived.frame.id.n, ()) if arrived.mine else ()
+        parts = [part for part in items if isinstance(part, Part)]
+        if parts and not any(map(committer.is_behind, parts)):
+            decoded = [part for part in committer.decode(arrived) if isinstance(part, Part)]
+            if (mine := _written(parts)) != (others := _written(decoded)):
+                raise Mismatch(f"C1: node {self.id} judges {mine} of what it published, and others {others}")
+        arrive(arrived)
 
     def clock(self) -> float:
         """What its machine takes for the time."""
@@ -188,6 +205,15 @@ class Node:
     def scan(self, reader: Any, table: str) -> list[dict[str, Any]]:
         rows = list(reader.scan(table))
         return [{**row, "ts": micros(row["ts"])} for row in rows] if table in ("e", "high", "spans") else plain(rows)
+
+
+def _written(parts: Sequence[Part]) -> list[Any]:
+    """What each member writes and guards."""
+    return [
+        ([(table, key, op.barrier, [*op.puts], [*op.deltas]) for table, key, op in footprint.rows], footprint.guards)
+        for part in parts
+        for _, footprint in part.written(0)
+    ]
 
 
 class Simulation:
@@ -676,32 +702,48 @@ class Simulation:
         if (node := self._serving()) is None or node.store is None or node.held != EVERY:
             return
         there = "later" in node.store.catalog.entered.by_name
-        db, failure = node.db, list[BaseException]()
-
-        def run() -> None:
-            try:
-                if there:
-                    db.drop("later")
-                else:
-                    db.create_aggregate("later", source="e", group_by=["a"], measures=LATER)
-            except BaseException as error:
-                failure.append(error)
-
-        self._until(lambda: not node.log.proposed, node)
         node.client.calm = True
-        thread = threading.Thread(target=run)
-        thread.start()
-        while thread.is_alive():  # it waits for what it proposed, or is about to propose
-            if node.log.proposed or self._deriving:
-                self._until(lambda: not node.log.proposed and not self._deriving, node)
-            thread.join(0.001)
-        node.client.calm = False
-        for error in failure:  # another node did the same, and this one had not heard of it
-            if isinstance(error, Unavailable) and node.held != EVERY:
-                continue  # it has given shards up meanwhile
-            if not isinstance(error, _MAY_FAIL) and node.log.failed is None:
-                raise Mismatch(f"a definition failed: {error}")
+        try:
+            with self._waiting_for(node):
+                if there:
+                    node.db.drop("later")
+                else:
+                    node.db.create_aggregate("later", source="e", group_by=["a"], measures=LATER)
+        except Exception as error:
+            given_up = isinstance(error, Unavailable) and node.held != EVERY  # it has given shards up meanwhile
+            # another node did the same, and this one had not heard of it
+            if not given_up and not isinstance(error, _MAY_FAIL) and node.log.failed is None:
+                raise Mismatch(f"a definition failed: {error}") from error
+        finally:
+            node.client.calm = False
         self.note(f"defined {there} {node.db.watermark()}")
+
+    @contextlib.contextmanager
+    def _waiting_for(self, node: Node) -> Iterator[None]:
+        """Where this thread would stand still until another one tells it something, time passes for a node: there is no
+        other thread, so nothing is up to chance. ``Condition.wait`` is below all that waits: futures, events, W."""
+        real, here = threading.Condition.wait, threading.get_ident()
+
+        def wait(condition: Any, timeout: float | None = None) -> bool:
+            if threading.get_ident() != here:
+                return real(condition, timeout)
+            until_us = math.inf if timeout is None else self.now_us + timeout * 1_000_000
+            told = threading.Lock()
+            told.acquire()
+            condition._waiters.append(told)
+            saved = condition._release_save()
+            try:
+                self._until(lambda: not told.locked() or self.now_us >= until_us, node)
+            finally:
+                condition._acquire_restore(saved)
+            if told.locked():
+                condition._waiters.remove(told)
+                if node.log.failed is not None:
+                    raise node.log.failed
+            return not told.locked()
+
+        with patch.object(threading.Condition, "wait", wait):
+            yield
 
     def _until(self, done: Callable[[], bool], node: Node) -> None:
         """Time passes, for this node only."""

@@ -281,12 +281,12 @@ def test_several_states_in_one_stream_have_snapshots_in_common(tmp_path: Path) -
                     sent += 1
                     db.append("calls", [{"e": sent, "ts": minutes[-1] + sent * 120_000_000, "us": sent}])
         for wrong, status in (
-            ([("of", queries[0]), ("table", "calls_5m")], 400),
-            ([("of", "table=calls")], 400),
-            ([("of", queries[0])] * 17, 400),
-            ([("of", "table=nobody")], 404),
+            ({"of": queries[0], "table": "calls_5m"}, 400),
+            ({"of": "table=calls"}, 400),
+            ({"of": [queries[0]] * 17}, 400),
+            ({"of": "table=nobody"}, 404),
         ):
-            assert httpx.get(f"{base(server)}/v1/live", params=wrong).status_code == status
+            assert httpx.get(f"{base(server)}/v1/live", params=httpx.QueryParams(wrong)).status_code == status
 
 
 def plain(row: Any) -> dict[str, Any]:

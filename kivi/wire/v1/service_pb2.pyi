@@ -271,7 +271,7 @@ class DescribeRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ...) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("table", "statistics", "retracted_in_backups")
+    __slots__ = ("table", "statistics", "retracted_in_backups", "lateness")
     class StatisticsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -282,10 +282,28 @@ class DescribeResponse(_message.Message):
     TABLE_FIELD_NUMBER: _ClassVar[int]
     STATISTICS_FIELD_NUMBER: _ClassVar[int]
     RETRACTED_IN_BACKUPS_FIELD_NUMBER: _ClassVar[int]
+    LATENESS_FIELD_NUMBER: _ClassVar[int]
     table: _types_pb2.Table
     statistics: _containers.ScalarMap[str, float]
     retracted_in_backups: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, table: _Optional[_Union[_types_pb2.Table, _Mapping]] = ..., statistics: _Optional[_Mapping[str, float]] = ..., retracted_in_backups: _Optional[_Iterable[str]] = ...) -> None: ...
+    lateness: _containers.RepeatedCompositeFieldContainer[LatenessDay]
+    def __init__(self, table: _Optional[_Union[_types_pb2.Table, _Mapping]] = ..., statistics: _Optional[_Mapping[str, float]] = ..., retracted_in_backups: _Optional[_Iterable[str]] = ..., lateness: _Optional[_Iterable[_Union[LatenessDay, _Mapping]]] = ...) -> None: ...
+
+class LatenessDay(_message.Message):
+    __slots__ = ("day", "events", "p50_us", "p99_us", "p999_us", "max_us")
+    DAY_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    P50_US_FIELD_NUMBER: _ClassVar[int]
+    P99_US_FIELD_NUMBER: _ClassVar[int]
+    P999_US_FIELD_NUMBER: _ClassVar[int]
+    MAX_US_FIELD_NUMBER: _ClassVar[int]
+    day: int
+    events: int
+    p50_us: int
+    p99_us: int
+    p999_us: int
+    max_us: int
+    def __init__(self, day: _Optional[int] = ..., events: _Optional[int] = ..., p50_us: _Optional[int] = ..., p99_us: _Optional[int] = ..., p999_us: _Optional[int] = ..., max_us: _Optional[int] = ...) -> None: ...
 
 class SplitTableRequest(_message.Message):
     __slots__ = ("name", "rows")
