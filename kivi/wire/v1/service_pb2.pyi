@@ -1,4 +1,5 @@
 from kivi.wire.v1 import alerts_pb2 as _alerts_pb2
+from kivi.wire.v1 import topics_pb2 as _topics_pb2
 from kivi.wire.v1 import session_pb2 as _session_pb2
 from kivi.wire.v1 import types_pb2 as _types_pb2
 from google.protobuf.internal import containers as _containers
