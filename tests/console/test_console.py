@@ -271,6 +271,7 @@ VIEWS = ["services", "endpoints?compare=1w", "endpoints?k.namespace=&k.service=s
 VIEWS += ["traces", f"trace/{1:032x}", "rules", "tables", "table/accounts", "table/by_minute", "sql", "health"]
 
 
+@pytest.mark.story
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (320, "light")])
 def test_nothing_sticks_out_and_axe_finds_nothing(stand: Stand, browser: Any, width: int, scheme: str) -> None:
     metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
