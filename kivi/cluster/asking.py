@@ -139,7 +139,7 @@ class Asking:
                     raise Unavailable(f"node {node:x} has not answered in {_ANSWER_S:.0f} s") from None
                 if not deadlines.left_s():
                     raise Unavailable(f"node {node:x} has not answered in time") from None
-                if not self._log.members.is_heard(node, self._log.place.time_us):
+                if not self._log.members.answers(node, self._log.place.time_us):
                     raise Unavailable(f"node {node:x} is silent") from None
             except Unavailable as error:
                 raise Unavailable(f"node {node:x} is not there: {error.message}") from None

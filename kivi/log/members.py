@@ -43,6 +43,8 @@ _HEARD_US: Final = 10_000_000
 _TOLD_US: Final = 3_000_000
 """For so long nobody folds past what a silent node has told of its snapshots."""
 _BEHIND_S: Final = 2.0
+_ANSWERS_US: Final = 4_000_000
+"""Nodes say something each second, at least."""
 
 
 class State(StrEnum):
@@ -156,10 +158,14 @@ class Members:
         ]
         return min((watermark for watermark, *_ in told), default=None), {ts for _, *opened in told for ts in opened}
 
-    def is_heard(self, node: int, time_us: int) -> bool:
+    def is_heard(self, node: int, time_us: int, within_us: int = _HEARD_US) -> bool:
         """Whether it is live, and was heard within 10 s."""
         member = self._of.get(node)
-        return member is not None and member.state is State.LIVE and time_us - member.said_us < _HEARD_US
+        return member is not None and member.state is State.LIVE and time_us - member.said_us < within_us
+
+    def answers(self, node: int, time_us: int) -> bool:
+        """Whether an answer of it is waited for: it was heard within 4 s."""
+        return self.is_heard(node, time_us, _ANSWERS_US)
 
     def owners(
         self, shards: int, *, besides: int, time_us: int, without: frozenset[int] = frozenset()
@@ -176,8 +182,9 @@ class Members:
         heard.sort(key=lambda member: (member.node - besides) % 2**64)  # so that nodes ask different ones
         found, left = list[tuple[int, int]](), shards
         while left:
-            best = max(heard, key=lambda member: (member.shards & left).bit_count(), default=None)
-            if best is None or not best.shards & left:
+            some = [member for member in heard if member.shards & left]
+            best = max(some, key=lambda m: (self.answers(m.node, time_us), (m.shards & left).bit_count()), default=None)
+            if best is None:
                 raise Unavailable(
                     f"no other node that was heard lately holds {shown_shards(left)}, and answers: try again in a "
                     "moment, or start one that holds them",

@@ -4,14 +4,15 @@
 
     gateway     events and runs of a sharded table, derived whole  -> one piece for each of ``cuts``   (into the log)
     every node  the pieces with shards that it holds -> decoded; rows of other shards in them left out -> applied
-    reader      which shards has the answer rows of?  all held here -> as ever;  else Unavailable, and who holds them
+    reader      which shards has the answer rows of?  all held here -> as ever
+                some are not -> other nodes are asked (``kivi.store.spanning``), or Unavailable, and who holds them
 
 What a node holds it has whole: it had everything of these shards when it began with a copy or with the first message,
 and applies all of them since. Of other shards it may have some, from before it gave them up, or from what was not
-worth cutting. So what is left out is never what keeps an answer right: that is `check`, which every read passes, and
-which lets none through that could have rows of shards that are not held. Verdicts, tokens, timestamps and the catalog
-are the same on every node, since nothing that they depend on is cut: rows, guards, counts of late events, names of
-stages.
+worth cutting. So what is left out is never what keeps an answer right: that is `check`, which lets no read through that
+could have rows of shards that are not held; every read passes it, or asks others for these, and leaves out its own.
+Verdicts, tokens, timestamps and the catalog are the same on every node, since nothing that they depend on is cut: rows,
+guards, counts of late events, names of stages.
 
 The order of events within a commit is kept (``Piece.places``), so where all pieces are read, what is applied is what
 would have been without cutting, to the bit.

@@ -99,6 +99,18 @@ def test_the_last_node_that_holds_a_shard_gives_it_up_to_nobody() -> None:
     assert [one.node for one in members.holders(OTHER)] == [2]
 
 
+def test_shards_are_asked_of_few_nodes_and_of_such_as_answer() -> None:
+    members = Members()
+    for node, held in ((1, HALF), (2, OTHER), (3, HALF), (4, EVERY)):
+        said(members, live(node, held), 10_000_000 if node == 4 else 13_000_000)
+    assert members.owners(EVERY, besides=1, time_us=13_500_000) == [(4, EVERY)]
+    assert members.owners(EVERY, besides=1, time_us=15_000_000) == [(2, OTHER), (3, HALF)], "4 is silent"
+    assert members.owners(HALF, besides=2, time_us=15_000_000, without=frozenset({3})) == [(1, HALF)]
+    assert members.owners(HALF, besides=1, time_us=15_000_000, without=frozenset({3})) == [(4, HALF)]
+    with pytest.raises(kivi.Unavailable, match="no other node that was heard lately holds 32-63"):
+        members.owners(EVERY, besides=2, time_us=21_000_000)
+
+
 def test_shards_are_not_given_up_to_a_node_that_may_be_gone() -> None:
     members = Members()
     assert said(members, live(2, EVERY)) == EVERY
