@@ -266,8 +266,10 @@ class Service(RuleCalls, alerting.AlertCalls, topics.TopicCalls):
         return pb.CreateTableResponse(table=to_table(self.store.create(self.translator.new_table(request.table))))
 
     def AlterTable(self, request: pb.AlterTableRequest, _: Grant) -> pb.AlterTableResponse:
-        columns = self.translator.new_columns(request.name, request.columns)
-        return pb.AlterTableResponse(table=to_table(self.store.alter_table(request.name, columns)))
+        role = request.role if request.HasField("role") else None
+        columns = None if role is not None and not request.columns else request.columns
+        wanted = None if columns is None else self.translator.new_columns(request.name, columns)
+        return pb.AlterTableResponse(table=to_table(self.store.alter_table(request.name, wanted, role)))
 
     def DropTable(self, request: pb.DropTableRequest, _: Grant) -> pb.DropTableResponse:
         self.store.drop(request.name)

@@ -197,7 +197,9 @@ class Database(RuleMethods, Alerting, Topics, ABC, Generic[Tx, Snap]):
         """Adds columns to a row table or an event table, while it is read and written; nothing is rewritten.
 
         In rows and events of before they are null; those with an operator have its identity. Snapshots of before do not
-        see them. Raises NotFound, SchemaError, InvalidArgument.
+        see them. ``role`` says what a table of any kind is of, for consoles: "services", "endpoints", "dependencies" or
+        "models" of aggregates with a time slot, "traces" of events with a trace_id, "" of none; ``describe`` tells it.
+        Raises NotFound, SchemaError, InvalidArgument.
         """
 
     @abstractmethod

@@ -383,7 +383,7 @@ class Database(Alerting, Topics, interface.Database[Transaction, Snapshot]):
 
     @takes(AlterTableArguments)
     def alter_table(self, wanted: AlterTableArguments) -> None:
-        self.store.alter_table(wanted.name, wanted.add_columns)
+        self.store.alter_table(wanted.name, wanted.add_columns, wanted.role)
 
     @takes(AlterAggregateArguments)
     def alter_aggregate(self, wanted: AlterAggregateArguments) -> None:

@@ -304,7 +304,8 @@ class View:
                 rule = Rule.from_json(text)
                 rules[table_id] = replace(rule, created_ts=rule.created_ts or cts)
             elif text := op.puts.get(_ALTERED) or op.puts.get(_DEFINITION):
-                new = by_id[table_id] = dated(TableSchema.from_json(text.encode()), cts)
+                new = dated(TableSchema.from_json(text.encode()), cts, is_altered=_ALTERED in op.puts)
+                by_id[table_id] = new
                 check_known(column.state for column in new.columns if column.state is not None)
                 origins.add(new.origin)
         replaced = {**self.replaced, **{old.id: Replaced(old, cts) for old in gone if old.origin in origins}}
@@ -327,10 +328,11 @@ def _by_source(by_id: Mapping[int, TableSchema], kind: str) -> dict[int, tuple[T
     return sources
 
 
-def dated(schema: TableSchema, cts: int) -> TableSchema:
-    """A definition that the commit at ``cts`` brought: what is new of it is of then."""
+def dated(schema: TableSchema, cts: int, *, is_altered: bool = True) -> TableSchema:
+    """A definition that the commit at ``cts`` brought: what is new of it is of then. ``is_altered``: the table was
+    there, and could be read, before."""
     alterations = tuple(replace(one, cts=one.cts or cts) for one in schema.alterations)
-    created_ts = schema.created_ts if alterations else 0
+    created_ts = schema.created_ts if alterations or is_altered else 0
     return replace(schema, created_ts=created_ts or cts, alterations=alterations)
 
 
