@@ -217,6 +217,11 @@ ROOMS: dict[str, Room] = {
         lazy="cluster server.http server.otlp",
         packages="google grpc grpc_health nats opentelemetry prometheus_client pyarrow",
     ),
+    "examples": Room(
+        "what a user would write: public names only",
+        below="errors face",
+        packages="fastapi httpx pydantic uvicorn",
+    ),
     "apm_demo": Room(
         "an application like any other: it proves that the public names are enough",
         below="errors face",
@@ -226,7 +231,7 @@ ROOMS: dict[str, Room] = {
 # Packages that one file alone may import, so that one file knows what they do to us.
 ONLY = {"rocksdict": "kivi.engine.rocks", "isal": "kivi.runtime.checksum"}
 # Rooms that are public by themselves, for those who may use public names only: the package, not its modules.
-PUBLIC = {"apm_demo": ("kivi.aio", "kivi.spark")}
+PUBLIC = {"apm_demo": ("kivi.aio", "kivi.spark"), "examples": ("kivi.aio",)}
 
 
 class Import(NamedTuple):

@@ -29,7 +29,7 @@ import numpy.typing as npt
 from kivi.errors import DataLoss, InvalidArgument
 from kivi.model import varints
 
-__all__ = ["SCALE_MAX", "Quantiles", "accuracy_of", "codes_of", "quantile_of", "scale_of"]
+__all__ = ["SCALE_MAX", "Quantiles", "accuracy_of", "codes_of", "quantile_of", "scale_of", "upper_bounds"]
 
 Array = npt.NDArray[Any]
 SCALE_MAX: Final = 16
@@ -238,6 +238,17 @@ class Quantiles:
         below = int(np.searchsorted(self._codes, code, "right" if inclusive else "left"))
         return int(self._counts[:below].sum()) / self.count
 
+    @property
+    def codes(self) -> Array:
+        """Of each bucket that has any values, in their order."""
+        return self._codes
+
+    def counts_up_to(self, codes: Array) -> list[int]:
+        """How many values are in the buckets up to each of some codes, itself included."""
+        ends = np.concatenate([np.zeros(1, np.int64), self._counts.cumsum()])
+        found: list[int] = ends[self._codes.searchsorted(codes, "right")].tolist()
+        return found
+
     def buckets(self) -> list[tuple[int, int]]:
         """(code, count) of every bucket that has any, in the order of the values."""
         return list(zip(self._codes.tolist(), self._counts.tolist(), strict=True))
@@ -294,6 +305,14 @@ def value_of(code: int, scale: int) -> float:
     except OverflowError:
         size = sys.float_info.max
     return -size if code < 0 else size
+
+
+def upper_bounds(codes: Array, scale: int) -> Array:
+    """Where each bucket ends, towards the larger values: float64. It is the bucket's own, but for a negative one."""
+    g = 2.0**2.0**-scale
+    sizes = np.abs(values_of(codes, scale)) * (g + 1) / 2
+    bounds: Array = np.where(codes < 0, -sizes / g, sizes)
+    return bounds
 
 
 def _middle(code: int, scale: int) -> float:

@@ -71,22 +71,24 @@ class Prometheus:
             case "metadata":
                 wanted, limit = asked.one("metric"), int(asked.number("limit", 1e9))
                 known = sorted(counters(self._store, grant.allows).items())
-                return {name: [_described(each)] for name, each in known[:limit] if wanted in ("", name)}
+                described = {_family(each): [_described(each)] for _, each in known[:limit]}
+                return {name: each for name, each in described.items() if wanted in ("", name)}
         return {"version": "2.42.0", "application": f"kivi {self._sessions.version}", "features": {}}
 
     def _evaluated(self, asked: _Asked, times_ms: Any, grant: Grant) -> Value:
         node = parsed(asked.required("query"))
         lease = self._store.begin()
         known = counters(self._store, grant.allows)
-        until_us = min(int(times_ms[-1]) * 1_000 + _AHEAD_US, self._store.committer.now_us())
-        cache: dict[tuple[Matching, ...], list[Series]] = {}
+        now_us = self._store.committer.now_us()
+        cache: dict[tuple[tuple[Matching, ...], int, int], list[Series]] = {}
 
-        def select(matching: list[Matching]) -> list[Series]:
-            found = cache.get(tuple(matching))
+        def select(matching: list[Matching], since_ms: int, until_ms: int) -> list[Series]:
+            found = cache.get((tuple(matching), since_ms, until_ms))
             if found is None:
                 chosen = selected(known, matching)
-                every = [read(self._store, lease, each, matching, until_us) for each in chosen]
-                found = cache[tuple(matching)] = [series for series in every if len(series.ends_ms)]
+                span_us = since_ms * 1_000, min(until_ms * 1_000, now_us)
+                every = [read(self._store, lease, each, matching, span_us) for each in chosen]
+                found = cache[tuple(matching), since_ms, until_ms] = [each for each in every if len(each.ends_ms)]
             return found
 
         try:
@@ -129,16 +131,13 @@ class Prometheus:
         try:
             for matching in selectors:
                 for counter in selected(known, matching):
-                    for labels in read(self._store, lease, counter, matching, 0).labels:
+                    for labels in read(self._store, lease, counter, matching, (0, 0)).labels:
                         if matches(matching, labels):
                             shown = {name: value for name, value in labels.items() if value}
                             found[tuple(sorted(shown.items()))] = shown
         finally:
             self._store.release(lease)
         return list(found.values())
-
-
-_AHEAD_US: Final = 366 * 86_400_000_000  # for offsets that are negative
 
 
 def failure(error: KiviError) -> tuple[int, dict[str, str]]:
@@ -217,8 +216,13 @@ def _selector(text: str) -> list[Matching]:
     return matching_of(node)
 
 
+def _family(counter: Counter) -> str:
+    return counter.name.removesuffix("_bucket") if counter.is_histogram else counter.name
+
+
 def _described(counter: Counter) -> dict[str, str]:
-    return {"type": "counter", "help": f"{counter.measure} of {counter.table.name}, summed up by slots.", "unit": ""}
+    kind = "histogram" if counter.is_histogram else "counter"
+    return {"type": kind, "help": f"{counter.measure} of {counter.table.name}, summed up by slots.", "unit": ""}
 
 
 def _point(time_ms: int, number: float) -> list[Any]:

@@ -4,14 +4,14 @@
 selectors      ``name{label="x", other!~"y.*"}``, ``[5m]``, ``offset``
 functions      rate increase delta irate idelta resets changes, sum_over_time and avg min max count last present,
                abs ceil floor round sqrt exp ln log2 log10 sgn clamp clamp_min clamp_max, scalar vector time timestamp
-               absent sort sort_desc
+               absent sort sort_desc histogram_quantile
 aggregations   sum avg min max count group stddev stdvar quantile topk bottomk, by and without
 operators      + - * / % ^, comparisons with and without bool, and or unless, on and ignoring
 ============== ==================================================================================================
 
-All else is refused by what it is called (``Unsupported``, 422): subqueries, ``@``, group_left and group_right,
-histograms. The meaning is that of Prometheus 2 (ranges include both of their ends), but that a sample is looked back
-for as long as a slot, if that is more than five minutes. The test compares it with a real one.
+All else is refused by what it is called (``Unsupported``, 422): subqueries, ``@``, group_left and group_right. The
+meaning is that of Prometheus 2 (ranges include both of their ends), but that a sample is looked back for as long as a
+slot, if that is more than five minutes. The test compares it with a real one.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from kivi_server.http.prom_series import NAME, Labels, Matching, Series
+from kivi_server.http.prom_series import LE, LOOKBACK_US, NAME, Labels, Matching, Series
 
 from kivi.errors import InvalidArgument
 
 __all__ = ["Evaluation", "Unsupported", "Value", "matching_of", "parsed"]
 
 Floats = npt.NDArray[np.float64]
-_LOOKBACK_MS: Final = 300_000
+_LOOKBACK_MS: Final = LOOKBACK_US // 1_000
 _CELLS_MAX: Final = 20_000_000
 
 
@@ -73,9 +73,12 @@ def matching_of(selector: Any) -> list[Matching]:
 
 
 class Evaluation:
-    """At ``times_ms``. ``select`` gives the series that match, those that have samples."""
+    """At ``times_ms``. ``select`` gives the series that match and have samples, with those
+    that may be looked for between two moments in milliseconds."""
 
-    def __init__(self, times_ms: npt.NDArray[np.int64], select: Callable[[list[Matching]], Sequence[Series]]) -> None:
+    def __init__(
+        self, times_ms: npt.NDArray[np.int64], select: Callable[[list[Matching], int, int], Sequence[Series]]
+    ) -> None:
         self.times_ms = times_ms
         self._select = select
 
@@ -105,7 +108,7 @@ class Evaluation:
     def _of_VectorSelector(self, node: Any) -> Value:
         times = self.times_ms - _offset_ms(node)
         parts = []
-        for series in self._select(matching_of(node)):
+        for series in self._select(matching_of(node), int(times[0]), int(times[-1])):
             last = np.searchsorted(series.ends_ms, times, side="right") - 1
             back = max(_LOOKBACK_MS, series.slot_ms)
             there: Any = (last >= series.first[:, None]) & (series.ends_ms[np.maximum(last, 0)] >= times - back)
@@ -127,6 +130,8 @@ class Evaluation:
             return self._scalar(self.times_ms / 1_000)
         if name == "vector":
             return replace(self.value(arguments[0]), labels=[{}])
+        if name == "histogram_quantile":
+            return _histogram_quantile(self.value(arguments[0]).numbers[0], self.value(arguments[1]))
         if name not in _PLAIN and name not in ("scalar", "absent", "timestamp", "sort", "sort_desc", "round", *_CLAMPS):
             raise Unsupported(f"the function {name} is not supported here")
         found = self.value(arguments[0]) if arguments else self._scalar(self.times_ms / 1_000)
@@ -160,7 +165,7 @@ class Evaluation:
                 found, labels=_nameless(found.labels), numbers=np.where(found.there, self.times_ms / 1e3, np.nan)
             )
         times, rows = self.times_ms - _offset_ms(node), []
-        for series in self._select(matching_of(node)):
+        for series in self._select(matching_of(node), int(times[0]), int(times[-1])):
             last = np.maximum(np.searchsorted(series.ends_ms, times, side="right") - 1, 0)
             rows += [series.ends_ms[last] / 1_000] * len(series.labels)
         numbers = np.array(rows).reshape(-1, len(times))
@@ -173,7 +178,7 @@ class Evaluation:
         range_ms = round(node.range.total_seconds() * 1_000)
         high_ms = self.times_ms - _offset_ms(node.vector_selector)
         parts = []
-        for series in self._select(matching_of(node.vector_selector)):
+        for series in self._select(matching_of(node.vector_selector), int(high_ms[0]) - range_ms, int(high_ms[-1])):
             low = np.searchsorted(series.ends_ms, high_ms - range_ms, side="left")
             high = np.searchsorted(series.ends_ms, high_ms, side="right") - 1
             window = _Window(series, np.maximum(low, series.first[:, None]), high[None, :], high_ms, range_ms)
@@ -378,6 +383,49 @@ def _quantile(each: Floats, here: npt.NDArray[np.bool_], parameter: Any) -> Floa
         high, weight = min(len(found) - 1, low + 1), rank - np.floor(rank)
         out[t] = found[low] * (1 - weight) + found[high] * weight
     return out
+
+
+def _histogram_quantile(q: Floats, found: Value) -> Value:
+    """Of the series with a label ``le``, by all others (promql/quantile.go, bucketQuantile, 2.42)."""
+    groups: dict[tuple[tuple[str, str], ...], list[tuple[float, int]]] = {}
+    for i, labels in enumerate(found.labels or ()):
+        try:
+            bound = float(labels[LE])
+        except (KeyError, ValueError):
+            continue
+        key = _key({name: value for name, value in labels.items() if name not in (NAME, LE) and value})
+        groups.setdefault(key, []).append((bound, i))
+    shape = (len(groups), len(q))
+    numbers, there = np.full(shape, np.nan), np.zeros(shape, bool)
+    for row, members in enumerate(groups.values()):
+        members.sort()
+        bounds, rows = np.array([bound for bound, _ in members]), [i for _, i in members]
+        there[row] = found.there[rows].any(axis=0)
+        for t in np.flatnonzero(there[row]):
+            here = found.there[rows, t]
+            numbers[row, t] = _bucket_quantile(q[t], bounds[here], found.numbers[rows, t][here])
+    return Value([dict(key) for key in groups], numbers, there)
+
+
+def _bucket_quantile(q: float, bounds: Floats, counts: Floats) -> float:
+    if q != q:
+        return np.nan
+    if q < 0 or q > 1:
+        return -np.inf if q < 0 else np.inf
+    if len(bounds) < 2 or not np.isposinf(bounds[-1]):
+        return np.nan
+    first = np.concatenate([[True], bounds[1:] != bounds[:-1]])  # equal bounds are one bucket
+    bounds, counts = bounds[first], np.maximum.accumulate(np.add.reduceat(counts, np.flatnonzero(first)))
+    if len(bounds) < 2 or not counts[-1]:
+        return np.nan
+    rank = q * counts[-1]
+    b = int(np.searchsorted(counts[:-1], rank))
+    if b == len(bounds) - 1:
+        return float(bounds[-2])
+    if b == 0 and bounds[0] <= 0:
+        return float(bounds[0])
+    start, below = (bounds[b - 1], counts[b - 1]) if b else (0.0, 0.0)
+    return float(start + (bounds[b] - start) * ((rank - below) / (counts[b] - below)))
 
 
 _AGGREGATIONS: Final[dict[str, Callable[[Floats, npt.NDArray[np.bool_], Any], Floats]]] = {

@@ -6,7 +6,7 @@ import math
 import random
 import subprocess
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
                 "calls_5m",
                 source="calls",
                 group_by=["endpoint", "host", kivi.time_slot("ts", "5m", name="slot")],
-                measures={"n": kivi.count(), "total": kivi.sum("us"), "most": kivi.max("us")},
+                measures={
+                    "n": kivi.count(),
+                    "total": kivi.sum("us"),
+                    "most": kivi.max("us"),
+                    "latency": kivi.quantiles("us"),
+                },
                 derived={"mean": "total / n"},
             )
             db.append("calls", EVENTS)
@@ -58,35 +63,41 @@ def api(server: ServerProcess) -> Iterator[httpx.Client]:
         yield client
 
 
-def samples() -> str:
-    """What a scrape at the end of every slot would have seen, as OpenMetrics."""
-    by: dict[str, dict[tuple[str, str], list[int]]] = {name: {} for name in ("n", "total")}
+def samples(bounds: Sequence[str]) -> str:
+    """What a scrape at the end of every slot would have seen, as OpenMetrics; ``bounds`` are those of the histogram."""
+    by: dict[str, dict[tuple[str, ...], list[int]]] = {name: {} for name in ("n", "total", "latency_bucket")}
     for event in EVENTS:
         key, slot = (event["endpoint"], event["host"]), (event["ts"] // 1_000_000 - BEGIN_S) // SLOT_S
         for name, value in (("n", 1), ("total", event["us"])):
             by[name].setdefault(key, [0] * SLOTS)[slot] += value
+        for bound in bounds:
+            by["latency_bucket"].setdefault((*key, bound), [0] * SLOTS)[slot] += event["us"] <= float(bound)
     seen: dict[tuple[str, str], list[int]] = defaultdict(list)
     for event in EVENTS:
         seen[event["endpoint"], event["host"]].append((event["ts"] // 1_000_000 - BEGIN_S) // SLOT_S)
     lines = []
     for name, series in by.items():
         lines.append(f"# TYPE calls_5m_{name} gauge")
-        for (endpoint, host), slots in series.items():
+        for labelled, slots in series.items():
+            endpoint, host, *bounded = labelled
             total, first = 0, min(seen[endpoint, host])
-            lines.append(f'calls_5m_{name}{{endpoint="{endpoint}",host="{host}"}} 0 {BEGIN_S + first * SLOT_S}')
+            labels = f'endpoint="{endpoint}",host="{host}"' + "".join(f',le="{each}"' for each in bounded)
+            lines.append(f"calls_5m_{name}{{{labels}}} 0 {BEGIN_S + first * SLOT_S}")
             for slot, value in enumerate(slots):
                 total += value
                 if slot >= first:
                     at = BEGIN_S + (slot + 1) * SLOT_S
-                    lines.append(f'calls_5m_{name}{{endpoint="{endpoint}",host="{host}"}} {total} {at}')
+                    lines.append(f"calls_5m_{name}{{{labels}}} {total} {at}")
     return "\n".join([*lines, "# EOF\n"])
 
 
 @pytest.fixture
-def real(tmp_path_factory: pytest.TempPathFactory, require: Callable[[str], str]) -> Iterator[httpx.Client]:
+def real(
+    tmp_path_factory: pytest.TempPathFactory, require: Callable[[str], str], api: httpx.Client
+) -> Iterator[httpx.Client]:
     prometheus, promtool = require("prometheus"), require("promtool")
     home = tmp_path_factory.mktemp("prometheus")
-    (home / "samples").write_text(samples())
+    (home / "samples").write_text(samples(api.get("/label/le/values").json()["data"]))
     (home / "prometheus.yml").write_text("")
     command = [promtool, "tsdb", "create-blocks-from", "openmetrics", str(home / "samples"), str(home / "data")]
     subprocess.run(command, check=True, capture_output=True)
@@ -141,10 +152,21 @@ class Questions:
         width = self._pick("5m", "10m", "17m", "1h", "4m")
         return f"{function}({self.selector()}[{width}]{self._pick('', '', ' offset 10m', ' offset 7m')})"
 
+    def histogram(self) -> str:
+        by = self._pick("le", "le", "le, endpoint", "le, host, endpoint", "endpoint")
+        matchers = self._pick("", '{endpoint="/a"}', '{le!="+Inf"}')
+        function = self._pick("rate", "increase", "delta")
+        inner = f"sum by ({by}) ({function}(calls_5m_latency_bucket{matchers}[{self._pick('5m', '17m', '1h')}]))"
+        if self._random.random() < 0.2:
+            inner = f"calls_5m_latency_bucket{matchers}"
+        return f"histogram_quantile({self._pick('0.5', '0.9', '0.99', '0', '1', '1.5')}, {inner})"
+
     def vector(self, depth: int = 0) -> str:
         if depth > 2:
             return self._pick(self.selector(), self.ranged())
-        match self._random.randrange(9):
+        match self._random.randrange(10):
+            case 9:
+                return self.histogram()
             case 0:
                 return self.selector()
             case 1 | 2:
@@ -234,7 +256,7 @@ def test_grafanas_sequence(api: httpx.Client, server: ServerProcess) -> None:
 
     assert data("/status/buildinfo")["version"]
     assert data("/metadata")["calls_5m_n"][0]["type"] == "counter"
-    assert set(data("/label/__name__/values")) == {"calls_5m_n", "calls_5m_total"}
+    assert set(data("/label/__name__/values")) == {"calls_5m_n", "calls_5m_total", "calls_5m_latency_bucket"}
     assert data("/labels", **{"match[]": "calls_5m_n"}) == ["__name__", "endpoint", "host"]
     assert data("/label/endpoint/values", start=BEGIN_S, end=end) == ["/a", "/b", "/c"]
     series = data("/series", **{"match[]": ['calls_5m_n{endpoint="/a"}', 'calls_5m_total{endpoint="/a"}']})
@@ -252,6 +274,10 @@ def test_grafanas_sequence(api: httpx.Client, server: ServerProcess) -> None:
             key = line["metric"]["endpoint"], int(at)
             assert float(value) == pytest.approx(expected.get(key, 0.0), abs=1e-12)
     assert data("/query", query="vector(1) + time() > bool 0", time=end)["resultType"] == "vector"
+    p90 = "histogram_quantile(0.9, sum by (le) (increase(calls_5m_latency_bucket[4h])))"
+    ((_, found),) = [each["value"] for each in data("/query", query=p90, time=end)["result"]]
+    exact = sorted(event["us"] for event in EVENTS)[int(0.9 * len(EVENTS)) - 1]
+    assert float(found) == pytest.approx(exact, rel=0.012)  # twice the accuracy: somewhere in the value's bucket
 
 
 @pytest.mark.parametrize(
@@ -261,7 +287,7 @@ def test_grafanas_sequence(api: httpx.Client, server: ServerProcess) -> None:
         ("calls_5m_n[5m]", 422),
         ("max_over_time(rate(calls_5m_n[5m])[1h:5m])", 422),
         ("calls_5m_n @ 17", 422),
-        ("histogram_quantile(0.9, calls_5m_n)", 422),
+        ("histogram_sum(calls_5m_n)", 422),
         ('label_replace(calls_5m_n, "a", "b", "c", "d")', 422),
         ("calls_5m_n * on (endpoint) group_left sum by (endpoint) (calls_5m_n)", 422),
         ("calls_5m_n + on (endpoint) calls_5m_total", 400),
