@@ -59,8 +59,8 @@ docs: $(INSTALLED) ## Build the documentation into build/docs; a warning or a de
 	@$(BIN)/python -m sphinx -q -W --keep-going -n -d build/docs-cache docs build/docs
 	$(say) 'build/docs/index.html'
 
-soak: $(INSTALLED) ## Run every checker for MINUTES (default 30) and write soak-report.md
-	@$(BIN)/python -m tests.proof.soak --minutes $(MINUTES)
+soak: $(INSTALLED) ## Run every checker for MINUTES (default 30) and write soak-report.md; CLUSTER=1: a cluster under attack
+	@$(BIN)/python -m tests.proof.soak --minutes $(MINUTES) $(if $(CLUSTER),--cluster)
 
 mutants: $(INSTALLED) ## Plant the bugs that the rules list, one by one: their checkers must turn red
 	@$(BIN)/python -m tests.proof.mutate

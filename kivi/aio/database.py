@@ -64,8 +64,9 @@ from kivi.client import alerting, appends, declarations
 from kivi.client.core import Core
 from kivi.client.messages import read_batches
 from kivi.client.pages import PageReader
+from kivi.client.placing import holders_of
 from kivi.client.steps import Steps, named
-from kivi.client.transaction import SharedSnapshotArguments, TransactionCore, holders_of
+from kivi.client.transaction import SharedSnapshotArguments, TransactionCore
 from kivi.errors import InvalidArgument, NotFound, Retryable, SnapshotTooOld, Unavailable
 from kivi.model.declarations import event_table_schema, row_table_schema
 from kivi.wire import methods

@@ -61,7 +61,8 @@ class Calls:
     """The service's calls over one channel; ``kind`` is the module whose channel it is."""
 
     def __init__(self, kind: Any, endpoint: str, access_token: str | None, tls: methods.Tls | None) -> None:
-        options, target = methods.channel_options(tls), methods.target(endpoint)
+        target = methods.target(endpoint)
+        options = methods.channel_options(tls, several=target != endpoint)
         if tls is not None and target != endpoint and not tls.server_name:
             raise InvalidArgument(
                 "one name has to be in the certificates of all servers: kivi.Tls(..., server_name=NAME)"
@@ -162,7 +163,7 @@ class Link(Generic[S]):
         self.core = core
         self.calls = calls_of(core.endpoint)
         self._calls_of = calls_of
-        self._at: dict[int, Calls] = {}
+        self._at: dict[str, Calls] = {}
         self._new_session = new_session
         self._current: S | None = None
         self._epochs = 0
@@ -179,14 +180,13 @@ class Link(Generic[S]):
             session = self._current = self._new_session(self, self._epochs, wait_for_ready)
         return session
 
-    def _calls_at(self, port: int) -> Calls:
-        """Of the server's machine at another port; 0 is the server's own."""
-        if not port:
+    def _calls_at(self, address: str) -> Calls:
+        """Of the server there; "" is the one of the session."""
+        if not address:
             return self.calls
-        if port not in self._at:
-            host, _, _ = self.core.endpoint.rpartition(":")
-            self._at[port] = self._calls_of(f"{host}:{port}")
-        return self._at[port]
+        if address not in self._at:
+            self._at[address] = self._calls_of(address)
+        return self._at[address]
 
     def leave(self, epoch: int | None) -> None:
         """Whatever begins from here on begins on another session than that one; None: than the current one."""

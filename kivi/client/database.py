@@ -40,8 +40,9 @@ from kivi.client import alerting, appends, declarations
 from kivi.client.core import Core
 from kivi.client.live import Live
 from kivi.client.pages import PageReader
+from kivi.client.placing import holders_of
 from kivi.client.steps import Steps, named
-from kivi.client.transaction import SharedSnapshotArguments, TransactionCore, holders_of
+from kivi.client.transaction import SharedSnapshotArguments, TransactionCore
 from kivi.client.transport import Transport
 from kivi.errors import Unavailable
 from kivi.wire import methods

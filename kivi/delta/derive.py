@@ -64,14 +64,11 @@ def _length_us(aggregate: TableSchema) -> int:
     return slot.nominal_us if slot is not None else 0
 
 
-def derive_each(
-    aggregates: Sequence[TableSchema], batch: pa.RecordBatch, places: Array | None = None
-) -> list[DeltaRun]:
+def derive_each(aggregates: Sequence[TableSchema], events: Derivation, places: Array | None = None) -> list[DeltaRun]:
     """``derive_all`` where each event is a commit of its own: the runs have a row for each event.
 
     Their CTS are the ``places`` of the events among these commits; None: event i is commit i.
     """
-    events = Derivation(batch)
     runs = []
     for aggregate in aggregates:
         groups = events.groups(aggregate)

@@ -233,15 +233,15 @@ def new_rows(
     At least one delta row; in order of their groups, and within a group of ``stamps``; all of them count. A row that
     is not ``alive`` is the identity.
     """
-    steps = _Steps(_numbered(group_of[1:] != group_of[:-1]))
+    steps = _Steps(group_of[1:] != group_of[:-1])
     target = group_of[steps.starts]
-    new = old[target]
-    new[~alive[target]] = np.zeros(1, layout.dtype)[0]
+    new, was_alive = layout.taken(old, target), alive[target]
+    new[~was_alive] = np.zeros(1, layout.dtype)[0]
     new["cts"] = stamps[steps.ends]
     new["flags"] = layout.alive
     for i, column in enumerate(layout.columns):
         nulls, bit = new["nulls"][:, i >> 3], i & 7
-        had = alive[target] & (nulls >> bit & 1 == 0)
+        had = was_alive & (nulls >> bit & 1 == 0)
         nulls &= 0xFF ^ (1 << bit)
         cells = columns[i]
         if isinstance(cells, States):
@@ -257,14 +257,20 @@ def new_rows(
 
 
 class _Steps:
-    """Rows sorted by target: ``target_of`` each row, where each target's rows start and which is its last."""
+    """Rows sorted by target: where each target's rows start and which is its last. ``changes``: whether each row but
+    the first is of another target than the one before it."""
 
-    __slots__ = ("ends", "starts", "target_of")
+    __slots__ = ("_changes", "ends", "starts")
 
-    def __init__(self, target_of: Array) -> None:
-        self.target_of = target_of
-        self.starts = np.searchsorted(target_of, np.arange(int(target_of[-1]) + 1))
-        self.ends = np.append(self.starts[1:], len(target_of)) - 1
+    def __init__(self, changes: Array) -> None:
+        self._changes = changes
+        self.starts = np.concatenate([[0], np.flatnonzero(changes) + 1])
+        self.ends = np.append(self.starts[1:], len(changes) + 1) - 1
+
+    @property
+    def target_of(self) -> Array:
+        """The number of each row's target."""
+        return _numbered(self._changes)
 
 
 def _decoded(layout: RowLayout, base: Sequence[bytes | None]) -> tuple[Array, Array]:

@@ -110,18 +110,18 @@ class Events:
     """
 
     def __init__(self, batch: pa.RecordBatch) -> None:
-        self._batch = batch
+        self.batch = batch
         self._columns: dict[str, Any] = {}
         self._parts: dict[tuple[str, Slot | None, ColumnType], _Part] = {}
         self._groups: dict[tuple[tuple[str, Slot | None], ...], Groups] = {}
 
     @property
     def rows(self) -> int:
-        return int(self._batch.num_rows)
+        return int(self.batch.num_rows)
 
     def column(self, name: str) -> Any:
         if name not in self._columns:
-            array = self._batch.column(name)
+            array = self.batch.column(name)
             self._columns[name] = array if is_coded(array) else flat(array)
         return self._columns[name]
 

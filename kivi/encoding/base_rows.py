@@ -215,6 +215,17 @@ class RowLayout:
                 heads[name] = rows[name]
         return list(map(b"".join, zip(heads.view(f"V{self.width}").tolist(), *tails, strict=True)))
 
+    def taken(self, rows: Array, at: Array) -> Array:
+        """Rows of ``dtype`` at some places. NumPy copies such rows field by field, ten times as slowly as bytes."""
+        return rows[at] if self.states else rows.view(f"V{self.width}")[at].view(self.dtype)
+
+    def put(self, rows: Array, at: Array, new: Array) -> None:
+        """Replaces rows of ``dtype``, all of them different ones."""
+        if self.states:
+            rows[at] = new
+        else:
+            rows.view(f"V{self.width}")[at] = new.view(f"V{self.width}")
+
     def damaged(self) -> DataLoss:
         """The error for a row of another width."""
         return DataLoss(f"a base row does not have the {self.width} bytes of its table's rows: run kivi verify")

@@ -212,6 +212,11 @@ class ReplicatedLog(CommitLog):
         """Of the live nodes that hold all of these shards."""
         return [member.about.get("address") or f"node {member.node:x}" for member in self.members.holders(shards)]
 
+    def parts(self, shards: int) -> list[tuple[str, int]]:
+        """Of each live node that others can reach its address, and which of these shards it holds."""
+        live = (member for member in self.members if member.state is State.LIVE)
+        return [(member.about["address"], member.shards & shards) for member in live if member.about.get("address")]
+
     # -- what a gateway does ----------------------------------------------------------------------
 
     def propose(self, entries: Sequence[Entry], derived_at: int, on_id: Callable[[int], None]) -> None:

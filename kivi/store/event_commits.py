@@ -20,6 +20,7 @@ import pyarrow as pa
 from kivi.arrow.columns import padded, trimmed
 from kivi.arrow.dictionaries import coded
 from kivi.arrow.ipc import encode_ipc
+from kivi.delta.derive import Derivation
 from kivi.errors import KiviError, NotFound
 from kivi.model.schema import TableSchema
 from kivi.mvcc.groups import Answer, Events, Raised
@@ -71,24 +72,25 @@ def prepare_events(
             derived = [late_row(schema.origin, dropped)]
     aggregates = view.aggregates.get(schema.id, ())
     row_floors = retention.newest_of(aggregates)
-    runs, late = each_in_time(aggregates, row_floors, kept, places)
+    events = Derivation(kept)
+    runs, late = each_in_time(aggregates, row_floors, events, places)
     derived += [late_row(table, dropped) for table, dropped in late.items()]
     encoded = shards.cut_events(schema, kept) or [sent if kept is whole else encode_ipc(trimmed(kept, schema))]
     raised: list[Raised] = []
     for table in rules.order([schema]):
         if table is schema:
-            rules.judge(schema, kept, places)
+            rules.judge(schema, events, places)
         elif (found := rules.raised(table)) is not None:
-            into = view.aggregates.get(table.id, ())
+            into, of_found = view.aggregates.get(table.id, ()), Derivation(found[0])
             try:
-                more, late = each_in_time(into, retention.newest_of(into), *found)
+                more, late = each_in_time(into, retention.newest_of(into), of_found, found[1])
             except KiviError:
                 rules.give_up(table)
                 continue
             runs += more
             derived += [late_row(aggregate, dropped) for aggregate, dropped in late.items()]
             raised.append((table.id, *found))
-            rules.judge(table, *found)
+            rules.judge(table, of_found, found[1])
     derived += rules.rows()
     of_runs = [(table, shards.cut_run(view.by_id.get(table), run)) for table, run in runs]
     bytes_raised = [(table, [encode_ipc(trimmed(batch, view.by_id[table]))], at) for table, batch, at in raised]

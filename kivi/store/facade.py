@@ -108,6 +108,7 @@ class Store(Wiring):
             self.shards.cuts = lambda log=self.committer.log: log.members.cuts  # type: ignore[misc]
             self.shards.of_cluster = True
             self.shards.holders = self.committer.log.addresses
+            self.shards.parts = self.committer.log.parts
         self.before_copy: Callable[[], None] = lambda: None
         """Called before the store is copied."""
         self.cluster_status: Callable[[], Any] = _no_cluster
@@ -354,8 +355,8 @@ class Store(Wiring):
         return self.copies.holding(schema) if schema.kind == "event" else []
 
     def lateness_of(self, schema: TableSchema) -> list[LatenessDay]:
-        """How late the events of the last days came, by the day of their commits."""
-        return self.lateness.days(schema) if schema.kind == "event" else []
+        """How late the events of the last days came, by the day of their commits; none where it has a part."""
+        return self.lateness.days(schema) if schema.kind == "event" and not self.shards.is_partial(schema) else []
 
     def statistics(self, schema: TableSchema) -> dict[str, int]:
         """Numbers about a table's contents that are cheap to have."""

@@ -41,7 +41,8 @@ import pyarrow.compute as pc
 from kivi.arrow.columns import arrow_schema, arrow_type, flat, rows_batch, stored_array
 from kivi.arrow.dictionaries import coded, plain, together
 from kivi.arrow.predicates import attempted
-from kivi.delta.grouping import Events
+from kivi.delta.derive import Derivation
+from kivi.delta.key_index import KeyIndex
 from kivi.delta.ops import Barrier, RowOp, apply_op
 from kivi.delta.runs import DeltaRun, stamped
 from kivi.encoding.base_rows import RowLayout, Version
@@ -190,24 +191,22 @@ class Judgement:
         ]
 
     def judge(
-        self, source: TableSchema, batch: pa.RecordBatch, places: Array | None = None, only: Rule | None = None
+        self, source: TableSchema, events: Derivation, places: Array | None = None, only: Rule | None = None
     ) -> None:
         """Judges all events that the commit brings for a table. ``places``: of each among the members of a group that
         they are the commits of; None: event i is at i. ``only``: by one of its rules."""
+        batch = events.batch
         rules = self.view.rules_of(source) if only is None else [only]
         if not rules or not batch.num_rows:
             return
         plans = [self.judging.plan(self.view, rule) for rule in rules]
-        events = Events(batch)
         wanted: dict[_Asked, dict[str, str]] = {}
         for plan in plans:
             for against, refs in plan.refs:
                 wanted.setdefault(_Asked(against, plan.rule.own_events and not self.each), {}).update(refs)
         with self.judging.known.lock:
             self.lease = self.lease or self.snapshot()
-            looked_up = {
-                asked: self._found(source, events, batch, asked, refs, self.lease) for asked, refs in wanted.items()
-            }
+            looked_up = {asked: self._found(source, events, asked, refs, self.lease) for asked, refs in wanted.items()}
         for plan in plans:
             own = plan.rule.own_events and not self.each
             self._apply(plan, batch, {each: looked_up[_Asked(each, own)] for each, _ in plan.refs}, places)
@@ -303,15 +302,10 @@ class Judgement:
     # -- what events are measured against ----------------------------------------------------------------------
 
     def _found(
-        self,
-        source: TableSchema,
-        events: Events,
-        batch: pa.RecordBatch,
-        asked: _Asked,
-        refs: Mapping[str, str],
-        lease: Lease,
+        self, source: TableSchema, events: Derivation, asked: _Asked, refs: Mapping[str, str], lease: Lease
     ) -> _Found:
         """The row of each event, and the columns ``refs`` of all of them."""
+        batch = events.batch
         nothing = _Found(np.full(batch.num_rows, -1, np.int64), {}, None)
         against, time = asked.against, source.event_time or ""
         try:
@@ -322,14 +316,15 @@ class Judgement:
             return nothing._replace(columns=_no_rows(table, refs))
         nothing = nothing._replace(columns=_no_rows(table, refs))
         known = _groupable(batch, against, time)
-        grouped = events if known is None else Events(batch.take(pa.array(known)))
+        grouped = events if known is None else Derivation(batch.take(pa.array(known)))
         if known is not None and not len(known):
             return nothing
         groups = grouped.groups(key_of(against, table, time))
         sample = groups.sample if known is None else known[groups.sample]
-        keys = _keys(against, table, batch.take(pa.array(sample)), time)
+        wanted = batch.select(list({*against.by, *([time] if against.kind == "slot" else [])}))
+        keys = _keys(against, table, wanted.take(pa.array(sample)), time)
         read = list(dict.fromkeys(refs.values()))
-        rows, alive, failed_rows = self._rows(table, keys, batch, asked, read, lease)
+        rows, alive, failed_rows = self._rows(table, keys, events, asked, read, lease)
         row_of = np.full(groups.count, -1, np.int64)
         row_of[alive] = np.arange(len(alive))
         of_events = row_of[groups.group_of]
@@ -344,7 +339,7 @@ class Judgement:
         self,
         table: TableSchema,
         keys: Sequence[pa.LargeBinaryArray],
-        batch: pa.RecordBatch,
+        events: Derivation,
         asked: _Asked,
         columns: Sequence[str],
         lease: Lease,
@@ -359,21 +354,28 @@ class Judgement:
             ]
             rows, failed = _projected(table, columns, pairs)
             return rows, np.array(there, np.int64), failed
-        listed = [slot.to_pylist() for slot in keys]
-        distinct = listed[0] if len(keys) == 1 else list(dict.fromkeys(key for slot in listed for key in slot))
-        found = self.judging.known.rows(lease, table, distinct)
-        index = dict(zip(distinct, range(len(distinct)), strict=True)) if asked.own_events or len(keys) > 1 else {}
+        every, at, index = keys[0], None, KeyIndex()
+        if len(keys) > 1 or asked.own_events:
+            every = pa.concat_arrays(keys)
+            at = index.add(every) - 1
+        if len(keys) == 1:
+            found = self.judging.known.rows(lease, table, every)
+        else:
+            distinct = np.flatnonzero(at == np.arange(len(every)))
+            found = np.zeros(len(every), layout.dtype)
+            found[distinct] = self.judging.known.rows(lease, table, every.take(pa.array(distinct)))
         if asked.own_events:
-            for run in self._own(table, batch):
+            for run in self._own(table, events):
                 add_run(layout, found, index, run)
         floor_us = self.judging.retention.row_floor(table, lease.ts) if table.forgets_rows else None
-        if floor_us is not None and len(distinct):
-            found[KeySlot.of(table).below(pa.array(distinct, pa.large_binary()), floor_us)] = 0
-        if len(keys) > 1:
-            combined = _combined(table, layout, found, [[index[key] for key in slot] for slot in listed])
-            found = combined
+        if floor_us is not None and len(every):
+            found[KeySlot.of(table).below(every, floor_us)] = 0
+        if at is not None and len(keys) > 1:
+            found = _combined(table, layout, found, np.split(at, len(keys)))
         there_at = np.flatnonzero(found["flags"] & 1)
-        last, kept = keys[-1].take(pa.array(there_at)), found[there_at]
+        last, kept = keys[-1], found
+        if len(there_at) < len(found):
+            last, kept = last.take(pa.array(there_at)), layout.taken(found, there_at)
         if columns and len(there_at):
             try:
                 return next(Projection.of(table, columns).batches([(last, kept)], None)), there_at, []
@@ -383,10 +385,10 @@ class Judgement:
         rows, failed = _projected(table, columns, list(zip(last.to_pylist(), decoded, strict=True)))
         return rows, there_at, failed
 
-    def _own(self, table: TableSchema, batch: pa.RecordBatch) -> list[DeltaRun]:
+    def _own(self, table: TableSchema, events: Derivation) -> list[DeltaRun]:
         """The deltas of the commit's own events for an aggregate."""
         try:
-            runs, _ = runs_in_time([table], self.judging.row_floors([table]), batch)
+            runs, _ = runs_in_time([table], self.judging.row_floors([table]), events)
         except KiviError:
             return []  # the commit will be refused
         return [stamped(run, OWN_CTS) for _, run in runs]
@@ -453,11 +455,11 @@ def _keys(against: Against, table: TableSchema, sample: pa.RecordBatch, time: st
     return found[::-1]
 
 
-def _combined(table: TableSchema, layout: RowLayout, rows: Array, slots: Sequence[Sequence[int]]) -> Array:
+def _combined(table: TableSchema, layout: RowLayout, rows: Array, slots: Sequence[Array]) -> Array:
     """Rows of an aggregate, of each slot those at these places, as one row each."""
     versions = [layout.decode(row) for row in layout.bytes_of(rows)]
     out = []
-    for places in zip(*slots, strict=True):
+    for places in zip(*(at.tolist() for at in slots), strict=True):
         there = [versions[i] for i in places if versions[i].alive]
         ops = (RowOp(Barrier.PATCH, {}, {i: cell for i, cell in enumerate(v.cells) if cell is not None}) for v in there)
         whole: Version | None = None

@@ -17,15 +17,16 @@ snapshot older than ``ts`` is answered by reading. What is held and known is bou
 
 from __future__ import annotations
 
-import itertools
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
 
 from kivi.delta.derive import run_from_rows
 from kivi.delta.gather import cells_of, new_rows, stamps_of
+from kivi.delta.key_index import KeyIndex
 from kivi.delta.ops import Barrier
 from kivi.delta.overlay import FixedRows
 from kivi.delta.runs import DeltaRun, fitted
@@ -43,6 +44,8 @@ _KEYS_MIN: Final = 64
 """Fewer rows than that are read, unless the aggregate is followed already."""
 _ROWS_MAX: Final = 1 << 18
 """About 60 MB."""
+_INDEX_BYTES_MAX: Final = 1 << 26
+"""That many rows with keys of 200 bytes."""
 _HELD_ROWS_MAX: Final = 1 << 21
 _PORTION: Final = 16_384
 
@@ -56,23 +59,24 @@ class KnownRows:
         self._pending, self._reader, self._last = pending, reader, last
         self._followed: dict[int, _Followed] = {}
 
-    def rows(self, lease: Lease, schema: TableSchema, keys: Sequence[bytes]) -> Array:
-        """Rows of ``RowLayout.dtype`` at the snapshot, which the caller may change; zeros where there is none."""
+    def rows(self, lease: Lease, schema: TableSchema, keys: pa.LargeBinaryArray) -> Array:
+        """Rows of ``RowLayout.dtype`` at the snapshot, which the caller may change; zeros where there is none. ``keys``
+        are distinct."""
         layout = RowLayout.of(schema)
         followed = self._followed_of(schema, len(keys))
         if followed is None or not followed.advance(lease.ts):
-            return _read(self._reader, lease, schema, layout, keys)
-        if not followed.index and not followed.is_large:
+            return _read(self._reader, lease, schema, layout, keys.to_pylist())
+        if not followed.index.last and not followed.is_large:
             followed.fill(
                 self._reader.scan_portions(lease, schema, None, None, few=0, first_rows=_PORTION, rows=_PORTION)
             )
-        if len(followed.index) + len(keys) > 2 * _ROWS_MAX:
+        if followed.index.last + len(keys) > 2 * _ROWS_MAX or followed.index.nbytes > _INDEX_BYTES_MAX:
             followed.forget()
-        at = followed.places(keys)
+        at = followed.index.find(keys)
         if not followed.whole and len(missing := np.flatnonzero(at == 0)):
-            wanted = [keys[i] for i in missing.tolist()]
-            at[missing] = followed.put(wanted, _read(self._reader, lease, schema, layout, wanted))
-        return followed.rows[at]
+            wanted = keys.take(pa.array(missing))
+            at[missing] = followed.put(wanted, _read(self._reader, lease, schema, layout, wanted.to_pylist()))
+        return layout.taken(followed.rows, at)
 
     def _followed_of(self, schema: TableSchema, keys: int) -> _Followed | None:
         found = self._followed.get(schema.id)
@@ -87,9 +91,9 @@ class KnownRows:
         return found
 
 
-def _read(reader: Reader, lease: Lease, schema: TableSchema, layout: RowLayout, keys: Sequence[bytes]) -> Array:
+def _read(reader: Reader, lease: Lease, schema: TableSchema, layout: RowLayout, keys: list[bytes]) -> Array:
     blank, columns = bytes(layout.width), len(layout.columns)
-    versions = reader.get(lease, schema, list(keys))
+    versions = reader.get(lease, schema, keys)
     return layout.rows_of(
         [blank if v is None else layout.encode(v._replace(cells=v.cells[:columns])) for v in versions]
     ).copy()
@@ -105,7 +109,7 @@ class _Followed:
         self.overflowed = False
         self.ts = 0
         self.whole = self.is_large = False
-        self.index: dict[bytes, int] = {}
+        self.index = KeyIndex()
         self.rows = np.zeros(1_024, self.layout.dtype)
         """The first is no row: that of the keys that are not in ``index``."""
         self._mutex = threading.Lock()
@@ -126,7 +130,7 @@ class _Followed:
 
     def forget(self) -> None:
         self.whole = False
-        self.index = {}
+        self.index = KeyIndex()
         self.rows = np.zeros(1_024, self.layout.dtype)
 
     def fill(self, portions: Iterator[FixedRows | list[tuple[bytes, Version]]]) -> None:
@@ -134,30 +138,30 @@ class _Followed:
         for portion in portions:
             if isinstance(portion, list):
                 encoded = [self.layout.encode(version) for _, version in portion]
-                self.put([key for key, _ in portion], self.layout.rows_of(encoded))
+                keys = pa.array([key for key, _ in portion], pa.large_binary())
+                self.put(keys, self.layout.rows_of(encoded))
             else:
-                self.put(portion.keys.to_pylist(), portion.rows)
-            if len(self.index) > _ROWS_MAX:
+                self.put(portion.keys, portion.rows)
+            if self.index.last > _ROWS_MAX or self.index.nbytes > _INDEX_BYTES_MAX:
                 self.forget()
                 self.is_large = True
                 return
         self.whole = True
 
-    def places(self, keys: Sequence[bytes]) -> Array:
-        """Where their rows are; 0 where a key is not known."""
-        return np.fromiter(map(self.index.get, keys, itertools.repeat(0)), np.int64, len(keys))
+    def put(self, keys: pa.LargeBinaryArray, rows: Array) -> Array:
+        """Rows as of ``ts`` of keys that are not known; where they are."""
+        at = self._added(keys)
+        self.rows[at] = rows
+        return at
 
-    def put(self, keys: Sequence[bytes], rows: Array | None) -> Array:
-        """Rows as of ``ts``, None: that there are none; where they are."""
-        first = len(self.index) + 1
-        count = first + len(keys)
-        if count > len(self.rows):
-            grown = np.zeros(max(count, 2 * len(self.rows)), self.layout.dtype)
-            grown[:first] = self.rows[:first]
+    def _added(self, keys: pa.LargeBinaryArray) -> Array:
+        """Where the rows of these keys are; one that is not known has none yet."""
+        at = self.index.add(keys)
+        if self.index.last >= len(self.rows):
+            grown = np.zeros(max(self.index.last + 1, 2 * len(self.rows)), self.layout.dtype)
+            grown[: len(self.rows)] = self.rows
             self.rows = grown
-        self.rows[first:count] = np.zeros(1, self.layout.dtype) if rows is None else rows
-        self.index.update(zip(keys, range(first, count), strict=True))
-        return np.arange(first, count)
+        return at
 
     def advance(self, ts: int) -> bool:
         """Brings what is known to ``ts``. False if that snapshot has to be read."""
@@ -183,18 +187,14 @@ class _Followed:
         return True
 
     def _add(self, run: DeltaRun) -> None:
-        keys = run.listed(range(run.rows))
-        at = self.places(keys)
-        if self.whole and len(new := np.flatnonzero(at == 0)):
-            self.put(list(dict.fromkeys([keys[i] for i in new.tolist()])), None)
-            at = self.places(keys)
+        at = self._added(run.keys) if self.whole else self.index.find(run.keys)  # may make room for more rows
         _fold(self.layout, self.rows, at, run)
 
 
-def add_run(layout: RowLayout, rows: Array, index: Mapping[bytes, int], run: DeltaRun) -> None:
-    """Folds a run's deltas over those of the rows that ``index`` names, in their CTS order."""
-    keys = run.listed(range(run.rows))
-    _fold(layout, rows, np.fromiter(map(index.get, keys, itertools.repeat(-1)), np.int64, len(keys)) + 1, run, 1)
+def add_run(layout: RowLayout, rows: Array, index: KeyIndex, run: DeltaRun) -> None:
+    """Folds a run's deltas over those of the rows that have a number in ``index``, where the first has 1, in their CTS
+    order."""
+    _fold(layout, rows, index.find(run.keys), run, 1)
 
 
 def _fold(layout: RowLayout, rows: Array, at: Array, run: DeltaRun, first: int = 0) -> None:
@@ -203,14 +203,18 @@ def _fold(layout: RowLayout, rows: Array, at: Array, run: DeltaRun, first: int =
     if not len(known):
         return
     windows = [(run, range(run.rows))]
-    stamps, places = stamps_of(windows)[known], at[known] - first
+    stamps, places = stamps_of(windows), at - first
+    every = len(known) == run.rows
+    if not every:
+        stamps, places = stamps[known], places[known]
     group_of = np.arange(len(known))
     if not run.distinct:
         order = np.lexsort((stamps, places))
         known, stamps, target_of = known[order], stamps[order], places[order]
         is_first = np.ones(len(known), np.bool_)
         np.not_equal(target_of[1:], target_of[:-1], out=is_first[1:])
-        places, group_of = target_of[is_first], np.cumsum(is_first) - 1
-    old = rows[places]
-    target, new = new_rows(layout, old, old["flags"] & 1 == 1, group_of, stamps, cells_of(windows, known))
-    rows[places[target]] = new
+        places, group_of, every = target_of[is_first], np.cumsum(is_first) - 1, False
+    old = layout.taken(rows, places)
+    cells = run.columns if every else cells_of(windows, known)
+    _, new = new_rows(layout, old, old["flags"] & 1 == 1, group_of, stamps, cells)
+    layout.put(rows, places, new)

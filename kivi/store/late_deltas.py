@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kivi.delta.derive import derive_all, derive_each, derive_few
+from kivi.delta.derive import Derivation, derive_all, derive_each, derive_few
 from kivi.delta.runs import Array, DeltaRun
 from kivi.model.lifetimes import retention_slot
 from kivi.model.schema import TableSchema
@@ -32,13 +32,13 @@ Rows = list[tuple[bytes, dict[int, Any]]]
 T = TypeVar("T")
 
 
-def runs_in_time(aggregates: Sequence[TableSchema], floors: Floors, batch: pa.RecordBatch) -> tuple[Runs, Counts]:
+def runs_in_time(aggregates: Sequence[TableSchema], floors: Floors, events: Derivation) -> tuple[Runs, Counts]:
     """The delta runs of one commit's events, but for those without an event, and the counts."""
 
     def derived(of: Sequence[TableSchema], kept: Array | None) -> list[DeltaRun]:
-        return derive_all(of, batch if kept is None else batch.take(pa.array(kept)))
+        return events.runs(of) if kept is None else derive_all(of, events.batch.take(pa.array(kept)))
 
-    return _derived(aggregates, floors, batch, derived)
+    return _derived(aggregates, floors, events.batch, derived)
 
 
 def few_in_time(
@@ -53,16 +53,17 @@ def few_in_time(
 
 
 def each_in_time(
-    aggregates: Sequence[TableSchema], floors: Floors, batch: pa.RecordBatch, places: Array | None
+    aggregates: Sequence[TableSchema], floors: Floors, events: Derivation, places: Array | None
 ) -> tuple[Runs, Counts]:
     """The same of events that are each a commit of their own, at these ``places`` among them."""
 
     def derived(of: Sequence[TableSchema], kept: Array | None) -> list[DeltaRun]:
         if kept is None:
-            return derive_each(of, batch, places)
-        return derive_each(of, batch.take(pa.array(kept)), kept.astype(np.uint64) if places is None else places[kept])
+            return derive_each(of, events, places)
+        in_time = Derivation(events.batch.take(pa.array(kept)))
+        return derive_each(of, in_time, kept.astype(np.uint64) if places is None else places[kept])
 
-    return _derived(aggregates, floors, batch, derived)
+    return _derived(aggregates, floors, events.batch, derived)
 
 
 def _derived(

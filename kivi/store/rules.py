@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from kivi.arrow.columns import arrow_type
 from kivi.arrow.dictionaries import plain, together
+from kivi.delta.derive import Derivation
 from kivi.errors import AlreadyExists, Conflict, InvalidArgument, NotFound, RowExists
 from kivi.model.rules import Rule, check_acyclic, declared_rule
 from kivi.model.scans import Scan
@@ -78,7 +79,7 @@ class Rules:
             for batch in self.reads.scan(then, self.catalog.table(rule.source, then.ts), Scan(any_order=True)):
                 for lease in (then, now, txn.lease):
                     self.commits.leases.renew(lease)
-                judgement.judge(source, _named(batch, source, columns), only=rule)
+                judgement.judge(source, Derivation(_named(batch, source, columns)), only=rule)
                 held += [found] if (found := judgement.taken(into)) is not None else []
                 if sum(each.num_rows for each in held) >= _STAGED_ROWS:
                     stages.append(self._stage(into, held))

@@ -47,7 +47,7 @@ from kivi.model.expressions import Expr, terms_of
 from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
 
-__all__ = ["Shards", "asked_shards"]
+__all__ = ["Shards", "asked_shards", "is_in"]
 
 _CUT_ROWS: Final = 64
 """Fewer events, or rows of a run, are not cut: a piece costs more than it saves."""
@@ -59,11 +59,12 @@ Known = Callable[[int], TableSchema | None]
 @dataclass(slots=True)
 class Shards:
     """``held``: by this store. ``cuts``: sets of shards of which every node holds each wholly or not at all.
-    ``holders``: the addresses of the nodes that hold all of some shards."""
+    ``holders``: the addresses of the nodes that hold all of some shards; ``parts``: of each node, which of them."""
 
     held: int = EVERY
     cuts: Callable[[], Sequence[int]] = lambda: (EVERY,)
     holders: Callable[[int], Sequence[str]] = lambda shards: ()
+    parts: Callable[[int], Sequence[tuple[str, int]]] = lambda shards: ()
     of_cluster: bool = False
     _bits: dict[int, Array] = field(default_factory=dict)
 
@@ -198,7 +199,15 @@ class Shards:
             f"{shown_shards(self.held)}: {todo}: {', '.join(there) or 'there is none'}",
             shards=shown_shards(asked),
             addresses=there,
+            parts=[] if there else self._parts(asked),
         )
+
+    def _parts(self, asked: int) -> list[tuple[str, int]]:
+        """Of each node which of these shards it holds, if together they hold all of them."""
+        found, held = list(self.parts(asked)), 0
+        for _, shards in found:
+            held |= shards
+        return found if held == asked else []
 
     def check_named(self, schema: TableSchema) -> None:
         """Raises InvalidArgument if events of a table have no names that all nodes know."""
@@ -216,11 +225,17 @@ def _taken(run: DeltaRun, rows: Array) -> DeltaRun:
     return DeltaRun(run.keys.take(pa.array(rows)), cts, columns, distinct=run.distinct, barrier=run.barrier)
 
 
+def is_in(schema: TableSchema, key: bytes, shards: int) -> bool:
+    """Whether the row of an aggregate with this key is of one of these shards."""
+    return bool(shards >> shard_of_key(schema, key, SHARDS) & 1)
+
+
 def asked_shards(schema: TableSchema, wanted: Scan) -> int:
     """Of which shards the rows may be that a scan selects, by its prefix and what its predicate asks of the columns."""
     if not schema.shard_by:
         return EVERY
-    return _asked(schema, wanted.where, dict(zip(schema.key_names, wanted.prefix, strict=False)))
+    among = EVERY if wanted.shards is None else wanted.shards
+    return among & _asked(schema, wanted.where, dict(zip(schema.key_names, wanted.prefix, strict=False)))
 
 
 def _asked(schema: TableSchema, where: Expr | None, known: dict[str, Any]) -> int:

@@ -25,7 +25,7 @@ from kivi.arrow.columns import padded, stored_lists, trimmed
 from kivi.arrow.dictionaries import coded, compact, plain, together
 from kivi.arrow.ipc import encode_ipc
 from kivi.arrow.records import DELETES
-from kivi.delta.derive import derive, derive_few
+from kivi.delta.derive import Derivation, derive, derive_few
 from kivi.delta.ops import Barrier, RowOp, apply_op, then_delete, then_delta, then_insert, then_put
 from kivi.delta.runs import DeltaRun
 from kivi.encoding.base_rows import Version
@@ -96,7 +96,7 @@ class Rules(Protocol):
 
     def give_up(self, into: TableSchema) -> None: ...
 
-    def judge(self, source: TableSchema, batch: pa.RecordBatch) -> None: ...
+    def judge(self, source: TableSchema, events: Derivation) -> None: ...
 
     def rows(self) -> list[tuple[int, bytes, RowOp]]: ...
 
@@ -517,17 +517,16 @@ def prepare(
         aggregates = new.aggregates_of(old, view)
         if (raised := rules.raised(schema)) is not None:
             try:
-                _derive(commit, runs, aggregates, row_floors, [*brought, raised[0]], shards)
+                derivation = _derive(commit, runs, aggregates, row_floors, [*brought, raised[0]], shards)
             except KiviError:
                 rules.give_up(schema)
             else:
                 commit.appends.append(Bulk(table, 0, [encode_ipc(trimmed(raised[0], schema))]))
                 events.append((table, raised[0]))
-                rules.judge(schema, together([*brought, raised[0]]))
+                rules.judge(schema, derivation)
                 continue
         if brought:
-            _derive(commit, runs, aggregates, row_floors, brought, shards)
-            rules.judge(schema, together(brought))
+            rules.judge(schema, _derive(commit, runs, aggregates, row_floors, brought, shards))
     sent = [bulk for old in sorted(sent_of) for bulk in sent_of[old]]  # whatever order rules ask for
     commit.rule_ts = rules.rule_ts if txn.judged_at is None else txn.judged_at.ts
     commit.derived += rules.rows()
@@ -575,21 +574,23 @@ def _derive(
     row_floors: Mapping[int, int | None],
     batches: Sequence[pa.RecordBatch],
     shards: Shards,
-) -> None:
+) -> Derivation:
     """Adds to a commit what the events of one table are for its aggregates; nothing if it raises."""
     joined = together(batches)
+    events = Derivation(joined)
     late: dict[int, int] = {}
     if joined.num_rows <= SMALL_EVENTS:
         few, late = few_in_time(aggregates, row_floors, joined)
         for aggregate_id, rows in few:
             commit.derived += [(aggregate_id, key, RowOp(Barrier.PATCH, {}, deltas)) for key, deltas in rows]
     elif aggregates:
-        derived, late = runs_in_time(aggregates, row_floors, joined)
+        derived, late = runs_in_time(aggregates, row_floors, events)
         by_id = {aggregate.id: aggregate for aggregate in aggregates}
         for aggregate_id, run in derived:
             runs.append((aggregate_id, shards.held_run(by_id[aggregate_id], run)))
             commit.runs.append(Bulk(aggregate_id, 0, shards.cut_run(by_id[aggregate_id], run)))
     commit.derived += [late_row(aggregate_id, left_out) for aggregate_id, left_out in late.items()]
+    return events
 
 
 def _as_sent(txn: Txn, new: Generations, appends: Iterable[Bulk]) -> tuple[Commit, list[int]]:

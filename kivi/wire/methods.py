@@ -113,7 +113,9 @@ def target(endpoint: str) -> str:
     raise Unavailable(f"cannot reach {endpoint}: {unknown}")
 
 
-def channel_options(tls: Tls | None) -> list[tuple[str, int | str]]:
+def channel_options(tls: Tls | None, *, several: bool = False) -> list[tuple[str, int | str]]:
+    """``several``: there are other nodes to go to, so one that says nothing any more is left within ten seconds, and
+    not half a minute."""
     options: list[tuple[str, int | str]] = [
         ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
         ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
@@ -121,9 +123,11 @@ def channel_options(tls: Tls | None) -> list[tuple[str, int | str]]:
         # (they are called min_reconnect_backoff_ms there: with less, a far or busy server is never reached).
         ("grpc.initial_reconnect_backoff_ms", 50),
         ("grpc.max_reconnect_backoff_ms", 1_000),
-        # A peer that vanished without a word is noticed within half a minute.
-        ("grpc.keepalive_time_ms", 20_000),
-        ("grpc.keepalive_timeout_ms", 10_000),
+        # A peer that vanished without a word is noticed, by pings, of which a server takes one in 5 s. Theirs is the
+        # time limit that ends the connection: with the keepalive's alone it was the pings' own one, of a minute.
+        ("grpc.keepalive_time_ms", 6_000 if several else 20_000),
+        ("grpc.keepalive_timeout_ms", 4_000 if several else 10_000),
+        ("grpc.http2.ping_timeout_ms", 4_000 if several else 10_000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         # Each connect() has its own connection, not a share of another's.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import itertools
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
@@ -165,6 +166,30 @@ def test_a_client_of_several_nodes_goes_on_with_another_one(nodes: list[ServerPr
     assert [client.failure for client in clients] == [None] * len(clients)
     wanted = sum((client.done for client in clients), Counter())
     with kivi.connect(everywhere) as db:
+        last = db.watermark()
+    answers = [answers_of(node, last) for node in nodes]
+    assert answers[0] == answers[1] == answers[2]
+    assert {row["endpoint"]: row["us"] for row in answers[0][1]} == dict(wanted)  # type: ignore[attr-defined]
+
+
+def test_clients_leave_nodes_that_stand_still(nodes: list[ServerProcess]) -> None:
+    """Most of them, so that nearly every client has to: no call waits for its time limit, and none fails."""
+    everywhere = ",".join(node.endpoint for node in nodes)
+    with kivi.connect(everywhere) as db:
+        make_tables(db)
+    clients = [Client(everywhere, seed, 100) for seed in range(6)]
+    for client in clients:
+        client.start()
+    wait_until(lambda: all(client.done for client in clients))
+    with contextlib.ExitStack() as stopped:
+        for node in nodes[1:]:
+            node.signal(signal.SIGSTOP)
+            stopped.callback(node.signal, signal.SIGCONT)
+        for client in clients:
+            client.join()
+    assert [client.failure for client in clients] == [None] * len(clients)
+    wanted = sum((client.done for client in clients), Counter())
+    with kivi.connect(nodes[0].endpoint) as db:
         last = db.watermark()
     answers = [answers_of(node, last) for node in nodes]
     assert answers[0] == answers[1] == answers[2]

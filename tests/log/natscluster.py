@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,25 +27,49 @@ def copies_are_equal(stream: Stream) -> bool:
     return False
 
 
-class NatsCluster:
-    """``size`` servers, which run while this is entered. A server that was killed stays so until ``start``."""
+class AdvertisedServer(NatsServer):
+    """Its peers reach it at another address than the one that it listens at, and tell one another of that one alone."""
 
-    def __init__(self, path: Path, size: int, max_bytes: int = 8 << 30, secret: str | None = None) -> None:
+    advertise: str
+
+    def configuration(self) -> str:
+        return (
+            super().configuration().replace("cluster {\n", f"cluster {{\n  advertise: {json.dumps(self.advertise)}\n")
+        )
+
+
+class NatsCluster:
+    """``size`` servers, which run while this is entered. A server that was killed stays so until ``start``.
+
+    ``through``: gives the address at which the others reach the server ``i``, which listens for them at an address.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        size: int,
+        max_bytes: int = 8 << 30,
+        secret: str | None = None,
+        through: Callable[[int, str], str] = lambda i, address: address,
+    ) -> None:
         ports = free_ports(2 * size)
         self.login: dict[str, Any] = {} if secret is None else {"token": secret}
-        routes = [f"127.0.0.1:{port}" for port in ports[size:]]
+        listened = [f"127.0.0.1:{port}" for port in ports[size:]]
+        routes = [through(i, address) for i, address in enumerate(listened)]
         self.servers = [
-            NatsServer(
+            AdvertisedServer(
                 path / f"nats-{i}",
                 name=f"n{i}",
                 listen=f"127.0.0.1:{ports[i]}",
-                peers=Peers("kivi", routes[i], routes) if size > 1 else None,
+                peers=Peers("kivi", listened[i], routes) if size > 1 else None,
                 max_bytes=max_bytes,
                 secret=secret,
                 binary=find_nats_server(),
             )
             for i in range(size)
         ]
+        for server, route in zip(self.servers, routes, strict=True):
+            server.advertise = route
 
     @property
     def urls(self) -> list[str]:

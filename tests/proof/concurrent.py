@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import kivi
 from tests.oracle import Attempt, Oracle, Report
 from tests.proof.crowd import CALLERS, Crowd, Tasks
 from tests.proof.views import Viewed
@@ -41,7 +42,7 @@ from tests.proof.workloads import (
 )
 from tests.serverproc import ServerProcess
 
-__all__ = ["ARGUMENTS", "Result", "checked", "is_one_of_many"]
+__all__ = ["ARGUMENTS", "Result", "checked", "clients_of", "finish", "is_one_of_many", "read_all", "resolve"]
 
 WORKLOADS: Sequence[type[Client]] = (Mix, Bank, LongFork, Counters, Sessions, Mix, Viewed, Viewed)
 """One for each client."""
@@ -94,36 +95,55 @@ def checked(
         db = server.connect(timeout=60)
         oracle = Oracle(TABLES)
         make_tables(db, data.parent / "objects")
-        first = fund(db, oracle)
-        clients: list[Client] = [
-            workload(server.connect(timeout=60.0), oracle, seed * 1_000 + i, first=first)
-            for i, workload in enumerate(WORKLOADS)
-        ]
-        clients += [
-            Crowd(server.connect(timeout=60.0), oracle, seed * 1_000 + 100, first=first, callers=callers),
-            Tasks(server.endpoint, oracle, seed * 1_000 + 101, first=first, callers=callers),
-        ]
+        clients = clients_of(server.endpoint, oracle, seed, first=fund(db, oracle), callers=callers)
         counted = _drive(server, db, oracle, clients, minima, seconds_max, kill_every_s)
-        for client in clients:
-            if client.failure is not None:
-                raise client.failure
-            client.db.close()
-        oracle.resolve(lambda token: settled(db, token))
-        oracle.confirm(lambda token: settled(db, token), CONFIRMED)
-        last = clients[0].__class__(db, oracle, -1)
-        last.name = "last"
-        with db.snapshot() as snap:
-            for table in TABLES:
-                last.scan(snap, table)
-            db.consolidate()
-            for table in TABLES:
-                last.scan(snap, table)
+        finish(clients)
+        resolve(db, oracle)
+        read_all(db, oracle, "last")
         report = oracle.check()
         db.close()
         assert server.stop() == 0
     counted["unknown"] = sum(client.unknown for client in clients)
     short = {name: (counted[name], least) for name, least in minima.items() if counted[name] < least}
     return Result(time.monotonic() - began, counted, short, report, [client.name for client in clients])
+
+
+def clients_of(endpoint: str, oracle: Oracle, seed: int, *, first: int, callers: int) -> list[Client]:
+    """One of each workload, and two crowds, of an endpoint. ``first``: the commit that has opened the accounts."""
+    return [
+        *(
+            workload(kivi.connect(endpoint, timeout=60.0), oracle, seed * 1_000 + i, first=first)
+            for i, workload in enumerate(WORKLOADS)
+        ),
+        Crowd(kivi.connect(endpoint, timeout=60.0), oracle, seed * 1_000 + 100, first=first, callers=callers),
+        Tasks(endpoint, oracle, seed * 1_000 + 101, first=first, callers=callers),
+    ]
+
+
+def finish(clients: Sequence[Client]) -> None:
+    """Closes them. Raises what one of them has met."""
+    for client in clients:
+        if client.failure is not None:
+            raise client.failure
+        client.db.close()
+
+
+def resolve(db: Any, oracle: Oracle) -> None:
+    """Asks for what had no answer, and for some of what had one, by their tokens."""
+    oracle.resolve(lambda token: settled(db, token))
+    oracle.confirm(lambda token: settled(db, token), CONFIRMED)
+
+
+def read_all(db: Any, oracle: Oracle, name: str, at_least: int | None = None) -> None:
+    """Every table, before and after a forced consolidation, at one snapshot."""
+    last = Client(db, oracle, -1)
+    last.name = name
+    with db.snapshot(min_snapshot=at_least) as snap:
+        for table in TABLES:
+            last.scan(snap, table)
+        db.consolidate()
+        for table in TABLES:
+            last.scan(snap, table)
 
 
 def is_one_of_many(attempt: Attempt) -> bool:

@@ -7,6 +7,9 @@ rest. A checker that was not run often enough to mean anything is reported as *n
 The report says how many of the commits that servers took had entered in groups of two or more; below a half, the strong
 checkers have not taken the way that applications take, and the soak fails as *not run*.
 
+``make soak CLUSTER=1`` is of a cluster of real processes instead (``clustered``): one after another is made, suffers
+every fault that there is in turn, and is judged; the report says what clients noticed of each fault.
+
 What it proves: with no failure in N independent cycles, the rate of failures is below 3/N with 95 % confidence.
 """
 
@@ -17,17 +20,19 @@ import contextlib
 import errno
 import io
 import random
+import statistics
 import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 from tests.mvcc.test_model import scheduled
 from tests.proof import faults
+from tests.proof.clustered import BOUNDS_S, FAULTS, Seen, besieged
 from tests.proof.concurrent import checked
 from tests.proof.crash import Crashed, NotReachedError, call_failed, crash_at, killed_at_rest, power_lost, prepare
 from tests.proof.damage import contents, cut, damaged, files_of, flip
@@ -42,6 +47,8 @@ __all__ = ["Soak", "soak"]
 MINIMA = {"commits": 20_000, "reads": 5_000, "consolidations": 1_000, "aborts": 200, "grouped": 10_000, "each": 1_000}
 """Of a concurrent run; a shorter soak than about 15 minutes will not reach them, and says so."""
 
+CLUSTER_S = 330.0
+"""About as long a cluster is under attack before it is judged: each fault once. The oracle has to remember it all."""
 STATES = 20  # of the disk after each power loss
 RARE = {
     "segment rolled",
@@ -240,6 +247,30 @@ class Soak:
                 part.failures.append("the well-behaved client got a wrong answer")
         self.say(part.line())
 
+    def clusters(self, seconds: float) -> list[Seen]:
+        """Each fault once before one comes again, over all clusters."""
+        part, until = self.part("clusters under attack"), time.monotonic() + seconds
+        seen: list[Seen] = []
+        faults: list[str] = []
+
+        def coming(deadline: float) -> Iterator[str]:
+            while time.monotonic() < deadline:
+                faults[:] = faults or self.rng.sample([*FAULTS], len(FAULTS))
+                yield faults.pop()
+
+        def run(seed: int) -> Counter[str]:
+            left = until - time.monotonic()
+            ends = time.monotonic() + (left if left < 1.5 * CLUSTER_S else CLUSTER_S)
+            made = besieged(self.place("cluster"), coming(ends), seed=seed, say=self.say)
+            seen.extend(made.seen)
+            return made.counted
+
+        while time.monotonic() < until:
+            seed = self.rng.randrange(10**6)
+            self.cycle(part, f"seed {seed}", partial(run, seed))
+            self.say(part.line())
+        return seen
+
     @property
     def entered(self) -> Counter[str]:
         """Of all commits that servers took: how many ``entered``, and how many of them ``grouped``."""
@@ -251,17 +282,20 @@ class Soak:
         """Whether at least half of the commits entered in groups of two or more."""
         return 2 * self.entered["grouped"] >= self.entered["entered"] > 0
 
-    def report(self, head: str) -> str:
-        """In Markdown."""
+    @property
+    def groups(self) -> str:
         entered, grouped = self.entered["entered"], self.entered["grouped"]
         share = f"{grouped / entered:.0%}" if entered else "none"
-        groups = f"{grouped:,} of {entered:,} commits ({share}) entered in groups of two or more" + (
+        return f"{grouped:,} of {entered:,} commits ({share}) entered in groups of two or more" + (
             "." if self.is_grouped else ": *not run*, it has to be half of them."
         )
+
+    def report(self, head: str, more: str) -> str:
+        """In Markdown; ``more`` comes behind the table of checkers."""
         titles = "| checker | verdict | cycles | failures at most, 95 % | s | counted |\n|---|---|---|---|---|---|"
         lines = "\n".join(part.line() for part in self.parts)
         told = "\n".join(f"\n## {part.name}\n\n```\n{text}```" for part in self.parts for text in part.failures)
-        return f"# {head}\n\n{titles}\n{lines}\n\n{groups}\n{told}\n"
+        return f"# {head}\n\n{titles}\n{lines}\n\n{more}\n{told}\n"
 
 
 def soak(minutes: float, seed: int, where: Path, say: Callable[[str], None] = print) -> tuple[str, bool]:
@@ -276,7 +310,37 @@ def soak(minutes: float, seed: int, where: Path, say: Callable[[str], None] = pr
     run.storage(0.1 * seconds)
     run.hostile(min(1.0, minutes / 30))
     good = run.is_grouped and all(part.verdict == "passed" for part in run.parts)
-    return run.report(f"Soak of {minutes:g} minutes, seed {seed}"), good
+    return run.report(f"Soak of {minutes:g} minutes, seed {seed}", run.groups), good
+
+
+def noticed(seen: Sequence[Seen]) -> str:
+    """What clients noticed of each kind of fault, in Markdown."""
+    lines = [
+        "| fault | seen | lasted, s | no commit of a client for, s: median, longest | bound | late | calls failed | "
+        "all nodes up to date after, s |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, bound_s in BOUNDS_S.items():
+        of = [one for one in seen if one.fault == name]
+        if not of:
+            lines.append(f"| {name} | *not run* | | | | | | |")
+            continue
+        gaps = sorted(one.gap_s for one in of)
+        bound = "as long as it lasts" if bound_s is None else f"{bound_s:g}"
+        lines.append(
+            f"| {name} | {len(of)} | {min(one.lasted_s for one in of):.0f} to {max(one.lasted_s for one in of):.0f} | "
+            f"{statistics.median(gaps):.1f}, {gaps[-1]:.1f} | {bound} | {sum(one.is_late for one in of)} | "
+            f"{sum(one.failed for one in of)} | {max(one.back_s for one in of):.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def cluster_soak(minutes: float, seed: int, where: Path, say: Callable[[str], None] = print) -> tuple[str, bool]:
+    """The report, and whether everything passed; with a fault that was never seen it has not."""
+    run = Soak(seed, where, say)
+    seen = run.clusters(minutes * 60)
+    good = all(part.verdict == "passed" for part in run.parts) and {one.fault for one in seen} == set(FAULTS)
+    return run.report(f"Soak of a cluster, {minutes:g} minutes, seed {seed}", noticed(seen)), good
 
 
 def main() -> int:
@@ -284,10 +348,12 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--seed", type=int, default=None, help="rerun: the same histories, in the same order")
     parser.add_argument("--report", type=Path, default=Path("soak-report.md"))
+    parser.add_argument("--cluster", action="store_true", help="of a cluster of real processes")
     options = parser.parse_args()
+    run = cluster_soak if options.cluster else soak
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10**9)
     with tempfile.TemporaryDirectory(prefix="kivi-soak-") as where:
-        report, good = soak(options.minutes, seed, Path(where))
+        report, good = run(options.minutes, seed, Path(where))
     options.report.write_text(report, encoding="utf-8")
     print(f"\n{report}\nwritten to {options.report}")
     return 0 if good else 1

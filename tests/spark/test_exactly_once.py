@@ -7,6 +7,7 @@ sums (``helpers.check``). The stories, and where each is told:
 a worker is killed after it staged                          here; foreachBatch: test_foreach
 both attempts of a speculative task finish                  here, on a cluster of two workers; and test_sink
 the driver is killed before a commit, and after one         here; at any moment: test_stream
+... and a node of a cluster in the same batch               test_nodes
 ... and goes on with another number of partitions           here, test_stream
 the commit's reply is lost                                  test_stream (once; for good), test_foreach
 the last entry of Spark's commit log is lost                test_stream, test_foreach

@@ -1,9 +1,13 @@
-"""A job's tasks read one state by several nodes of a cluster, also when the one that planned it has died."""
+"""Jobs over several nodes of a cluster: tasks read one state by any of them, also when the one that planned the job has
+died; and a batch counts once though its driver and a node were killed in the middle of it."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,33 +19,70 @@ from kivi.spark.schemas import Target, spark_schema
 from tests.conftest import require
 from tests.log.natscluster import NatsCluster
 from tests.serverproc import ServerProcess
+from tests.spark import helpers
+from tests.spark.test_exactly_once import start
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 
-def test_tasks_read_by_any_node_what_was_there_when_the_job_was_planned(tmp_path: Path) -> None:
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[list[ServerProcess]]:
     require("nats-server")
     with NatsCluster(tmp_path, 1) as nats, contextlib.ExitStack() as stack:
         how = ("--cluster", "apm", "--nats", ",".join(nats.urls), "--log-bytes", "1GiB")
-        nodes = [stack.enter_context(ServerProcess(tmp_path / f"node-{i}", *how)) for i in range(3)]
-        with kivi.connect(nodes[1].endpoint) as db:
-            db.create_table("rows", key={"id": "int64"}, columns={"v": "int64"})
-            with db.transaction() as tx:
-                for i in range(10):
-                    tx.put("rows", (i,), v=1)
-        options = Options(table="rows", endpoint=nodes[0].endpoint, lease_ttl_s=60.0)
-        with kivi.connect(nodes[0].endpoint) as db, db.snapshot(min_snapshot=tx.commit_ts):
-            target = Target.of(options.client(), "rows")
-            reader = Reader(options, target, spark_schema(target))
-            parts = reader.partitions()
-        with kivi.connect(nodes[1].endpoint) as db, db.transaction() as tx:
+        yield [stack.enter_context(ServerProcess(tmp_path / f"node-{i}", *how)) for i in range(3)]
+
+
+def test_tasks_read_by_any_node_what_was_there_when_the_job_was_planned(nodes: list[ServerProcess]) -> None:
+    with kivi.connect(nodes[1].endpoint) as db:
+        db.create_table("rows", key={"id": "int64"}, columns={"v": "int64"})
+        with db.transaction() as tx:
             for i in range(10):
-                tx.put("rows", (i,), v=2)
-        nodes[0].kill()
-        for node in nodes[1:]:
-            with kivi.connect(node.endpoint) as db, db.snapshot(min_snapshot=tx.commit_ts) as now:
-                assert {row["v"] for row in now.scan("rows")} == {2}
-                db.consolidate()
-            by_node = Reader(dataclasses.replace(options, endpoint=node.endpoint), target, spark_schema(target))
-            found = [v for part in parts for batch in by_node.read(part) for v in batch.column("v").to_pylist()]
-            assert found == [1] * 10
+                tx.put("rows", (i,), v=1)
+    options = Options(table="rows", endpoint=nodes[0].endpoint, lease_ttl_s=60.0)
+    with kivi.connect(nodes[0].endpoint) as db, db.snapshot(min_snapshot=tx.commit_ts):
+        target = Target.of(options.client(), "rows")
+        reader = Reader(options, target, spark_schema(target))
+        parts = reader.partitions()
+    with kivi.connect(nodes[1].endpoint) as db, db.transaction() as tx:
+        for i in range(10):
+            tx.put("rows", (i,), v=2)
+    nodes[0].kill()
+    for node in nodes[1:]:
+        with kivi.connect(node.endpoint) as db, db.snapshot(min_snapshot=tx.commit_ts) as now:
+            assert {row["v"] for row in now.scan("rows")} == {2}
+            db.consolidate()
+        by_node = Reader(dataclasses.replace(options, endpoint=node.endpoint), target, spark_schema(target))
+        found = [v for part in parts for batch in by_node.read(part) for v in batch.column("v").to_pylist()]
+        assert found == [1] * 10
+
+
+@pytest.mark.story
+def test_the_driver_and_a_node_are_killed_in_the_same_batch(
+    nodes: list[ServerProcess], run, source, tmp_path: Path
+) -> None:
+    """Once when the batch is staged and not committed, once when it is committed and Spark does not know. What a node
+    has staged is in the log, and so is a batch's mark: whatever node the next driver asks, the batch counts once."""
+    endpoint = ",".join(node.endpoint for node in nodes)
+    with kivi.connect(endpoint) as db:
+        helpers.create(db, "calls")
+    source.add(4, rows=100)
+    checkpoint = tmp_path / "checkpoint"
+    place = {"endpoint": endpoint, "table": "calls", "input": str(source.folder), "scratch": str(tmp_path)}
+    for i, (pause, done, known) in enumerate((("before 1", 1, [0]), ("after 2", 3, [0, 1]))):
+        note = tmp_path / pause
+        job = start("job", **place, checkpoint=str(checkpoint), pause=pause, note=str(note))
+        helpers.wait_for_job(job, note.exists)
+        nodes[i].kill()
+        os.killpg(job.pid, signal.SIGKILL)
+        job.communicate()
+        assert helpers.committed(checkpoint) == known
+        with kivi.connect(nodes[2].endpoint, read="fresh") as db:
+            helpers.check(db, "calls", source.rows[: 100 * done])
+    nodes[0].start()  # one of the two that have died; it takes part in what is left
+    run(endpoint=endpoint, table="calls", partitions=3)
+    nodes[1].start()
+    assert helpers.committed(checkpoint) == [0, 1, 2, 3]
+    for node in nodes:
+        with kivi.connect(node.endpoint, read="fresh") as db:
+            helpers.check(db, "calls", source.rows)

@@ -261,6 +261,28 @@ def test_r25_what_is_raised_is_what_a_brute_force_finds(followed: None, seed: in
     history.check()
 
 
+def test_r25_thousands_of_rows_are_followed(tmp_path: Path) -> None:
+    """More of them than there is room for at first come with commits after the first that was judged."""
+    endpoints = range(3_000)
+
+    def events(slot: int, x: int) -> list[dict[str, int]]:
+        return [{"k": k, "ts": slot * SLOT_US, "x": x + k} for k in endpoints]
+
+    with kivi.open(tmp_path / "db", background=False) as db:
+        db.create_event_table("e", event_time="ts", columns={"k": "int64", "ts": "timestamp", "x": "int64"})
+        slot = kivi.time_slot("ts", SLOT_US, name="slot")
+        db.create_aggregate("slots", source="e", group_by=["k", slot], measures={"s": kivi.sum("x")})
+        db.create_event_table("same", event_time="ts", columns={"k": "int64", "ts": "timestamp", "x": "int64"})
+        before = kivi.previous_slot("slots", by=["k"])
+        db.create_rule("same", source="e", against=before, where=kivi.col("x") == kivi.ref("s"), into="same")
+        for slot_number, x in ((0, 5), (1, 5), (1, 1), (2, 6), (2, 5 + 1)):
+            db.append("e", events(slot_number, x))
+        with db.snapshot() as snapshot:
+            raised = [(row["k"], row["x"]) for row in snapshot.scan("same")]
+    # The second batch equals slot 0. Those of slot 2 equal slot 1, (5 + k) + (1 + k), for k = 0 alone, twice.
+    assert sorted(raised) == sorted([(k, 5 + k) for k in endpoints] + [(0, 6)] * 2)
+
+
 @pytest.mark.timeout(120)
 def test_r25_an_event_and_what_it_raised_survive_a_kill_together_or_not_at_all(tmp_path: Path) -> None:
     """Writers retry under their tokens until they are answered, while the server is killed with SIGKILL."""
