@@ -83,8 +83,11 @@ _REPEATABLE: Final = frozenset(
         "ListRules",
         "ListSubscriptions",
         "ListTables",
+        "Reached",
         "SplitTable",
         "Stats",
+        "StoreSubscriptions",
+        "Subscribers",
         "TailPoints",
         "Watermark",
     }

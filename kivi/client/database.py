@@ -36,7 +36,8 @@ from kivi.api.arguments import (
 from kivi.api.hierarchies import HierarchyArguments
 from kivi.api.interface import documented_by
 from kivi.api.rules import RuleArguments
-from kivi.client import alerting, appends, declarations
+from kivi.api.topics import ReachedArguments, StoreArguments, SubscribersArguments
+from kivi.client import alerting, appends, declarations, topics
 from kivi.client.core import Core
 from kivi.client.live import Live
 from kivi.client.pages import PageReader
@@ -300,6 +301,9 @@ class Database(interface.Database[Transaction, Snapshot]):
     batch_scopes = asks(Core.batch_scopes)
     subscriptions = asks(Core.subscriptions)
     unsubscribe = asks(Core.unsubscribe)
+    store_subscriptions = takes(StoreArguments)(asks(topics.store_subscriptions))
+    reached = takes(ReachedArguments)(asks(topics.reached))
+    subscribers = takes(SubscribersArguments)(asks(topics.subscribers))
     create_alert = takes(AlertArguments)(asks(alerting.create_alert))
     alerts = asks(alerting.alerts)
     silence = takes(SilenceArguments)(asks(alerting.silence))

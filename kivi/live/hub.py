@@ -172,6 +172,8 @@ class Hub:
             raise InvalidArgument(f"since = {since} is past the watermark: nothing was committed there yet")
         if terms.durable is not None:
             stored = self.durable.open(terms.durable, schema, asked(schema), since)
+            bind = self._resolved(lambda schema: self.durable.adopted(stored, asked(schema), schema))
+            query = bind(schema)
             since, skip = max((stored.ts, stored.skip), (since, skip))
         live = EventsLive(table, bind, terms, schema, query, since, skip)
         with self._entered(live) as group:

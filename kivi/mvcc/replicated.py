@@ -291,10 +291,18 @@ class ReplicatedCommitter(Committer):
             for done in self.log.take_done():
                 done(None)
             self.log.placed()  # before W moves: whoever records a position then has the place that belongs to it
+        if any(entry.kind.is_about_nodes for entry in arrived.frame.entries):
+            self.hear_nodes()
         call_all(turn.answers)
         if arrived.mine:
             for part in turn.given_back:
                 self._derive_again(part)
+
+    def hear_nodes(self) -> None:
+        """What they say of their snapshots is kept for them, as of the place."""
+        with self.entry_lock:
+            bound, opened = self.log.members.snapshots(besides=self.log.node, time_us=self.log.place.time_us)
+            self.leases.hold(bound, opened)
 
     def _check_once(self, part: Part) -> None:
         if isinstance(part, Single) and self.deduplication.has_some(part, self.now_us()):

@@ -31,6 +31,7 @@ from kivi.log import CommitLog
 from kivi.model.declarations import with_columns
 from kivi.model.lateness import LatenessDay
 from kivi.model.levels import altered_schema
+from kivi.model.roles import with_role
 from kivi.model.scans import Scan
 from kivi.model.schema import OperatorCall, TableSchema
 from kivi.mvcc.groups import Outcome, Writes, WriteSet
@@ -109,6 +110,7 @@ class Store(Wiring):
             self.shards.of_cluster = True
             self.shards.holders = self.committer.log.addresses
             self.shards.parts = self.committer.log.parts
+            self.committer.hear_nodes()
         self.before_copy: Callable[[], None] = lambda: None
         """Called before the store is copied."""
         self.cluster_status: Callable[[], Any] = _no_cluster
@@ -242,9 +244,19 @@ class Store(Wiring):
         created = self._tables.create(schemas)
         return self.backfill.build(created, progress) if created[0].kind in ("aggregate", "view") else created
 
-    def alter_table(self, name: str, columns: Mapping[str, object]) -> TableSchema:
-        """Adds columns to a row table or an event table. Raises NotFound, SchemaError, InvalidArgument."""
-        return self._tables.alter(name, lambda schema: with_columns(schema, columns))
+    def alter_table(
+        self, name: str, columns: Mapping[str, object] | None = None, role: str | None = None
+    ) -> TableSchema:
+        """Adds columns to a row table or an event table, and gives any table a role.
+
+        Raises NotFound, SchemaError, InvalidArgument.
+        """
+
+        def altered(schema: TableSchema) -> TableSchema:
+            schema = schema if columns is None else with_columns(schema, columns)
+            return schema if role is None else with_role(schema, role)
+
+        return self._tables.alter(name, altered)
 
     def alter_aggregate(
         self,

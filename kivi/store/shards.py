@@ -4,14 +4,15 @@
 
     gateway     events and runs of a sharded table, derived whole  -> one piece for each of ``cuts``   (into the log)
     every node  the pieces with shards that it holds -> decoded; rows of other shards in them left out -> applied
-    reader      which shards has the answer rows of?  all held here -> as ever;  else Unavailable, and who holds them
+    reader      which shards has the answer rows of?  all held here -> as ever
+                some are not -> other nodes are asked (``kivi.store.spanning``), or Unavailable, and who holds them
 
 What a node holds it has whole: it had everything of these shards when it began with a copy or with the first message,
 and applies all of them since. Of other shards it may have some, from before it gave them up, or from what was not
-worth cutting. So what is left out is never what keeps an answer right: that is `check`, which every read passes, and
-which lets none through that could have rows of shards that are not held. Verdicts, tokens, timestamps and the catalog
-are the same on every node, since nothing that they depend on is cut: rows, guards, counts of late events, names of
-stages.
+worth cutting. So what is left out is never what keeps an answer right: that is `check`, which lets no read through that
+could have rows of shards that are not held; every read passes it, or asks others for these, and leaves out its own.
+Verdicts, tokens, timestamps and the catalog are the same on every node, since nothing that they depend on is cut: rows,
+guards, counts of late events, names of stages.
 
 The order of events within a commit is kept (``Piece.places``), so where all pieces are read, what is applied is what
 would have been without cutting, to the bit.
@@ -78,7 +79,7 @@ class Shards:
         shards = shards_of_events(schema, batch, SHARDS)
         pieces = []
         for cut in cuts:
-            rows = np.flatnonzero(self._in(cut)[shards])
+            rows = np.flatnonzero(self.bits(cut)[shards])
             if len(rows):
                 taken = coded(batch.take(pa.array(rows)))
                 pieces.append(Piece(cut, rows, [encode_ipc(trimmed(taken, schema))]))
@@ -92,7 +93,7 @@ class Shards:
         shards = shards_of_keys(schema, run.keys, SHARDS)
         pieces = []
         for cut in cuts:
-            rows = np.flatnonzero(self._in(cut)[shards])
+            rows = np.flatnonzero(self.bits(cut)[shards])
             if len(rows):
                 pieces.append(Piece(cut, None, _taken(run, rows).to_buffers()))
         return join_pieces(pieces)
@@ -107,14 +108,14 @@ class Shards:
         """Those of the shards that are held, and their places; None: all of them."""
         if not self.is_partial(schema) or not batch.num_rows:
             return batch, None
-        rows = np.flatnonzero(self._in(self.held)[shards_of_events(schema, batch, SHARDS)])
+        rows = np.flatnonzero(self.bits(self.held)[shards_of_events(schema, batch, SHARDS)])
         return (batch, None) if len(rows) == batch.num_rows else (batch.take(pa.array(rows)), rows.astype(np.uint64))
 
     def held_run(self, schema: TableSchema | None, run: DeltaRun) -> DeltaRun:
         """The rows of the shards that are held."""
         if schema is None or not self.is_partial(schema) or not run.rows:
             return run
-        rows = np.flatnonzero(self._in(self.held)[shards_of_keys(schema, run.keys, SHARDS)])
+        rows = np.flatnonzero(self.bits(self.held)[shards_of_keys(schema, run.keys, SHARDS)])
         return run if len(rows) == run.rows else _taken(run, rows)
 
     def held_rows(self, rows: Iterable[Row], known: Known) -> list[Row]:
@@ -166,7 +167,7 @@ class Shards:
         ]
         return [self.held_run(schema, run) if shards & ~self.held else run for shards, run in runs]
 
-    def _in(self, shards: int) -> Array:
+    def bits(self, shards: int) -> Array:
         """By number, whether a shard is among these."""
         found = self._bits.get(shards)
         if found is None:
@@ -183,6 +184,10 @@ class Shards:
         for key in keys:
             asked |= 1 << shard_of_key(schema, key, SHARDS)
         return asked
+
+    def lacks(self, schema: TableSchema, keys: Sequence[bytes]) -> bool:
+        """Whether rows of an aggregate with some of these keys are on other nodes."""
+        return self.is_partial(schema) and bool(self.of_keys(schema, keys) & ~self.held)
 
     def check(self, schema: TableSchema, asked: int = EVERY) -> None:
         """Raises Unavailable for a read that may have rows of shards that are not held here; it says who holds them."""

@@ -190,8 +190,11 @@ class Wiring:
             self.event_tables,
             questions,
             self.shards,
+            snapshots,
             opened,
         )
+        self.spanning = reads.spanning
+        self.leases.has_no_room = lambda: self.pending.nbytes > self.settings.pending_soft_bytes
         self.get, self.get_each, self.few_rows = reads.get, reads.get_each, reads.few_rows
         self.has_row, self.has_bounded_rows = reads.has_row, reads.has_bounded_rows
         self.get_plan = GetPlan.of

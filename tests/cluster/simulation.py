@@ -121,6 +121,7 @@ class Node:
         committer.later = sim.derive
         self.log.on_arrival = partial(self._arrived, committer, self.log.on_arrival)
         self.store.shards.held = self.held
+        self.store.spanning.owners = Others(self)
         self.db = Database(self.store)
         self.snapshots = []
         self.say_live()
@@ -143,6 +144,8 @@ class Node:
         """And which shards it is to hold: it gives others up once that is said, and counts."""
         wanted, store = self.wanted, self.store
         live = Member(self.id, State.LIVE, self.log.needed)
+        if wanted != EVERY and self.store is not None:
+            live = live.with_snapshots(*self.store.leases.told())
 
         def said(number: int) -> None:
             known = self.log.members.find(self.id)
@@ -204,6 +207,30 @@ class Node:
     def scan(self, reader: Any, table: str) -> list[dict[str, Any]]:
         rows = list(reader.scan(table))
         return [{**row, "ts": micros(row["ts"])} for row in rows] if table in ("e", "high", "spans") else plain(rows)
+
+
+@dataclass
+class Others:
+    """The other nodes, for one that asks them for shards that it lacks."""
+
+    node: Node
+
+    def plan(self, shards: int, without: frozenset[int]) -> list[tuple[int, int]]:
+        log = self.node.log
+        return log.members.owners(shards, besides=self.node.id, time_us=log.place.time_us, without=without)
+
+    def ask(self, node: int, request: bytes) -> Iterator[bytes]:
+        """Which may go away at any moment."""
+        sim = self.node.simulation
+        for there in sim.nodes:
+            if there.id == node and there.serves and there.store is not None and sim.rng.random() > 0.05:
+                for i, frame in enumerate(there.store.spanning.serve(request, timeout_s=0.0)):
+                    if i and sim.rng.random() < 0.1:
+                        break
+                    yield frame
+                else:
+                    return
+        raise Unavailable(f"node {node} does not answer")
 
 
 def _written(parts: Sequence[Part]) -> list[Any]:
@@ -652,9 +679,15 @@ class Simulation:
         for table in self.oracle.tables:
             if node.held != EVERY and table in SHARDED:
                 self._look_in_parts(node, snap, table)
-                continue
             try:
                 found = node.scan(snap, table)
+                if found and node.held != EVERY and table == "e" and self.rng.random() < 0.3:
+                    self._ask_of_all(snap, found)
+            except Unavailable:
+                if node.held == EVERY or table not in SHARDED:
+                    raise
+                self.counted["elsewhere"] += 1
+                continue
             except (SnapshotTooOld, NotFound) as error:
                 if isinstance(error, NotFound) and table != "later":
                     raise
@@ -662,7 +695,9 @@ class Simulation:
                     raise Mismatch(f"C1: node {node.id} does not answer at the pin {snap.ts}: {error}") from None
                 self.counted[type(error).__name__] += 1
                 continue
-            self.oracle.read(Read(snap.ts, table, None, found, (), f"node {node.id}"))
+            self.counted["spanned"] += node.held != EVERY and table in SHARDED
+            by_shard = node.held != EVERY and table == "e"
+            self.oracle.read(Read(snap.ts, table, None, found, (), f"node {node.id}", is_any_order=by_shard))
         if node.held == EVERY:
             raised = Counter(map(repr, node.scan(snap, "high")))
             high = Counter(repr(row) for row in node.scan(snap, "e") if row["x"] > HIGH)
@@ -670,6 +705,18 @@ class Simulation:
             if high - raised or (raised - high and not retracts):  # what was raised stays
                 raise Mismatch(f"R25: node {node.id} at {snap.ts} has raised {raised.total()} of {high.total()} events")
             self.counted["raised"] += bool(raised)
+
+    def _ask_of_all(self, snap: Snapshot, events: list[dict[str, Any]]) -> None:
+        """Rollups and questions of nodes that hold a part each are about what scans give."""
+        (asked,) = snap.query("e", measures={"n": kivi.count(), "x": kivi.sum("x")})
+        (rolled,) = snap.rollup("agg", measures=["calls", "total"])
+        wanted = (len(events), sum(event["x"] for event in events))
+        found = (asked["n"], asked["x"] or 0), (rolled["calls"], rolled["total"])
+        if found != (wanted, wanted):
+            raise Mismatch(f"R20: asked at {snap.ts} of all, {found} is not {wanted}")
+        backwards = [(row["x"], row["s"]) for row in snap.scan("e", reverse=True)]
+        if backwards[::-1] != [(event["x"], event["s"]) for event in events]:
+            raise Mismatch(f"at {snap.ts} events backwards are others than forwards")
 
     def _look_in_parts(self, node: Node, snap: Snapshot, table: str) -> None:
         """A node that holds some shards answers for these, and for no others."""
@@ -692,9 +739,7 @@ class Simulation:
                     raise
                 self.counted[type(error).__name__] += 1
                 continue
-            if not node.holds(a):
-                raise Mismatch(f"node {node.id} answers for a = {a} of {table}, which it does not hold")
-            self.counted["in parts"] += 1
+            self.counted["in parts" if node.holds(a) else "asked of another"] += 1
             key = None if only is not None else (a,)
             self.oracle.read(Read(snap.ts, table, key, found, (), f"node {node.id}", only))
 

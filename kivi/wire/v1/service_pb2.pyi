@@ -1,4 +1,5 @@
 from kivi.wire.v1 import alerts_pb2 as _alerts_pb2
+from kivi.wire.v1 import topics_pb2 as _topics_pb2
 from kivi.wire.v1 import session_pb2 as _session_pb2
 from kivi.wire.v1 import types_pb2 as _types_pb2
 from google.protobuf.internal import containers as _containers
@@ -207,12 +208,14 @@ class DropRuleResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class AlterTableRequest(_message.Message):
-    __slots__ = ("name", "columns")
+    __slots__ = ("name", "columns", "role")
     NAME_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
     name: str
     columns: _containers.RepeatedCompositeFieldContainer[_types_pb2.Column]
-    def __init__(self, name: _Optional[str] = ..., columns: _Optional[_Iterable[_Union[_types_pb2.Column, _Mapping]]] = ...) -> None: ...
+    role: str
+    def __init__(self, name: _Optional[str] = ..., columns: _Optional[_Iterable[_Union[_types_pb2.Column, _Mapping]]] = ..., role: _Optional[str] = ...) -> None: ...
 
 class AlterTableResponse(_message.Message):
     __slots__ = ("table",)
