@@ -123,6 +123,9 @@ class Wiring:
         )
         if isinstance(self.committer, ReplicatedCommitter) and self.prefix is not None:
             self.committer.prefix = self.prefix
+            self.committer.is_sharded = lambda table: (
+                (s := self.catalog.schema_of(table)) is not None and bool(s.shard_by)
+            )
         self.row_floors = RowFloors(engine)
         self.retention = Retention(
             engine, self.event_tables, self.row_floors, self.committer, self.catalog.schema_of, self.catalog.touch

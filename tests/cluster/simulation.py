@@ -70,7 +70,6 @@ HIGH = 3
 """Of the column by which these are sharded."""
 START_US = 1_800_000_000_000_000
 _MAY_FAIL = (AlreadyExists, NotFound, Conflict, SnapshotTooOld, DiskFull)
-KINDS = ("put", "delta", "delta", "delta", "insert", "delete", "guard", "append", "append", "staged", "get")
 SETTINGS = Settings.of(
     {
         "background": False, "consolidate_rows": 2, "block_rows": 4, "settle": False, "conflict_entries": 8,
@@ -247,6 +246,9 @@ class Simulation:
     """``run(steps)``, then ``finish()``, which checks."""
 
     SHARD_BY: tuple[str, ...] = ()
+    KINDS: tuple[str, ...] = (
+        "put", "delta", "delta", "delta", "insert", "delete", "guard", "guard", "append", "append", "staged", "get",
+    )  # fmt: skip
 
     def __init__(self, seed: int, *, nodes: int = 3, faults: Faults | None = None) -> None:
         self.rng = random.Random(seed)
@@ -386,7 +388,7 @@ class Simulation:
     def do_work(self) -> None:
         if (one := self._opened()) is None:
             return
-        rng, tx, kind = self.rng, one.tx, self.rng.choice(KINDS)
+        rng, tx, kind = self.rng, one.tx, self.rng.choice(self.KINDS)
         table, key = rng.choice("tth"), (rng.randint(0, 3),)
         values = {name: rng.randint(-5, 5) for name in rng.sample(("n", "hi", "v"), rng.randint(1, 3))}
         match kind:
@@ -408,11 +410,13 @@ class Simulation:
                 one.ops.append(Op("delete", table, key))
             case "guard":
                 column = rng.choice((None, "n", "v"))
+                if not self.SHARD_BY and rng.random() < 0.5:
+                    table, key, column = "agg", (rng.choice(VALUES),), rng.choice((None, "calls"))
                 tx.guard(table, key, column)
                 one.ops.append(Op("guard", table, key, {} if column is None else {column: None}))
             case "append" if not one.staged:
                 one.staged = False
-                events = [self._event() for _ in range(rng.randint(1, 4))]
+                events = self._appended()
                 tx.append("e", events)
                 one.ops.append(Op("append", "e", events=events))
             case "staged" if one.staged is not False:
@@ -439,6 +443,9 @@ class Simulation:
                         continue
                     found = tx.get(name, key)
                     self.oracle.read(Read(tx.start_ts, name, key, found, own, f"node {one.node.id}"))
+
+    def _appended(self) -> list[dict[str, Any]]:
+        return [self._event() for _ in range(self.rng.randint(1, 4))]
 
     def _event(self) -> dict[str, Any]:
         rng = self.rng
@@ -996,8 +1003,33 @@ class Simulation:
             spans = [row["id"] for row in snap.scan("spans")]
         if len(spans) > len(set(spans)):
             raise Mismatch("a span counts twice")
+        self._check_guards()
         report = self.oracle.check()
         self.counted["commits"], self.counted["reads"] = report.commits, report.reads
+
+    def _check_guards(self) -> None:
+        """R8 on rows of ``agg``: a guard on one and an append of an event of it are not concurrent, if both commit."""
+        refused = [one for one in self.oracle.attempts if one.refused is not None and one.refused.table == "agg"]
+        self.counted["guards refused"] += len(refused)
+        done = [one for one in self.oracle.attempts if one.outcome == "committed" and not one.repeat]
+        guards: list[tuple[int, int, Any]] = []
+        touches: list[tuple[int, int, Any]] = []
+        for attempt in done:
+            for op in attempt.ops:
+                span = (attempt.began, attempt.commit_ts or 0)
+                if op.kind == "guard" and op.table == "agg":
+                    guards.append((*span, op.key))
+                elif op.kind == "append" and op.table == "e":
+                    touches += [(*span, (event["a"],)) for event in op.events]
+                elif op.kind == "retract" and "a" in op.values:
+                    touches.append((*span, (op.values["a"],)))
+        for began, cts, key in guards:
+            self.counted["guards"] += 1
+            for start, at, touched in touches:
+                if touched == key and (began < at < cts or start < cts < at):
+                    raise Mismatch(
+                        f"R8: a guard on agg {key} from {began} to {cts}, and an append from {start} to {at}"
+                    )
 
     def _outcome(self, token: str) -> int | None:
         """As every node knows it."""
