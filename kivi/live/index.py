@@ -46,7 +46,7 @@ from kivi.store.transaction import Txn
 __all__ = ["Changes", "Index", "Place", "place_of", "put_rows"]
 
 _CELL_BYTES: Final = 256
-"""Memory of a known row of ``CELLS`` with its key: measured 230 to 250."""
+"""Memory of a known row of ``CELLS`` with its key, about."""
 _EVENTS: Final = 16_384
 _FEW: Final = 16
 """Rows that a predicate is asked about one by one: in columns it takes as long as for so many."""

@@ -211,8 +211,9 @@ class ReplicatedCommitter(Committer):
         before them, and they count. A read of what was acknowledged anywhere before the call waits for its number."""
         self._propose([Proposed(None, done)], entries, 0)
 
-    def staleness_s(self) -> float:
-        return self.log.age_s
+    def staleness(self) -> tuple[float, int]:
+        with self.entry_lock:  # no message is half applied
+            return self.log.proven_s, self.log.last
 
     def fresher(self) -> str | None:
         with self.entry_lock:

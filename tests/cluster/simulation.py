@@ -193,8 +193,8 @@ class Node:
                 self.client.purge(self.log.members.floor)
         except Unavailable:
             sim.counted["nobody answers"] += 1
-        if sim.servers.last_at(self.log.current_at) > self.log.place.sequence:
-            raise Mismatch(f"C8: node {self.id} says it has what there was at {self.log.current_at}, and has not")
+        if sim.servers.last_at(self.log.proven_at) > self.log.place.sequence:
+            raise Mismatch(f"C8: node {self.id} says it has what there was at {self.log.proven_at}, and has not")
 
         if self.log.place.time_us > sim.now_us + 1_000_000:
             raise Mismatch(f"node {self.id} takes a clock for the time that is ahead of all others")
