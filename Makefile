@@ -12,7 +12,7 @@ say = @printf 'kivi: %s\n'
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test pythons stories check docs soak mutants bench demo cluster-demo reconcile proto format clean
+.PHONY: help venv test pythons stories check docs soak fuzz mutants bench demo cluster-demo reconcile proto format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,6 +61,11 @@ docs: $(INSTALLED) ## Build the documentation into build/docs; a warning or a de
 
 soak: $(INSTALLED) ## Run every checker for MINUTES (default 30) and write soak-report.md; CLUSTER=1: a cluster under attack
 	@$(BIN)/python -m tests.proof.soak --minutes $(MINUTES) $(if $(CLUSTER),--cluster)
+
+fuzz: $(INSTALLED) ## Look for bytes that no reader takes, MINUTES=30 for each target
+	$(say) 'fuzzing'
+	@$(BIN)/python -m pip --disable-pip-version-check --no-input install -qq -c constraints.txt -e '.[fuzz]'
+	@$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
 
 mutants: $(INSTALLED) ## Plant the bugs that the rules list, one by one: their checkers must turn red
 	@$(BIN)/python -m tests.proof.mutate

@@ -1,4 +1,4 @@
-"""``python -m bench goal1 ... goal16``, or ``all``: measures, verifies, prints, and writes a results file."""
+"""``python -m bench goal1 ... goal17``, or ``all``: measures, verifies, prints, and writes a results file."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ _GOALS: Final = {
     "goal14": "hours",
     "goal15": "nodes",
     "goal16": "patterns",
+    "goal17": "scale",
 }
 _HOME: Final = Path(__file__).resolve().parent
 

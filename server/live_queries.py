@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 from kivi_server import limits
@@ -61,8 +62,11 @@ def subscribe(hub: Hub, translator: Translator, request: pb.BeginSubscription) -
 
     def bind(schema: TableSchema) -> Query:
         scan = translator.scan(schema, spec)
-        return Query.of(schema, scan, request.order_by, limit, request.offset)
+        query = Query.of(schema, scan, request.order_by, limit, request.offset)
+        return replace(query, scan=replace(query.scan, shards=request.shards)) if request.shards else query
 
+    if request.shards and (schema.kind != "aggregate" or not schema.shard_by or spec.HasField("rollup")):
+        raise InvalidArgument(f"shards are of subscriptions to rows of a sharded aggregate, not to {schema.name!r}")
     durable = None
     if request.HasField("durable"):
         check_names(request.durable.user, request.durable.name)
@@ -92,6 +96,7 @@ def encoded(number: int, live: Live, update: Update) -> Iterator[bytes]:
         message = pb.SubscribeResponse()
         part = message.updates.add(number=number, ts=update.ts, kinds=[_KINDS[change.kind] for change in changes])
         part.reset = update.reset and not begin
+        part.from_ts = update.from_ts
         part.skip, part.ended, part.more = update.skip, update.ended, end < len(update.changes)
         if not of_events:
             part.old.extend([change.old or 0 for change in changes])

@@ -92,6 +92,8 @@ class ReadGroups:
             if encoded is None:
                 return None
             keys.append(encoded)
+        if self._store.shards.lacks(plan.schema, keys):  # other nodes are asked, in a pool
+            return None
         return Read(asked, transaction, begins, plan, keys)
 
     def _plan(self, get: session_pb2.Get) -> GetPlan | None:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import grpc
 import pyarrow as pa
-from kivi_server import alerting, limits, status
+from kivi_server import alerting, limits, status, topics
 from kivi_server.auth import Access, Grant, Tokens
 from kivi_server.calls import Context
 from kivi_server.clients import Client
@@ -31,7 +31,7 @@ from kivi.model.levels import level_names
 from kivi.model.schema import TableSchema
 from kivi.wire import methods
 from kivi.wire.codec import fill_values, to_table
-from kivi.wire.v1 import alerts_pb2, types_pb2
+from kivi.wire.v1 import alerts_pb2, topics_pb2, types_pb2
 from kivi.wire.v1 import service_pb2 as pb
 
 __all__ = ["handlers"]
@@ -52,6 +52,7 @@ _NEEDS: Final = {
     "ClusterStatus": Access.READ,
     "ListBatchScopes": Access.READ,
     **alerting.NEEDS,
+    **topics.NEEDS,
     "Stage": Access.WRITE,
     "DiscardStages": Access.WRITE,
     "CreateTable": Access.ADMIN,
@@ -75,7 +76,7 @@ _PROGRESS_S: Final = 0.1
 """How often a client that creates an aggregate hears how far that is."""
 
 
-class Service(RuleCalls, alerting.AlertCalls):
+class Service(RuleCalls, alerting.AlertCalls, topics.TopicCalls):
     def __init__(self, sessions: Sessions, tokens: Tokens, stats: Callable[[], dict[str, int | float]]) -> None:
         self.sessions = sessions
         self.store = sessions.store
@@ -265,8 +266,10 @@ class Service(RuleCalls, alerting.AlertCalls):
         return pb.CreateTableResponse(table=to_table(self.store.create(self.translator.new_table(request.table))))
 
     def AlterTable(self, request: pb.AlterTableRequest, _: Grant) -> pb.AlterTableResponse:
-        columns = self.translator.new_columns(request.name, request.columns)
-        return pb.AlterTableResponse(table=to_table(self.store.alter_table(request.name, columns)))
+        role = request.role if request.HasField("role") else None
+        columns = None if role is not None and not request.columns else request.columns
+        wanted = None if columns is None else self.translator.new_columns(request.name, columns)
+        return pb.AlterTableResponse(table=to_table(self.store.alter_table(request.name, wanted, role)))
 
     def DropTable(self, request: pb.DropTableRequest, _: Grant) -> pb.DropTableResponse:
         self.store.drop(request.name)
@@ -358,6 +361,8 @@ def _tables(request: Any) -> list[str]:
             return [request.name]
         case alerts_pb2.CreateAlertRequest():
             return [request.on]
+        case topics_pb2.StoreSubscriptionsRequest() | topics_pb2.ReachedRequest() | topics_pb2.SubscribersRequest():
+            return [request.table]
         case pb.TailPointsRequest() | pb.AcknowledgeSubscriptionRequest():
             return [request.table]
     return []

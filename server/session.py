@@ -561,8 +561,10 @@ class Session(Requests):
 
     def _waits_for_others(self, begin: session_pb2.Begin) -> bool:
         """Whether a snapshot may have to wait for what the log of a cluster brings."""
-        is_fresh = begin.fresh or (begin.HasField("max_staleness_us") and begin.max_staleness_us == 0)
-        return is_fresh or (self._is_pin(begin) and self.store.is_node)
+        is_bounded = begin.HasField("max_staleness_us")
+        if begin.fresh or (is_bounded and begin.max_staleness_us == 0):
+            return True
+        return (is_bounded or self._is_pin(begin)) and self.store.is_node
 
     def _is_little(self, table: str, rows: int) -> bool:
         """Whether so many rows are read in no time: few, of bounded size, while the disk is quick."""

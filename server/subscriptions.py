@@ -108,6 +108,9 @@ class Subscriptions:
                 if (one := self._held.get(number)) is not None:
                     one.room += 1
                     self._ask(one)
+            for sought in request.seek:
+                if (one := self._held.get(sought.number)) is not None and one.live is not None:
+                    self._hub.seek(one.live, sought.ts)
             for number in request.end:
                 if (one := self._held.pop(number, None)) is not None:
                     self._close(one)

@@ -58,14 +58,16 @@ from kivi.api.interface import BATCH_ROWS, documented_by
 from kivi.api.match_arguments import MatchArguments, matches_arguments
 from kivi.api.retry import Retries
 from kivi.api.rules import RuleArguments
+from kivi.api.topics import ReachedArguments, StoreArguments, SubscribersArguments
 from kivi.api.writes import Write
 from kivi.arrow.columns import rows_from_batch
-from kivi.client import alerting, appends, declarations
+from kivi.client import alerting, appends, declarations, topics
 from kivi.client.core import Core
 from kivi.client.messages import read_batches
 from kivi.client.pages import PageReader
+from kivi.client.placing import holders_of
 from kivi.client.steps import Steps, named
-from kivi.client.transaction import SharedSnapshotArguments, TransactionCore, holders_of
+from kivi.client.transaction import SharedSnapshotArguments, TransactionCore
 from kivi.errors import InvalidArgument, NotFound, Retryable, SnapshotTooOld, Unavailable
 from kivi.model.declarations import event_table_schema, row_table_schema
 from kivi.wire import methods
@@ -479,6 +481,9 @@ class Database:
     batch_scopes = asks(Core.batch_scopes)
     subscriptions = asks(Core.subscriptions)
     unsubscribe = asks(Core.unsubscribe)
+    store_subscriptions = takes(StoreArguments)(asks(topics.store_subscriptions))
+    reached = takes(ReachedArguments)(asks(topics.reached))
+    subscribers = takes(SubscribersArguments)(asks(topics.subscribers))
     create_alert = takes(AlertArguments)(asks(alerting.create_alert))
     alerts = asks(alerting.alerts)
     silence = takes(SilenceArguments)(asks(alerting.silence))

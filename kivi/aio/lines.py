@@ -11,7 +11,7 @@ import grpc
 
 from kivi.client.calls import broken_by, together
 from kivi.client.steps import Closed
-from kivi.client.subscriptions import Line
+from kivi.client.subscription_messages import Line
 from kivi.errors import KiviError, Unavailable
 from kivi.wire.status import from_rpc_error
 
@@ -25,6 +25,11 @@ class Lines:
         self._begin = begin
         self._line: Line | None = None
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def load(self) -> int:
+        """How many subscriptions it has."""
+        return 0 if self._line is None else self._line.load
 
     def line(self) -> Line:
         """Raises Closed."""

@@ -161,7 +161,7 @@ class Transport(Link[_Session]):
 
     def __init__(self, core: Core, access_token: str | None, tls: Tls | None) -> None:
         super().__init__(core, lambda endpoint: Calls(grpc.aio, endpoint, access_token, tls), _Session)
-        self._lines: dict[int, Lines] = {}
+        self._lines: dict[str, Lines] = {}
 
     async def connect(self) -> None:
         """The first session: fails at once if nothing listens there; of several servers each may die meanwhile."""
@@ -181,16 +181,16 @@ class Transport(Link[_Session]):
                 raise silent(self.core.endpoint, self.core.timeout_s) from None
             raise
 
-    def lines_at(self, port: int) -> Lines:
-        """Subscriptions at this port of the server's machine; 0 is the server's own."""
-        if port not in self._lines:
-            self._lines[port] = Lines(partial(self._begin, port))
-        return self._lines[port]
+    def lines_at(self, address: str) -> Lines:
+        """Subscriptions at the server there; "" is the one of the session."""
+        if address not in self._lines:
+            self._lines[address] = Lines(partial(self._begin, address))
+        return self._lines[address]
 
-    def _begin(self, port: int) -> Any:
+    def _begin(self, address: str) -> Any:
         """The stream of subscriptions, which somebody else reads. Raises Closed."""
         self.open()
-        return self._calls_at(port).subscriptions(wait_for_ready=not port)
+        return self._calls_at(address).subscriptions(wait_for_ready=not address)
 
     async def perform(self, effect: Unary | Stream | Upload | Sleep | Receive) -> Any:
         if isinstance(effect, Sleep):

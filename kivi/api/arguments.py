@@ -27,6 +27,7 @@ from kivi.model.names import check_name, column_names, is_name, is_text
 from kivi.model.orders import order_of
 from kivi.model.patterns import matched_schema
 from kivi.model.questions import Group, Windows, question_of, seen_schema, windows_of
+from kivi.model.roles import check_role
 from kivi.model.rollups import rolled_outputs, rollup_of
 from kivi.model.scans import Scan
 from kivi.model.schema import OperatorCall, TableSchema
@@ -966,12 +967,18 @@ class AlterTableArguments:
     """Of ``alter_table``. The table has the last word: ``declarations.with_columns``."""
 
     name: str
-    add_columns: Mapping[str, object]
+    add_columns: Mapping[str, object] | None = None
+    _: KW_ONLY
+    role: str | None = None
 
     def __post_init__(self) -> None:
         table_name(self.name)
+        if self.role is not None:
+            check_role(self.role)
         columns: object = self.add_columns
-        if not isinstance(columns, Mapping):
+        if columns is None and self.role is None:
+            raise InvalidArgument(f"nothing to alter of {self.name!r}: name columns to add, or a role")
+        if columns is not None and not isinstance(columns, Mapping):
             raise SchemaError(f"add_columns maps the names of new columns to types, and is {columns!r}")
 
 

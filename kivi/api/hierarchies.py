@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from kivi.api.arguments import ViewArguments
 from kivi.model.declarations import row_table_schema
@@ -11,6 +12,9 @@ from kivi.model.names import check_name
 from kivi.model.schema import TableSchema
 
 __all__ = ["HierarchyArguments"]
+
+_HISTORY: Final = "1h"
+"""For so long it can be asked whom an event reached by the hierarchy as it was then."""
 
 
 @dataclass(slots=True)
@@ -27,7 +31,7 @@ class HierarchyArguments:
     @property
     def table(self) -> TableSchema:
         """The one to make where there is none of that name."""
-        return row_table_schema(self.name, *new_hierarchy(self.parent))
+        return row_table_schema(self.name, *new_hierarchy(self.parent), history=_HISTORY)
 
     def view(self, table: TableSchema) -> ViewArguments:
         """The view to make. Raises SchemaError for a table that is no hierarchy."""

@@ -51,6 +51,7 @@ from kivi.api.hierarchies import HierarchyArguments
 from kivi.api.match_arguments import AnswerArguments, MatchArguments, matches_arguments
 from kivi.api.retry import Retries
 from kivi.api.rules import RuleMethods
+from kivi.api.topics import Topics
 from kivi.api.writes import Write
 from kivi.arrow.columns import rows_from_batch
 from kivi.errors import NotFound, Retryable, SnapshotTooOld
@@ -75,7 +76,7 @@ Snap = TypeVar("Snap", bound="Snapshot")
 BATCH_ROWS: Final = 65_536  # of ``scan_batches``, at most
 
 
-class Database(RuleMethods, Alerting, ABC, Generic[Tx, Snap]):
+class Database(RuleMethods, Alerting, Topics, ABC, Generic[Tx, Snap]):
     """A store, wherever it is. Safe to use from many threads."""
 
     _timeout_s: float | None
@@ -196,7 +197,9 @@ class Database(RuleMethods, Alerting, ABC, Generic[Tx, Snap]):
         """Adds columns to a row table or an event table, while it is read and written; nothing is rewritten.
 
         In rows and events of before they are null; those with an operator have its identity. Snapshots of before do not
-        see them. Raises NotFound, SchemaError, InvalidArgument.
+        see them. ``role`` says what a table of any kind is of, for consoles: "services", "endpoints", "dependencies" or
+        "models" of aggregates with a time slot, "traces" of events with a trace_id, "" of none; ``describe`` tells it.
+        Raises NotFound, SchemaError, InvalidArgument.
         """
 
     @abstractmethod

@@ -4,6 +4,7 @@
 
     kivi alter accounts --add nickname=string --add visits=sum:int64
     kivi alter endpoint_5m --add slowest=max:resp_time_us --derived 'worst_ms=slowest / 1000'
+    kivi alter endpoint_5m --role endpoints                      what it is of, for the console
 
 The events that are there already are summed for new measures before the command returns, as for ``kivi aggregate``;
 with ``--later-only`` they have the events from now on.
@@ -30,8 +31,13 @@ __all__ = ["alter", "declared"]
 def alter(db: Any, args: argparse.Namespace) -> None:
     """Adds them on ``db`` and prints what was added."""
     added = pairs(args.add, "--add is name=type, or name=sum:column for a measure")
+    if args.role is not None:
+        db.alter_table(args.table, role=args.role)
+        if not added:
+            print_value({"table": args.table, "role": args.role}, args.output)
+            return
     if not added:
-        raise InvalidArgument("nothing to add: name columns or measures, like --add nickname=string")
+        raise InvalidArgument("nothing to add: name columns or measures, like --add nickname=string, or a --role")
     found = db.describe(args.table)
     if found["kind"] == "aggregate":
         types = type_names(db.describe(found.get("declared_source") or found["source"]))

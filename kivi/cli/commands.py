@@ -699,6 +699,8 @@ def parser() -> argparse.ArgumentParser:
     text = "computed of an aggregate's columns when it is read: 'avg=total / calls'"
     sub.add_argument("--derived", action="append", default=[], metavar="NAME=EXPRESSION", help=text)
     sub.add_argument("--later-only", action="store_true", help="new measures have only the events from now on")
+    text = "what it is of, for the console: services, endpoints, dependencies, models, traces; '' for none"
+    sub.add_argument("--role", help=text)
     command("shell", shell, "transactions by hand")
     command("mcp", mcp, "questions for language models, by the Model Context Protocol on standard input; read only")
     for name, text in (

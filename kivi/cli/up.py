@@ -63,7 +63,7 @@ def _guide(options: Any, endpoint: str) -> str:
     lines += [
         "Ask it:",
         f"    kivi --endpoint {endpoint} rollup invocations_endpoint_5m --by service,route --columns calls,p99_us",
-        f"    http://{page}/ says what there is over HTTP; in Grafana it is a Prometheus at http://{page}",
+        f"    http://{page}/ in a browser; in Grafana it is a Prometheus at http://{page}",
         "",
     ]
     return "\n".join(lines)

@@ -163,7 +163,7 @@ class Link(Generic[S]):
         self.core = core
         self.calls = calls_of(core.endpoint)
         self._calls_of = calls_of
-        self._at: dict[int, Calls] = {}
+        self._at: dict[str, Calls] = {}
         self._new_session = new_session
         self._current: S | None = None
         self._epochs = 0
@@ -180,14 +180,13 @@ class Link(Generic[S]):
             session = self._current = self._new_session(self, self._epochs, wait_for_ready)
         return session
 
-    def _calls_at(self, port: int) -> Calls:
-        """Of the server's machine at another port; 0 is the server's own."""
-        if not port:
+    def _calls_at(self, address: str) -> Calls:
+        """Of the server there; "" is the one of the session."""
+        if not address:
             return self.calls
-        if port not in self._at:
-            host, _, _ = self.core.endpoint.rpartition(":")
-            self._at[port] = self._calls_of(f"{host}:{port}")
-        return self._at[port]
+        if address not in self._at:
+            self._at[address] = self._calls_of(address)
+        return self._at[address]
 
     def leave(self, epoch: int | None) -> None:
         """Whatever begins from here on begins on another session than that one; None: than the current one."""

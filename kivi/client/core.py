@@ -83,8 +83,11 @@ _REPEATABLE: Final = frozenset(
         "ListRules",
         "ListSubscriptions",
         "ListTables",
+        "Reached",
         "SplitTable",
         "Stats",
+        "StoreSubscriptions",
+        "Subscribers",
         "TailPoints",
         "Watermark",
     }
@@ -115,8 +118,10 @@ class Core:
     transport: Transport = field(init=False)
     schemas: dict[str, TableSchema] = field(default_factory=dict)
     seen_ts: int = 0
-    subscriptions_port: int = 0
-    """Where the server's subscriptions have a process of their own; 0: at the server, as far as is known."""
+    subscriptions_at: str = ""
+    """Where the server's subscriptions have a process of their own; "": at the server, as far as is known."""
+    lost_at: dict[str, float] = field(default_factory=dict)
+    """When a stream of subscriptions to a node broke, by its address."""
     value_bytes_max: int = MESSAGE_BYTES_MAX  # until the server has said what it is
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 

@@ -37,12 +37,14 @@ from kivi.api.hierarchies import HierarchyArguments
 from kivi.api.interface import documented_by
 from kivi.api.match_arguments import matches_arguments
 from kivi.api.rules import RuleArguments
-from kivi.client import alerting, appends, declarations
+from kivi.api.topics import ReachedArguments, StoreArguments, SubscribersArguments
+from kivi.client import alerting, appends, declarations, topics
 from kivi.client.core import Core
 from kivi.client.live import Live
 from kivi.client.pages import PageReader
+from kivi.client.placing import holders_of
 from kivi.client.steps import Steps, named
-from kivi.client.transaction import SharedSnapshotArguments, TransactionCore, holders_of
+from kivi.client.transaction import SharedSnapshotArguments, TransactionCore
 from kivi.client.transport import Transport
 from kivi.errors import Unavailable
 from kivi.wire import methods
@@ -300,6 +302,9 @@ class Database(interface.Database[Transaction, Snapshot]):
     batch_scopes = asks(Core.batch_scopes)
     subscriptions = asks(Core.subscriptions)
     unsubscribe = asks(Core.unsubscribe)
+    store_subscriptions = takes(StoreArguments)(asks(topics.store_subscriptions))
+    reached = takes(ReachedArguments)(asks(topics.reached))
+    subscribers = takes(SubscribersArguments)(asks(topics.subscribers))
     create_alert = takes(AlertArguments)(asks(alerting.create_alert))
     alerts = asks(alerting.alerts)
     silence = takes(SilenceArguments)(asks(alerting.silence))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from kivi.client.calls import broken_by, together
-from kivi.client.subscriptions import Line
+from kivi.client.subscription_messages import Line
 from kivi.errors import KiviError, Unavailable
 from kivi.runtime.threads import Threads
 
@@ -25,6 +25,11 @@ class Lines:
         self._begin = begin
         self._lock = threading.Lock()
         self._line: Line | None = None
+
+    @property
+    def load(self) -> int:
+        """How many subscriptions it has."""
+        return 0 if self._line is None else self._line.load
 
     def line(self) -> Line:
         """Raises Closed."""

@@ -156,7 +156,8 @@ def scan_spec(schema: TableSchema, wanted: Scan) -> types_pb2.ScanSpec:
 
 
 def new_columns(wanted: AlterTableArguments) -> service_pb2.AlterTableRequest:
-    return service_pb2.AlterTableRequest(name=wanted.name, columns=to_columns(declared_columns(wanted.add_columns)))
+    columns = to_columns(declared_columns(wanted.add_columns or {}))
+    return service_pb2.AlterTableRequest(name=wanted.name, columns=columns, role=wanted.role)
 
 
 def new_measures(wanted: AlterAggregateArguments) -> service_pb2.AlterAggregateRequest:

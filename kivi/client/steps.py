@@ -219,9 +219,9 @@ def named(method: M, steps: Callable[..., Any]) -> M:
 class Transport(Protocol):
     """What a driver offers besides performing effects."""
 
-    def lines_at(self, port: int) -> Any: ...
+    def lines_at(self, address: str) -> Any: ...
 
-    """``line()`` gives the current ``kivi.client.subscriptions.Line``, or another; it raises Closed."""
+    """``line()`` gives the current ``kivi.client.subscription_messages.Line``, or another; it raises Closed."""
 
     def epoch(self) -> int:
         """That of the current session, or of a new one. Raises Closed once the client is."""

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from kivi.client.steps import Answer, Page
     from kivi.model.schema import TableSchema
 
-__all__ = ["SharedSnapshotArguments", "TransactionCore", "holders_of"]
+__all__ = ["SharedSnapshotArguments", "TransactionCore"]
 
 Kind = session_pb2.Operation
 _FLUSH_OPERATIONS: Final = 4_096  # buffered operations are sent ahead from so many on ...
@@ -82,11 +82,6 @@ class SharedSnapshotArguments(SnapshotArguments):
         if lease:
             return SharedSnapshotArguments(lease=lease, min_snapshot=ts)
         return SharedSnapshotArguments(as_of=ts, min_snapshot=ts, ttl_s=self.ttl_s)
-
-
-def holders_of(error: errors.KiviError) -> list[str]:
-    """Where to ask for what a node of a cluster does not hold, if that is what the error says."""
-    return [address for address in error.details.get("addresses") or () if ":" in address]
 
 
 class TransactionCore:

@@ -254,7 +254,7 @@ class Transport(Link[_Session]):
         super().__init__(core, lambda endpoint: Calls(grpc, endpoint, access_token, tls), _Session)
         self._lock = threading.Lock()
         self.threads = Threads()
-        self._lines: dict[int, Lines] = {}
+        self._lines: dict[str, Lines] = {}
         self.is_parents = False
         close_at_exit(self)
         register_fork_handler(self)
@@ -295,21 +295,21 @@ class Transport(Link[_Session]):
             time.sleep(0.001)
         return super().tell(request, epoch)
 
-    def lines_at(self, port: int) -> Lines:
-        """Subscriptions at this port of the server's machine; 0 is the server's own."""
+    def lines_at(self, address: str) -> Lines:
+        """Subscriptions at the server there; "" is the one of the session."""
         with self._lock:
-            if port not in self._lines:
-                self._lines[port] = Lines(self.threads, partial(self._begin, port))
-            return self._lines[port]
+            if address not in self._lines:
+                self._lines[address] = Lines(self.threads, partial(self._begin, address))
+            return self._lines[address]
 
-    def _begin(self, port: int, requests: Iterator[bytes]) -> Any:
+    def _begin(self, address: str, requests: Iterator[bytes]) -> Any:
         """The stream of subscriptions, which somebody else reads. Raises Closed."""
         self.open()
         with self._lock:
             if self._closed:
                 raise Closed(self._why_closed)
-            # Where a process of subscriptions has ended, the server is to be asked for the next one, and not that port.
-            return self.threads.watch(self._calls_at(port).subscriptions(requests, wait_for_ready=not port))
+            # Where that one has ended, another is to be asked: of a cluster, or the server for its process of these.
+            return self.threads.watch(self._calls_at(address).subscriptions(requests, wait_for_ready=not address))
 
     def perform(self, effect: Effect) -> Any:
         if isinstance(effect, (Ask, CommitPlain)):

@@ -115,10 +115,11 @@ def _prepared(path: str) -> int:
     try:
         last = store.consolidate()
         batch = WriteBatch()
-        for name in ("facts", "definitions", "gathering", "pins"):
+        for name in ("facts", "definitions", "gathering", "pins", "watches"):
             batch.delete(meta_key(name))
         batch.delete(PLACE)
         batch.delete(AHEAD)
+        batch.delete_range(meta_key("touches/"), meta_key("touches0"))  # one for each table
         batch.delete_range(fact_key(0), fact_key(last + 1))
         batch.delete_range(gathered_key(0), gathered_key(last + 1))
         batch.delete_range(taken_key(0), taken_key(last + 1))

@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from kivi.cluster.asking import Asking
 from kivi.cluster.founding import first_log_of
 from kivi.cluster.status import SILENT_S, ClusterStatus, LogCopy, LogStatus, NodeStatus
 from kivi.cluster.streams import LOG_BYTES, generation_of, genesis_of, open_stream
@@ -53,6 +54,8 @@ _FULL: Final = 0.8
 _WAIT_S: Final = 0.2
 _RETRY_S: Final = 0.5
 _SAY_S: Final = 1.0
+_TELL_S: Final = 0.25
+"""How often a node that lacks shards tells the others of its snapshots: for so long they fold nothing more."""
 _FULL_WAIT_S: Final = 0.005
 _SLACK: Final = 4_096
 """So many messages are worth an entry that truncates, or a flush of a node that has nothing else to write."""
@@ -118,6 +121,12 @@ class ClusterNode:
             opened.callback(self.store.crash)
             self.store.shards.held = held_shards(path)
             self._wanted = self.store.shards.held if wanted is None else wanted
+            reads = Nats(servers, timeout_s=timeout_s, **login or {})
+            opened.callback(reads.close)
+            name_of_reads = f"kivi.reads.{self.stream.name}.{self.generation.hex()}"
+            self.asking = Asking(reads, name_of_reads, self.log, self.store.spanning.serve)
+            opened.callback(self.asking.close)
+            self.store.spanning.owners = self.asking
             self.store.before_copy, self.store.cluster_status = self._hold, self.status
             self.stream.on_news = self._news.set
             self._threads = [
@@ -223,9 +232,10 @@ class ClusterNode:
 
     def _keep(self) -> None:
         """Says what others need to know of this node, and does what falls to it, in a thread that may wait."""
-        while not self._ended.wait(_SAY_S) and self.log.failed is None:
+        while not self._ended.wait(_SAY_S if self._wanted == EVERY else _TELL_S) and self.log.failed is None:
             try:
                 self._say()
+                self.asking.sweep()
             except KiviError as error:
                 _log.debug("nothing is said now: %s", error.message)
             except Exception:
@@ -295,7 +305,9 @@ class ClusterNode:
         if self._own_server is not None:
             about["server_problem"], about["server_restarts"] = self._own_server()
         member = Member(self.id, State.LIVE, self.log.needed, about)
-        return member if self._wanted == EVERY else member.with_shards(self._wanted)
+        if self._wanted == EVERY:
+            return member
+        return member.with_shards(self._wanted).with_snapshots(*self.store.leases.told())
 
     # -- what is to be known ----------------------------------------------------------------------
 
@@ -358,6 +370,7 @@ class ClusterNode:
 
     def close(self) -> None:
         """Stops reading the log, folds and flushes. Harmless twice."""
+        self.asking.close()
         self._end()
         self.store.close()
         self._nats.close()

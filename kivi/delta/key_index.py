@@ -6,7 +6,7 @@ few array operations over the keys that have not been found yet; at most a quart
 are found in the first.
 
 A dictionary of ``bytes`` takes some 400 ns for each of 10,000 keys out of 100,000, half of that for making the objects;
-this takes about 40.
+this takes about 60.
 
 Pure: no I/O and no clock.
 """

@@ -49,6 +49,7 @@ from kivi.api.rules import RuleArguments, rule_name
 from kivi.api.subscription import Follower, Subscription, listed, told
 from kivi.arrow.records import event_batch, row_batch, table_batch
 from kivi.embedded.alerting import Alerting
+from kivi.embedded.topics import Topics
 from kivi.errors import InvalidArgument, KiviError, NotFound
 from kivi.live.hub import Hub
 from kivi.model.event_files import can_be_shared
@@ -299,7 +300,7 @@ class _Live(Subscription):
         self._said.put(None)  # for a thread that waits
 
 
-class Database(Alerting, interface.Database[Transaction, Snapshot]):
+class Database(Alerting, Topics, interface.Database[Transaction, Snapshot]):
     """A store in this process."""
 
     _timeout_s = 10.0
@@ -383,7 +384,7 @@ class Database(Alerting, interface.Database[Transaction, Snapshot]):
 
     @takes(AlterTableArguments)
     def alter_table(self, wanted: AlterTableArguments) -> None:
-        self.store.alter_table(wanted.name, wanted.add_columns)
+        self.store.alter_table(wanted.name, wanted.add_columns, wanted.role)
 
     @takes(AlterAggregateArguments)
     def alter_aggregate(self, wanted: AlterAggregateArguments) -> None:

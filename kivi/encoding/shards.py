@@ -90,7 +90,7 @@ def shard_of_key(schema: TableSchema, key: bytes, of: int) -> int:
 
 def shards_of_events(schema: TableSchema, batch: pa.RecordBatch, of: int) -> Array:
     """The shard of each event."""
-    columns = [batch.column(schema.index_of[name]) for name in schema.shard_by]
+    columns = [batch.column(name) for name in schema.shard_by]
     return _shards(schema, columns, of)
 
 

@@ -33,6 +33,7 @@
     rollups        subscriptions to rollups
     tails          events for those who are behind, from the table
     durable        subscriptions that outlive their connection; ``connections``: which one has them
+    index          these by what they ask for: whom an event reaches; ``cells``: where a predicate stands there
     host           what all of this uses of the store
 
 Comes in: queries, and the commits of the feed. Goes out: updates, to whoever asked. May not touch: whoever commits.

@@ -1,8 +1,9 @@
 """Durable subscriptions: a name, a query and how far its events were delivered, in a row of the store itself.
 
-A durable subscription that nobody is connected to is that row and nothing else: what it misses lies in its event table,
-from where it reads on when its subscriber comes back. So a hundred thousand of them cost a hundred thousand rows on
-disk, and no commit looks at them.
+A durable subscription that nobody is connected to is rows on disk and nothing else: what it misses lies in its event
+table, from where it reads on when its subscriber comes back. So there may be a million of them, and no commit looks at
+one. The rows by which it is found by what it asks for (``kivi.live.index``) are written in the same commits: so of an
+event it is known how many it reached, and whom.
 
 **Invariants.**
 
@@ -16,29 +17,46 @@ disk, and no commit looks at them.
   select. An event that is handed out and lost with its connection comes again by the one that was handed it, and then
   whether or not another was handed it since; which events those are is forgotten if the server dies as well. Of a
   commit that was handed out in part, the others still get all: a commit counts as seen when it was handed out whole.
-* An expired one is as good as none. Its row is deleted when somebody subscribes later (``sweep``).
+* An expired one is as good as none for its user, and so is one to a table that was dropped, for whoever subscribes to
+  another. It is deleted, and counted no more, when somebody subscribes later (``_sweep``).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
 
-from kivi.errors import Conflict, InvalidArgument, NotFound
+from kivi.errors import Conflict, InvalidArgument, NotFound, SchemaError
+from kivi.live.index import Changes as IndexChanges
+from kivi.live.index import Index, Place, place_of, put_rows
+from kivi.model.changes import Changes
 from kivi.model.expressions import Expr, all_of, between, bind, from_plain, to_plain
 from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
 from kivi.model.subscriptions import Durable, Query, Stored
-from kivi.store.catalog import SUBSCRIPTIONS
+from kivi.mvcc.leases import Lease
+from kivi.store.catalog import ASKS, CELLS, SUBSCRIPTIONS
 from kivi.store.facade import Store
 from kivi.store.transaction import Txn
 
-__all__ = ["DurableSubscriptions"]
+__all__ = ["DurableSubscriptions", "Wanted"]
 
 _SWEEP_EVERY_S: Final = 600.0
 _SWEEP_ROWS: Final = 10_000
 _USERS_KNOWN: Final = 1_000
+
+
+class Wanted(NamedTuple):
+    """Subscriptions to store: ``wheres`` are bound, and ``at`` says which of them each has."""
+
+    users: Sequence[str]
+    names: Sequence[str]
+    wheres: Sequence[Expr | None]
+    at: Sequence[int]
+    ttl_us: int
+    since: int
 
 
 class DurableSubscriptions:
@@ -46,6 +64,7 @@ class DurableSubscriptions:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self.index = Index(store, _selecting)
         self._swept_at = 0.0
         self._known_of: dict[str, list[Stored]] = {}
         """A user's rows, until they change, which they do here only."""
@@ -57,21 +76,101 @@ class DurableSubscriptions:
 
         def work(txn: Txn) -> Stored:
             row = self._row(txn, wanted.user, wanted.name)
-            now = self._now_us()
-            if row is None or row["expires_us"] <= now:
-                row = {"table": schema.origin, "query": text, "since": since, "ts": since, "skip": 0}
-            elif (row["table"], row["query"]) != (schema.origin, text):
-                raise InvalidArgument(
-                    f"subscription {wanted.name!r} is to another query: give that one, or drop it first with "
-                    f"unsubscribe({wanted.name!r})"
-                )
+            changes, now = IndexChanges(), self._now_us()
+            if row is None or self._is_over(row, schema, now):
+                if row is not None:
+                    _leave(changes, wanted.user, wanted.name, row)
+                row = {"table": schema.origin, "query": text, "since": since, "ts": since, "skip": 0, "places": None}
+            elif row["table"] != schema.origin or (row["query"] != text and not _is_bare(query)):
+                raise _another(wanted.user, wanted.name)
             row |= {"ttl_us": wanted.ttl_us, "expires_us": now + wanted.ttl_us, "name_of_table": schema.name}
+            if row["places"] is None:  # made now, or by an earlier version
+                place = place_of(self._store, schema, _selecting(schema, row["query"]), row["query"])
+                changes.add(schema.origin, place, wanted.user, wanted.name, row["query"], row["since"])
+                row["places"] = place.text()
+            changes.write(txn)
             txn.put(SUBSCRIPTIONS, (wanted.user, wanted.name), row)
             return _stored(wanted.user, wanted.name, row)
 
-        stored: Stored = self._run(wanted.user, work)
+        stored: Stored = self._run((wanted.user,), work)
         self._sweep()
         return stored
+
+    def store(self, schema: TableSchema, wanted: Wanted) -> int:
+        """Remembers subscriptions to events, which nobody is connected to yet, in one commit; its timestamp.
+
+        One that is there already is kept as it is, for longer. Raises InvalidArgument if it has another query.
+        """
+        if schema.kind != "event":
+            raise InvalidArgument(f"{schema.name!r} is no event table: durable subscriptions are to events")
+        self._store.shards.check(schema)
+        if wanted.since > self._store.watermark():
+            raise InvalidArgument(f"since = {wanted.since} is past the watermark: nothing was committed there yet")
+        texts, places = list[str](), list[Place]()
+        for where in wanted.wheres:
+            texts.append(_written(Query.of(schema, Scan(where=where), (), None, 0)))
+            places.append(place_of(self._store, schema, where, texts[-1]))
+        written = [place.text() for place in places]
+        keys = list(zip(wanted.users, wanted.names, strict=True))
+        if len(set(keys)) < len(keys):
+            raise InvalidArgument("a subscription is named twice: each user has one of a name")
+
+        def work(txn: Txn) -> Txn:
+            changes, now = IndexChanges(), self._now_us()
+            expires = {"ttl_us": wanted.ttl_us, "expires_us": now + wanted.ttl_us}
+            since, come = wanted.since, list[tuple[Any, ...]]()
+            for key, at, before in zip(keys, wanted.at, txn.get(SUBSCRIPTIONS, keys), strict=True):
+                if before is not None and not self._is_over(before, schema, now):
+                    if (before["table"], before["query"]) != (schema.origin, texts[at]):
+                        raise _another(*key)
+                    txn.put(SUBSCRIPTIONS, key, expires)
+                    continue
+                if before is not None:
+                    _leave(changes, *key, before)
+                changes.add(schema.origin, places[at], *key, texts[at], since)
+                table = schema.origin, schema.name
+                come.append((*key, *table, texts[at], since, since, 0, *expires.values(), written[at]))
+            put_rows(txn, SUBSCRIPTIONS, come)
+            changes.write(txn)
+            return txn
+
+        done: Txn = self._run(set(wanted.users), work)
+        self._sweep()
+        return done.commit_ts or 0
+
+    def reached(self, table: str, ts: int, since: int | None = None) -> list[int]:
+        """How many subscriptions there are at the snapshot ``ts`` that select each event of the commits after ``since``
+        up to it, in commit order; None: of the commit at ``ts``. Those that have expired count until they are swept.
+
+        Raises NotFound, SchemaError, SnapshotTooOld, Unavailable.
+        """
+        with self._store.snapshots.opened(as_of_ts=ts, min_snapshot=ts) as lease:
+            schema = self._events(table, lease)
+            found = Scan(changes=Changes(ts - 1 if since is None else since))
+            return self.index.reached(lease, schema, self._store.scan(lease, schema, found))
+
+    def subscribers(self, table: str, ts: int, place: int, limit: int) -> list[dict[str, str]]:
+        """Whose the subscriptions are that select one event, the one at ``place`` of the commit at ``ts``."""
+        with self._store.snapshots.opened(as_of_ts=ts, min_snapshot=ts) as lease:
+            schema = self._events(table, lease)
+            wanted = Scan(changes=Changes(ts - 1, skip=place, take=1))
+            for batch in self._store.scan(lease, schema, wanted):
+                if batch.num_rows:
+                    return self.index.subscribers(lease, schema, batch, limit)
+        raise NotFound(f"the commit at {ts} has no event at place {place} of {table!r}", table=table)
+
+    def _events(self, table: str, lease: Lease) -> TableSchema:
+        schema = self._store.table(table, lease)
+        if schema.kind != "event":
+            raise SchemaError(f"{table!r} is no event table: subscriptions are reached by events", table=table)
+        self._store.shards.check(schema)
+        return schema
+
+    def adopted(self, stored: Stored, query: Query, schema: TableSchema) -> Query:
+        """The query of a subscription that is taken up by its name alone, with the columns that are asked for."""
+        if not _is_bare(query):
+            return query
+        return replace(query, scan=replace(query.scan, where=_selecting(schema, stored.query)))
 
     def acknowledge(self, user: str, name: str, ts: int, skip: int, *, table: str | None = None) -> None:
         """Everything at or before this position is delivered. An older position changes nothing. Raises NotFound."""
@@ -85,7 +184,7 @@ class DurableSubscriptions:
                 moved |= {"ts": ts, "skip": skip}
             txn.put(SUBSCRIPTIONS, (user, name), moved)
 
-        self._run(user, work)
+        self._run((user,), work)
 
     def position(self, user: str, name: str) -> int:
         """Up to which commit all is delivered; 0 if there is none of that name."""
@@ -97,10 +196,12 @@ class DurableSubscriptions:
         """Forgets it. Raises NotFound."""
 
         def work(txn: Txn) -> None:
-            self._known(txn, user, name, table)
+            changes = IndexChanges()
+            _leave(changes, user, name, self._known(txn, user, name, table))
+            changes.write(txn)
             txn.delete(SUBSCRIPTIONS, (user, name))
 
-        self._run(user, work)
+        self._run((user,), work)
 
     def listed(self, user: str) -> list[Stored]:
         """A user's, by name, without those that have expired."""
@@ -130,6 +231,12 @@ class DurableSubscriptions:
     def _now_us(self) -> int:
         return int(self._store.clock() * 1_000_000)
 
+    def _is_over(self, row: dict[str, Any], schema: TableSchema, now: int) -> bool:
+        """Whether it has expired, or is to a table that was dropped."""
+        if row["expires_us"] <= now or row["table"] == schema.origin:
+            return bool(row["expires_us"] <= now)
+        return all(known.origin != row["table"] for known in self._store.catalog.visible.by_id.values())
+
     def _found(self, wanted: Scan) -> list[dict[str, Any]]:
         with self._store.snapshots.opened() as lease:
             return [row for batch in self._store.scan(lease, SUBSCRIPTIONS, wanted) for row in batch.to_pylist()]
@@ -145,8 +252,8 @@ class DurableSubscriptions:
             raise NotFound(f"there is no durable subscription {name!r}{whose}; it may have expired", table=table)
         return row
 
-    def _run(self, user: str | None, work: Callable[[Txn], Any]) -> Any:
-        """A transaction, again after a conflict. ``user``: whose rows it changes."""
+    def _run(self, users: Collection[str], work: Callable[[Txn], Any]) -> Any:
+        """A transaction, again after a conflict. ``users``: whose rows it changes."""
         while True:
             txn = self._store.transaction()
             try:
@@ -157,8 +264,8 @@ class DurableSubscriptions:
                 self._store.commits.wait_for_entered(1.0)
             finally:
                 self._store.commits.rollback(txn)
-                if user is not None:
-                    self._changes += 1  # first: whoever has read before sees this, or is dropped here
+                self._changes += 1  # first: whoever has read before sees this, or is dropped here
+                for user in users:
                     self._known_of.pop(user, None)
 
     def _sweep(self) -> None:
@@ -168,16 +275,42 @@ class DurableSubscriptions:
             return
         self._swept_at = now
         over = Scan(where=Expr("<=", "expires_us", self._now_us()), columns=("user", "name"), limit=_SWEEP_ROWS)
-        gone = self._found(over)
+        empty = all_of(Expr("==", "exact", 0), Expr("==", "asks", 0))
 
-        def work(txn: Txn) -> None:
+        def forget(txn: Txn) -> None:
+            changes = IndexChanges()
             for row in gone:
                 held = self._row(txn, row["user"], row["name"])
                 if held is not None and held["expires_us"] <= self._now_us():
+                    _leave(changes, row["user"], row["name"], held)
                     txn.delete(SUBSCRIPTIONS, (row["user"], row["name"]))
+            changes.write(txn)
 
-        if gone:
-            self._run(None, work)
+        def clear(txn: Txn) -> None:
+            """What nobody asks for any more. A subscription that comes meanwhile conflicts with it."""
+            for schema, where in ((CELLS, empty), (ASKS, Expr("==", "members", 0))):
+                for batch in txn.scan(schema, Scan(where=where, columns=schema.key_names, limit=_SWEEP_ROWS)):
+                    for row in batch.to_pylist():
+                        txn.delete(schema, tuple(row.values()))
+
+        while gone := self._found(over):
+            self._run({row["user"] for row in gone}, forget)
+            self._run((), clear)
+            if len(gone) < _SWEEP_ROWS:
+                break
+
+
+def _leave(changes: IndexChanges, user: str, name: str, row: dict[str, Any]) -> None:
+    """A subscription goes. One of an earlier version, which was not heard of since, stands nowhere."""
+    if row["places"] is not None:
+        changes.remove(row["table"], Place.parse(row["places"]), user, name)
+
+
+def _another(user: str, name: str) -> InvalidArgument:
+    whose = f" of {user!r}" if user else ""
+    return InvalidArgument(
+        f"subscription {name!r}{whose} is to another query: give that one, or drop it first with unsubscribe({name!r})"
+    )
 
 
 def _stored(user: str, name: str, row: dict[str, Any]) -> Stored:
@@ -202,6 +335,12 @@ def _written(query: Query) -> str:
         },
         separators=(",", ":"),
     )
+
+
+def _is_bare(query: Query) -> bool:
+    """Whether it says nothing of which events are wanted."""
+    scan = query.scan
+    return scan.where is None and scan.start is None and scan.end is None
 
 
 def _selecting(schema: TableSchema, text: str) -> Expr | None:

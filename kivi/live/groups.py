@@ -34,6 +34,7 @@ from kivi.mvcc.applied import PendingEvents
 from kivi.mvcc.feed import Committed
 from kivi.mvcc.leases import Lease
 from kivi.store.facade import Store
+from kivi.store.shards import is_in
 
 __all__ = ["Group", "RowGroup", "group_of", "made_again"]
 
@@ -349,6 +350,8 @@ class RowGroup(Group):
         """The rows, of these, that are in its key range, and may be shown."""
         assert isinstance(live, RowsLive)
         keys, window = found.keys, live.window
+        if (shards := live.query.scan.shards) is not None:
+            at = [i for i in at if is_in(self.schema, keys[i], shards)]
         if live.query.scan.start is not None or live.query.scan.end is not None:
             low, high = live.range
             at = [i for i in at if (low is None or keys[i] >= low) and (high is None or keys[i] < high)]

@@ -46,6 +46,7 @@ from kivi.live.durable import DurableSubscriptions
 from kivi.live.groups import Group, RowGroup, group_of, made_again
 from kivi.live.lives import Bind, EventsLive, Live, RowsLive, Then
 from kivi.live.matches import MatchesLive
+from kivi.live.parts import Parts, roundest
 from kivi.live.reading import read_window
 from kivi.live.schedule import Schedule
 from kivi.live.tails import Tails
@@ -54,6 +55,7 @@ from kivi.model.schema import TableSchema
 from kivi.model.subscriptions import Query, Terms, Update
 from kivi.mvcc.leases import Lease
 from kivi.store.facade import Store
+from kivi.store.shards import asked_shards
 
 __all__ = ["LIVES_MAX", "Hub"]
 
@@ -85,13 +87,15 @@ class Hub:
         self._groups: dict[str, Group] = {}
         self._asked: deque[tuple[Live, Then]] = deque()
         self._closed: deque[Live] = deque()
+        self._sought: deque[tuple[RowsLive, int]] = deque()
         self._thread: threading.Thread | None = None
         self._readers: ThreadPoolExecutor | None = None
         self._stopping = False
         self._resting = False
         self._hurried = threading.Event()
         """Somebody asked who has been told nothing yet."""
-        self._lost = 0
+        self._lost = self._noted = 0
+        """Up to which commit the feed has lost some; and up to which groups have noted what the feed had."""
         self.ts = 0
         """Every window is that of this snapshot."""
         self._lives: set[Live] = set()
@@ -100,6 +104,7 @@ class Hub:
         self._tails = Tails(store, self._lock, lambda: self.ts)
         self.durable = DurableSubscriptions(store)
         self._connections = Connections(self.durable)
+        self._parts = Parts(self._schedule)
         self.ticks = self.told = 0
         self.tick_s = 0.0
 
@@ -142,8 +147,8 @@ class Hub:
         with self._entered(live) as group:
             with self._store.snapshots.opened() as lease:
                 schema = self._store.table(table, lease)
-                self._store.shards.check(schema)
                 live.define(schema)
+                self._store.shards.check(schema, asked_shards(schema, live.query.scan))
                 live.window = read_window(self._store, lease, schema, live.query)
                 live.read_ts = lease.ts
             if since is not None:
@@ -163,12 +168,14 @@ class Hub:
 
     def _events(self, table: str, asked: Bind, terms: Terms) -> EventsLive:
         schema, bind = self._store.table(table), self._resolved(asked)
-        self._store.shards.check(schema)
         query, since, skip = bind(schema), terms.since or 0, terms.skip
+        self._store.shards.check(schema, asked_shards(schema, query.scan))
         if since > self._store.watermark():
             raise InvalidArgument(f"since = {since} is past the watermark: nothing was committed there yet")
         if terms.durable is not None:
             stored = self.durable.open(terms.durable, schema, asked(schema), since)
+            bind = self._resolved(lambda schema: self.durable.adopted(stored, asked(schema), schema))
+            query = bind(schema)
             since, skip = max((stored.ts, stored.skip), (since, skip))
         live = (
             EventsLive(table, bind, terms, schema, query, since, skip)
@@ -195,6 +202,13 @@ class Hub:
         if self._thread is None:  # it has ended, and cleared this before it answered the last time
             with self._lock:
                 self._answer_ended()
+
+    def seek(self, live: Live, ts: int) -> None:
+        """Something is said of a part as soon as it has come to ``ts``, if its subscriber is ready."""
+        if isinstance(live, RowsLive):
+            self._sought.append((live, ts))
+            self._hurried.set()
+            self._wake()
 
     def close(self, live: Live) -> None:
         """Ends a subscription; what was asked for is not answered any more. Harmless twice."""
@@ -256,6 +270,8 @@ class Hub:
                 group.joining.discard(live)
                 if live.failure is not None:
                     raise live.failure
+                if isinstance(live, RowsLive) and live.is_part:
+                    self._parts.add(live, self.ts)
             if isinstance(live, EventsLive):
                 live.kept_from = self.ts
 
@@ -305,6 +321,7 @@ class Hub:
         live.closed = True
         live.then = None
         self._lives.discard(live)
+        self._parts.discard(live)
         if isinstance(live, EventsLive):
             self._connections.left(live)
             if not live.busy:
@@ -371,7 +388,8 @@ class Hub:
             groups = [group for group in self._groups.values() if isinstance(group, RowGroup) and group.can_note]
             if len(groups) < len(self._groups):
                 return False
-            commits, lost = self._store.pending.feed.take(self._store.watermark())
+            self._noted = self._store.watermark()
+            commits, lost = self._store.pending.feed.take(self._noted)
             self._lost = max(self._lost, lost)
             for group in groups:
                 group.note(commits)
@@ -379,7 +397,7 @@ class Hub:
 
     def _has_work(self) -> bool:
         moved = bool(self._groups) and self._store.watermark() > self.ts
-        return moved or bool(self._asked) or bool(self._closed) or self._stopping
+        return moved or bool(self._asked or self._closed or self._sought) or self._stopping
 
     def _until_next(self) -> float:
         at = self._schedule.next_at
@@ -412,12 +430,17 @@ class Hub:
             live = self._closed.popleft()
             self._forget(live)
         now = time.monotonic()
+        while self._sought:
+            part, ts = self._sought.popleft()
+            part.sought = max(part.sought, ts)
+            self._parts.answer(part, self.ts, now)
         while self._asked:
             live, then = self._asked.popleft()
             if live.closed:
                 continue
             live.then = then
             live.beat = now + self._patience_of(live)
+            self._parts.answer(live, self.ts, now)
             at = min(max(now, live.due), live.beat) if live.dirty else live.beat
             self._schedule.put(live, min(at, self._end_at(live, now)))
 
@@ -429,11 +452,23 @@ class Hub:
         spread = live.heartbeat_s * random.uniform(_BEAT, 1.0)
         return max(spread, live.interval_s) if live.interval_s <= live.heartbeat_s else spread
 
+    def _begin_tick(self) -> Lease:
+        """On the watermark; where there are parts, on a commit that other nodes stop at, too."""
+        snapshots, newest = self._store.snapshots, self._store.watermark()
+        if self._parts and newest > self.ts:
+            at = self._store.pending.feed.first_at(max(roundest(self.ts, newest), self._noted))
+            if at is not None and at < newest:
+                lease = snapshots.begin(as_of_ts=at)
+                if not lease.historical:
+                    return lease
+                snapshots.release(lease)
+        return snapshots.begin()
+
     def _tick(self, at: Lease | None = None) -> None:
         """Every window to the newest snapshot, or that of a lease. Called with the lock."""
         if (self._store.watermark() if at is None else at.ts) <= self.ts and not self._lost:
             return
-        lease = at or self._store.snapshots.begin()
+        lease, before = at or self._begin_tick(), self.ts
         try:
             commits, lost = self._store.pending.feed.take(lease.ts)
             self._lost = max(self._lost, lost)
@@ -452,6 +487,9 @@ class Hub:
             if at is None:
                 self._store.snapshots.release(lease)
         self.ticks += 1
+        if self._parts:
+            is_last = self._store.watermark() == self.ts
+            touched += self._parts.ticked(touched, before, self.ts, is_last=is_last)
         for live in touched:
             if live.then is not None and live.dirty:
                 self._schedule.put(live, live.due)
@@ -498,6 +536,7 @@ class Hub:
         more = isinstance(live, EventsLive) and (behind or bool(live.kept))  # it has waited for long enough
         if isinstance(said, Update) and said.changes and not more:
             live.told_at(now)
+            self._parts.told(live, now)
         self.told += 1
         if then is not None:
             _call(then, said)

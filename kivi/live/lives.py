@@ -103,6 +103,15 @@ class RowsLive(Live):
         self.reset = True
         """It has been told nothing that holds."""
         self.range: tuple[bytes | None, bytes | None]
+        self.from_ts = 0
+        """Of a part: its window has not changed since this snapshot."""
+        self.sought = 0
+        """Of a part: something is to be said as soon as it has come to this snapshot."""
+
+    @property
+    def is_part(self) -> bool:
+        """Whether other nodes have other parts of it."""
+        return self.query.scan.shards is not None
 
     def define(self, schema: TableSchema) -> None:
         super().define(schema)
@@ -115,9 +124,9 @@ class RowsLive(Live):
     def take(self, ts: int) -> Update:
         self.ts = ts
         if not (self.window.changed or self.reset):
-            return Update(ts)
+            return Update(ts, from_ts=self.from_ts)
         state = self.window.state()
-        update = Update(ts, differences(self.told, state), reset=self.reset)
+        update = Update(ts, differences(self.told, state), reset=self.reset, from_ts=self.from_ts)
         self.told, self.reset, self.window.changed = state, False, False
         return update
 

@@ -27,6 +27,7 @@ from kivi.model.subscriptions import Query
 from kivi.mvcc.leases import Lease
 from kivi.store.facade import Store, rolled_batches
 from kivi.store.key_ranges import key_range
+from kivi.store.shards import asked_shards
 
 if TYPE_CHECKING:
     from kivi.live.lives import RowsLive
@@ -90,7 +91,9 @@ def _put(
     scan = query.scan
     assert scan.rollup is not None
     bounds = key_range(schema, scan)
-    rolled = store.reads.rollups.roll(lease, schema, scan, bounds, only=only, low_us=window.low_us)
+    rolled = store.reads.rollups_of(asked_shards(schema, scan)).roll(
+        lease, schema, scan, bounds, only=only, low_us=window.low_us
+    )
     keys = rolled.rows.keys.to_pylist()
     outputs, at = query.needed, 0
     for batch in rolled_batches(rolled, outputs, None):

@@ -162,8 +162,12 @@ def decode_frame(data: bytes | memoryview) -> Frame:
         raise DataLoss(f"a message begins with {magic!r}, and is no frame that this program knows")
     entries = []
     for _ in range(count):
+        if len(view) < at + _ENTRY.size:
+            raise DataLoss("a frame has fewer entries than it says")
         kind, numbers, size = _ENTRY.unpack(view[at : at + _ENTRY.size])
         at += _ENTRY.size
+        if kind not in _KINDS or len(view) < at + size:
+            raise DataLoss(f"a frame has an entry of kind {kind} and {size} bytes that this program does not know")
         entries.append(Entry(_KINDS[kind], (view[at : at + size],), numbers))
         at += size + -size % 8
     return Frame(generation, FrameId(node, boot, n), derived_at, clock_us, applied, hash_, entries)

@@ -22,12 +22,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
-from kivi.errors import DataLoss, InvalidArgument
+from kivi.errors import DataLoss, InvalidArgument, Unavailable
 from kivi.log import Entry, Kind
 from kivi.log.shards import EVERY, parse_shards, refined, shown_shards
 
@@ -38,6 +38,13 @@ JOINING_US: Final = 3_600_000_000
 _FORGOTTEN_US: Final = 86_400_000_000
 _HEARD_US: Final = 10_000_000
 """Shards are not given up to a node that has been silent for so long, by the log's time: it may be gone for good."""
+
+
+_TOLD_US: Final = 3_000_000
+"""For so long nobody folds past what a silent node has told of its snapshots."""
+_BEHIND_S: Final = 2.0
+_ANSWERS_US: Final = 4_000_000
+"""Nodes say something each second, at least."""
 
 
 class State(StrEnum):
@@ -62,6 +69,10 @@ class Member:
         """Those that it holds. Raises InvalidArgument."""
         said = self.about.get("shards")
         return EVERY if said is None else parse_shards(said)
+
+    def with_snapshots(self, watermark: int, opened: Sequence[int]) -> Member:
+        """For nodes that are asked for shards which this one lacks: the snapshots that it may ask for."""
+        return dataclasses.replace(self, about={**self.about, "reads": [watermark, *opened]})
 
     def with_shards(self, held: int) -> Member:
         return dataclasses.replace(self, about={**self.about, "shards": shown_shards(held)})
@@ -130,6 +141,59 @@ class Members:
             if member.state is State.LIVE and member.node != besides and member.said_us >= heard_us:
                 shards |= member.shards
         return shards
+
+    def snapshots(self, *, besides: int, time_us: int) -> tuple[int | None, set[int]]:
+        """Of the other nodes that lack shards: the least watermark, and what was opened below. None: there are none.
+
+        Who is silent, or far behind by its own account, is not waited for.
+        """
+        told = [
+            member.about["reads"]
+            for member in self._of.values()
+            if member.state is State.LIVE
+            and member.node != besides
+            and member.about.get("reads")
+            and member.about.get("age_s", 0.0) < _BEHIND_S
+            and time_us - member.said_us < _TOLD_US
+        ]
+        return min((watermark for watermark, *_ in told), default=None), {ts for _, *opened in told for ts in opened}
+
+    def is_heard(self, node: int, time_us: int, within_us: int = _HEARD_US) -> bool:
+        """Whether it is live, and was heard within 10 s."""
+        member = self._of.get(node)
+        return member is not None and member.state is State.LIVE and time_us - member.said_us < within_us
+
+    def answers(self, node: int, time_us: int) -> bool:
+        """Whether an answer of it is waited for: it was heard within 4 s."""
+        return self.is_heard(node, time_us, _ANSWERS_US)
+
+    def owners(
+        self, shards: int, *, besides: int, time_us: int, without: frozenset[int] = frozenset()
+    ) -> list[tuple[int, int]]:
+        """Other nodes, heard within 10 s, that together hold these shards, as few as can be told, each with its part.
+
+        Raises Unavailable if some have no other node.
+        """
+        heard = [
+            member
+            for member in list(self._of.values())
+            if member.node not in {besides, *without} and self.is_heard(member.node, time_us)
+        ]
+        heard.sort(key=lambda member: (member.node - besides) % 2**64)  # so that nodes ask different ones
+        found, left = list[tuple[int, int]](), shards
+        while left:
+            some = [member for member in heard if member.shards & left]
+            best = max(some, key=lambda m: (self.answers(m.node, time_us), (m.shards & left).bit_count()), default=None)
+            if best is None:
+                raise Unavailable(
+                    f"no other node that was heard lately holds {shown_shards(left)}, and answers: try again in a "
+                    "moment, or start one that holds them",
+                    shards=shown_shards(left),
+                    addresses=[],
+                )
+            found.append((best.node, best.shards & left))
+            left &= ~best.shards
+        return found
 
     def holders(self, shards: int) -> list[Member]:
         """The live nodes that hold all of these."""

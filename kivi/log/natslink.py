@@ -12,6 +12,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -189,14 +190,18 @@ class Nats:
         self.loop.run_until_complete(asyncio.sleep(0))
         self.loop.close()
 
+    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Runs it in the event loop. Raises Unavailable if the connection was closed."""
+        if self._closed:
+            work.close()
+            raise Unavailable("the connection to NATS is closed")
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
     def call(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
         """Runs it in the event loop, and waits. Raises Unavailable if it takes longer or the connection fails."""
         import nats.errors
 
-        if self._closed:
-            work.close()
-            raise Unavailable("the connection to NATS is closed")
-        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        future = self.start(work)
         try:
             return future.result(timeout_s)
         except (FutureTimeout, TimeoutError) as error:

@@ -179,6 +179,8 @@ class ReplicatedLog(CommitLog):
         self._short_since: float | None = None
         self._ends: deque[tuple[int, float]] = deque(maxlen=64)
         self.current_at = -math.inf
+        self._put_at: dict[int, float] = {}  # when each frame of this node that has not come back was made
+        self.proven_at = -math.inf
         """Everything that the log had at this moment, by ``clock``, has been applied."""
         self.sync_times = Histogram()
         self.server_restarts: Callable[[], int] = lambda: 0
@@ -194,8 +196,15 @@ class ReplicatedLog(CommitLog):
 
     @property
     def age_s(self) -> float:
-        """Everything that the log had so long ago has been applied."""
+        """Everything that the log had so long ago has been applied, if who said what it had was its leader; one that
+        was cut off and has not noticed may say it, too. So this is for people, and no answer relies on it."""
         return max(0.0, self._clock() - self.current_at)
+
+    @property
+    def proven_s(self) -> float:
+        """Everything that was acknowledged so long ago has been applied: a frame that was made then has come back, and
+        lies behind it in the log."""
+        return max(0.0, self._clock() - self.proven_at)
 
     @property
     def members(self) -> Members:
@@ -211,6 +220,11 @@ class ReplicatedLog(CommitLog):
     def addresses(self, shards: int) -> list[str]:
         """Of the live nodes that hold all of these shards."""
         return [member.about.get("address") or f"node {member.node:x}" for member in self.members.holders(shards)]
+
+    def parts(self, shards: int) -> list[tuple[str, int]]:
+        """Of each live node that others can reach its address, and which of these shards it holds."""
+        live = (member for member in self.members if member.state is State.LIVE)
+        return [(member.about["address"], member.shards & shards) for member in live if member.about.get("address")]
 
     # -- what a gateway does ----------------------------------------------------------------------
 
@@ -236,6 +250,7 @@ class ReplicatedLog(CommitLog):
         self.check_writable()
 
         def made(id_: FrameId) -> Frame:
+            self._put_at[id_.n] = self._clock()
             at = self.place
             now_us = int(self._wall_clock() * 1_000_000)
             return Frame(self.generation, id_, derived_at, now_us, at.sequence, at.hash, entries)
@@ -396,10 +411,10 @@ class ReplicatedLog(CommitLog):
                 self._arriving = None
         self.placed()
         self._last_message = message.data
-        if isinstance(held, Frame) and self._is_mine(held.id):
-            self.outbox.arrived(held.id.n)
-        elif frame is not None and self._is_mine(frame.id):
-            self.outbox.arrived(frame.id.n)
+        came = held if isinstance(held, Frame) else frame
+        if came is not None and self._is_mine(came.id):
+            self.proven_at = max(self.proven_at, self._put_at.pop(came.id.n, -math.inf))
+            self.outbox.arrived(came.id.n)
 
     def placed(self) -> None:
         """The place moves to the message that arrives, whose entries have all been judged; once."""

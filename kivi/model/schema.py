@@ -257,6 +257,8 @@ class TableSchema:
     derived: tuple[tuple[str, str], ...] = ()
     alterations: tuple[Alteration, ...] = ()
     """In order: each has the columns up to those of the next one."""
+    role: str = ""
+    """What the table is of, for consoles that show it (``kivi.model.roles``)."""
     by_name: dict[str, Column] = field(default_factory=dict, init=False, compare=False, repr=False)
     """Key columns and columns, but for those that nobody sees (``Alteration``)."""
     index_of: dict[str, int] = field(default_factory=dict, init=False, compare=False, repr=False)
@@ -595,6 +597,7 @@ class TableSchema:
             "created_ts": self.created_ts,
             "id": self.origin,
         }
+        out |= {"role": self.role} if self.role else {}
         if self.kind == "event":
             out |= {"event_time": self.event_time, "retention_us": self.retention_us}
             out |= {"index": list(self.index)} if self.index else {}

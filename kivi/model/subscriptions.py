@@ -58,7 +58,7 @@ class Update:
 
     ``reset``: the changes begin from nothing, whatever the subscriber had before. Of events ``skip`` counts those
     after ``ts`` that have been delivered, this update's included: the next one begins behind them. ``ended``: it is
-    the last.
+    the last. ``from_ts``: of a part, the snapshot from which on the state has been as it is; 0: it is not said.
     """
 
     ts: int
@@ -66,6 +66,7 @@ class Update:
     reset: bool = False
     skip: int = 0
     ended: bool = False
+    from_ts: int = 0
 
 
 class Durable(NamedTuple):

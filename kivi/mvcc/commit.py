@@ -158,9 +158,9 @@ class Committer:
         """Whether a commit would wait for room in pending."""
         return self.pending.nbytes > self.pending_hard_bytes
 
-    def staleness_s(self) -> float:
-        """Everything that was acknowledged so long ago, by whomever, can be read at the watermark."""
-        return 0.0
+    def staleness(self) -> tuple[float, int]:
+        """Everything that was acknowledged so many seconds ago, by whomever, can be read at the commit timestamp."""
+        return 0.0, self.watermark.value
 
     def fresher(self) -> str | None:
         """The address of a node that may answer something newer; None: none is known."""

@@ -67,6 +67,11 @@ class Feed:
                 self._lost = max(self._lost, max(one.cts for one in self._entries))
                 self._entries, self._nbytes = [], 0
 
+    def first_at(self, least: int) -> int | None:
+        """The least CTS from ``least`` on at which commits that entered together end; None: there are none."""
+        with self._mutex:
+            return min((one.cts for one in self._entries if one.cts >= least), default=None)
+
     @property
     def fills(self) -> bool:
         """Whether half of the room is taken: whoever follows had better take what there is."""

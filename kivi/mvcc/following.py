@@ -39,8 +39,8 @@ class FollowingCommitter(Committer):
     def fence(self, token: str) -> bool:
         raise InvalidArgument(_READS_ONLY)
 
-    def staleness_s(self) -> float:
-        return time.monotonic() - self.log.checked_at
+    def staleness(self) -> tuple[float, int]:
+        return time.monotonic() - self.log.checked_at, self.watermark.value
 
     def newest(self, timeout_s: float) -> int:
         return self.log.mark().sequence  # whoever asks waits until the watermark is there

@@ -10,6 +10,11 @@ or has S >= F (and needs none)::
 Past its limit, or cut because keeping its versions cost too much, a lease answers SnapshotTooOld: to reads, which
 check *after* they have read, and to commits. No lease ever makes a writer wait.
 
+**Snapshots of others.** A node of a cluster that holds a part of the shards asks others for the rest, at its own S.
+So it tells them its watermark and its open S every so often (`told`), and each of them keeps these as if they were its
+own, and folds no further than the watermark that it was told (`hold`): whatever S the other one opens next is not below
+it.
+
 A snapshot below the horizon that was not registered in time (``as_of`` a past timestamp) is *historical*: it can read
 only what keeps history, which each table decides for itself (``snapshot``).
 """
@@ -22,11 +27,14 @@ import math
 import threading
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
+from typing import Final
 
 from kivi.errors import InvalidArgument, ResourceExhausted, SnapshotTooOld
 from kivi.mvcc.watermark import Watermark
 
 __all__ = ["Lease", "Leases"]
+
+_TOLD_MAX: Final = 256
 
 
 @dataclass(slots=True, eq=False)
@@ -61,6 +69,10 @@ class Leases:
         self._count: dict[int, int] = {}
         self._kept: dict[int, int] = {}  # the same without historical leases, which keep nothing alive
         self._deadlines: list[tuple[float, int]] = []
+        self._others: dict[int, Lease] = {}  # of other nodes' snapshots
+        self._bound: int | None = None
+        self.has_no_room: Callable[[], bool] = lambda: False
+        """Whether memory cannot wait for other nodes: what they have not opened yet may be too old for them then."""
         self.horizon = self.watermark.value
         self.released_below_horizon = False
         self.cut = 0
@@ -185,11 +197,36 @@ class Leases:
             if lease is not None and lease.expires_at <= now:
                 self._end(lease, "its time limit passed")
 
+    def told(self) -> tuple[int, list[int]]:
+        """For ``hold`` of other nodes: below which no S will be opened here, and those below it that are open."""
+        with self.lock:
+            self._expire()
+            upto = self.watermark.value
+            own = {held.ts for held in self._open.values() if not held.pinned and held.ts < upto}
+            return upto, sorted(own)[:_TOLD_MAX]
+
+    def hold(self, bound: int | None, wanted: set[int]) -> None:
+        """What other nodes have told: nobody opens an S below ``bound`` but those ``wanted``. None: there are none.
+
+        Of these the ones below the horizon are kept already, or it is too late.
+        """
+        with self.lock:
+            self._bound = bound
+            for ts in self._others.keys() - wanted:
+                self._end(self._others.pop(ts), "it was closed")
+            for ts in wanted - self._others.keys():
+                if ts >= self.horizon or ts in self._kept:
+                    self._others[ts] = self.pin(ts)
+
+    def _upto(self) -> int:
+        upto = self.watermark.value
+        return upto if self._bound is None or self.has_no_room() else min(upto, self._bound)
+
     def boundaries(self) -> tuple[int, list[int]]:
         """(F, every open S < F in order): fold up to F, keeping a version for each of these. Raises the horizon."""
         with self.lock:
             self._expire()
-            upto = self.watermark.value
+            upto = self._upto()
             self.horizon = max(self.horizon, upto)
             return upto, sorted(ts for ts in self._count if ts < upto)
 
@@ -197,12 +234,12 @@ class Leases:
         """Whether a snapshot with low <= S < high is open, or the next one may be of this kind."""
         with self.lock:
             self._expire()
-            return self.watermark.value < high or any(low <= ts < high for ts in self._count)
+            return self._upto() < high or any(low <= ts < high for ts in self._count)
 
     def oldest(self) -> int | None:
         with self.lock:
             self._expire()
-            return min(self._count, default=None)
+            return min([*self._count, *([] if self._bound is None else [self._upto()])], default=None)
 
     def oldest_age_s(self) -> float:
         """For how long the snapshot that was opened first has been open; 0 if there is none."""

@@ -10,6 +10,7 @@ So what changes is noted in order, and with the position all that was noted up t
     gathered      what was added to aggregates while retractions are on their way (``kivi.mvcc.gathering``)
     pins          snapshots that every node keeps (``kivi.mvcc.pins``)
     taken         the ids of events that count once (``kivi.mvcc.deduplication``)
+    touched       which rows of guarded aggregates were touched (``kivi.mvcc.touches``)
 
 Not thread safe: all of it is called under the entry lock, but for `load`.
 """
@@ -36,6 +37,7 @@ from kivi.mvcc.deduplication import Deduplication, Taken
 from kivi.mvcc.gathering import Gathering, Window
 from kivi.mvcc.pins import Held, Pins
 from kivi.mvcc.record import Bulk, Commit, Once, decode_commit
+from kivi.mvcc.touches import Touches, Watch
 from kivi.mvcc.verdict import Facts, Footprint, Generations
 
 __all__ = ["Definition", "Prefix"]
@@ -44,6 +46,7 @@ _FACTS: Final = meta_key("facts")
 _CATALOG: Final = meta_key("definitions")
 _GATHERING: Final = meta_key("gathering")
 _PINS: Final = meta_key("pins")
+_WATCHES: Final = meta_key("watches")
 _TAKEN: Final = struct.Struct("<QI")  # the log's time, and how long the JSON is of what counts once; then the ids
 
 
@@ -91,12 +94,29 @@ class _Ended(NamedTuple):
     number: int
 
 
+class _Watched(NamedTuple):
+    cts: int
+    table: int
+    watch: Watch | None
+
+
+class _Touched(NamedTuple):
+    cts: int
+    touched: dict[int, Any]
+
+
 class Prefix:
     """``saved`` says whether the engine has one; else it begins with what ``begin`` is told."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._noted: deque[_Written | _Defined | _Changed | _Gathered | _Opened | _Ended | _Pinned | Taken] = deque()
+        self._noted: deque[
+            _Written | _Defined | _Changed | _Gathered | _Opened | _Ended | _Pinned | _Watched | _Touched | Taken
+        ] = deque()
+        self._touches, self._touched = Touches(), set[int]()
+        for watch in json.loads(engine.get(_WATCHES) or b"[]"):
+            self._touches.watch(Watch(*watch))
+            self._touches.newest_in[watch[0]] = np.frombuffer(engine.get(_touches_key(watch[0])) or b"", "<u8").copy()
         self._pins = {
             bytes.fromhex(name): Held(bytes.fromhex(name), number, until_us)
             for name, number, until_us in json.loads(engine.get(_PINS) or b"[]")
@@ -157,6 +177,12 @@ class Prefix:
         for held in self._pins.values():
             pins.restore(held)
 
+    def restore_touches(self, touches: Touches) -> None:
+        """What was touched as of the position."""
+        for table, watch in self._touches.watches.items():
+            touches.watch(watch)
+            touches.newest_in[table] = self._touches.newest_in[table].copy()
+
     def restore_taken(self, deduplication: Deduplication) -> None:
         """Ids that were taken as of the position."""
         prefix = space_prefix(Space.TAKEN)
@@ -199,6 +225,14 @@ class Prefix:
         """A commit brought events that count once."""
         self._noted.append(taken)
 
+    def watched(self, cts: int, table: int, watch: Watch | None) -> None:
+        """The rows of an aggregate are watched from here on, for longer, or not any more."""
+        self._noted.append(_Watched(cts, table, watch))
+
+    def touched(self, cts: int, touched: dict[int, Any]) -> None:
+        """Commits up to here touched rows of watched aggregates, of these buckets."""
+        self._noted.append(_Touched(cts, touched))
+
     # -- what is saved ----------------------------------------------------------------------------
 
     def save(self, batch: WriteBatch, upto: int) -> None:
@@ -221,6 +255,16 @@ class Prefix:
                         self._pins[name] = held
                     pins = [(pin.name.hex(), pin.number, pin.until_us) for pin in self._pins.values()]
                     batch.put(_PINS, json.dumps(pins).encode())
+                case _Watched(_, table, watch):
+                    if watch is None:
+                        self._touches.end(table)
+                        batch.delete(_touches_key(table))
+                    else:
+                        self._touches.watch(watch)
+                    self._touched.add(table)
+                case _Touched(cts, touched):
+                    self._touches.touch(touched.items(), cts)
+                    self._touched.update(touched)
                 case Taken() as taken:
                     batch.put(taken_key(taken.cts), _taken_bytes(taken))
                     self._taken.append((taken.cts, taken.is_over_at_us))
@@ -235,6 +279,7 @@ class Prefix:
                     if self._windows.pop(number, None) is not None:
                         batch.delete_range(gathered_key(0), gathered_key(min(self._windows, default=cts + 1)))
                         self._save_windows(batch)
+        self._save_touches(batch)
         if self._generations.floor > floor:
             batch.delete_range(fact_key(0), fact_key(self._generations.floor + 1))
         batch.put(_FACTS, json.dumps(self._generations).encode())
@@ -242,6 +287,13 @@ class Prefix:
             content = {"changes": self.changes, "definitions": self.definitions, "last_id": self.last_id}
             batch.put(_CATALOG, json.dumps(content).encode())
             self._catalog_changed = False
+
+    def _save_touches(self, batch: WriteBatch) -> None:
+        for table in self._touched & self._touches.watches.keys():
+            batch.put(_touches_key(table), self._touches.newest_in[table].astype("<u8").tobytes())
+        if self._touched:
+            batch.put(_WATCHES, json.dumps([*self._touches.watches.values()]).encode())
+            self._touched = set()
 
     def _save_windows(self, batch: WriteBatch) -> None:
         batch.put(_GATHERING, json.dumps([*self._windows.values()]).encode())
@@ -254,6 +306,10 @@ class Prefix:
             else:
                 before = self.definitions[table].cells if table in self.definitions else {}
                 self.definitions[table] = Definition({**before, **op.puts}, cts)
+
+
+def _touches_key(table: int) -> bytes:
+    return meta_key(f"touches/{table}")
 
 
 def _as_bytes(footprint: Footprint) -> bytes:

@@ -45,13 +45,14 @@ Decoding is lazy where it matters: Arrow bytes stay memoryviews until somebody n
 
 from __future__ import annotations
 
+import functools
 import json
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import lru_cache
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -241,6 +242,23 @@ class _Reader:
             raise DataLoss(f"a log record has version {version}; this program knows {_VERSION}")
 
 
+_Decoded = TypeVar("_Decoded")
+
+
+def _reads(decode: Callable[[Buffer], _Decoded]) -> Callable[[Buffer], _Decoded]:
+    """A body that is none, although its checksum is right, was written by another program, or by a bug: DataLoss."""
+
+    @functools.wraps(decode)
+    def read(body: Buffer) -> _Decoded:
+        try:
+            return decode(body)
+        except (ValueError, LookupError, TypeError, struct.error) as error:
+            raise DataLoss(f"a log record is damaged ({error}): run kivi verify") from None
+
+    return read
+
+
+@_reads
 def decode_commit(body: Buffer) -> Commit:
     """The inverse of ``Commit.encode``. Raises DataLoss."""
     reader = _Reader(body)
@@ -319,6 +337,7 @@ def is_events(body: Buffer) -> bool:
     return memoryview(body)[0] in (_EVENTS_VERSION, _JUDGED_EVENTS_VERSION)
 
 
+@_reads
 def decode_events(body: Buffer) -> EventsRecord:
     """The inverse of ``EventsRecord.encode``. Raises DataLoss."""
     reader = _Reader(body)
@@ -456,6 +475,7 @@ class Stage:
         return [head + _U64.pack(size) + bytes(-(len(head) + 8) % 8), *self.data]
 
 
+@_reads
 def decode_stage(body: Buffer) -> Stage:
     reader = _Reader(body)
     reader.version()
@@ -485,6 +505,7 @@ class Abort:
         return [out]
 
 
+@_reads
 def decode_abort(body: Buffer) -> Abort:
     reader = _Reader(body)
     reader.version()
@@ -506,6 +527,7 @@ class NewFloor:
         return [_FLOOR.pack(_FLOOR_VERSION, self.table, self.time_us)]
 
 
+@_reads
 def decode_floor(body: Buffer) -> NewFloor:
     version, table, time_us = _FLOOR.unpack(body)
     if version != _FLOOR_VERSION:
@@ -523,6 +545,7 @@ class Gather:
         return [struct.pack(f"<BI{len(self.tables)}I", _VERSION, len(self.tables), *self.tables)]
 
 
+@_reads
 def decode_gather(body: Buffer) -> Gather:
     reader = _Reader(body)
     reader.version()
@@ -541,6 +564,7 @@ class Pin:
         return [_PIN.pack(_VERSION, self.is_new, self.ttl_us, self.name)]
 
 
+@_reads
 def decode_pin(body: Buffer) -> Pin:
     version, is_new, ttl_us, name = _PIN.unpack(body)
     if version != _VERSION:

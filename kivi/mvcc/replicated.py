@@ -17,10 +17,10 @@
                      12  the gateway's callers are told
 
 Steps 3 to 8 read nothing but what the log's prefix decides, so every node decides alike: tokens, what changed when,
-facts, stages, what was gathered or taken; and times are the log's. (The newest operation on an aggregate's row is not
-known as of the position, so a guard on one is refused.) What steps 4 to 6 compare with is kept in base with the
-position (``kivi.mvcc.prefix``), so a node that starts anew, or from the copy of another, goes on with it. Base may be
-ahead of the position then: nothing is read or derived until W has come to where base may be.
+facts, stages, what was gathered or taken, which rows of guarded aggregates were touched (``kivi.mvcc.touches``); and
+times are the log's. What steps 4 to 6 compare with is kept in base with the position (``kivi.mvcc.prefix``), so a node
+that starts anew, or from the copy of another, goes on with it. Base may be ahead of the position then: nothing is read
+or derived until W has come to where base may be.
 
 Of a frame that this process published the parts themselves are applied, of any other one what its entries decode to.
 """
@@ -49,6 +49,7 @@ from kivi.mvcc.pins import Pins
 from kivi.mvcc.prefix import Prefix
 from kivi.mvcc.record import Abort, Gather, Other, Pin, kind_of
 from kivi.mvcc.tokens import FENCED
+from kivi.mvcc.touches import Touches
 from kivi.mvcc.verdict import Footprint
 from kivi.mvcc.watermark import call_all
 
@@ -57,7 +58,10 @@ __all__ = ["PLACE", "Proposed", "ReplicatedCommitter"]
 PLACE: Final = meta_key("place")
 """The place in the log that belongs to the recorded position: see ``kivi.log.replicated``."""
 _FENCE_S: Final = 10.0
-_NO_GUARDS: Final = "a cluster does not judge guards on rows of aggregates: guard a row of a table"
+_NO_GUARDS: Final = (
+    "a cluster does not judge guards on rows of aggregates of sharded tables, of which a node may hold a part: guard a "
+    "row of a table"
+)
 
 
 _Done: TypeAlias = Callable[[BaseException | None, int], None]
@@ -86,7 +90,9 @@ class ReplicatedCommitter(Committer):
         self.later: Callable[[Callable[[], object]], None] = lambda run: threading.Thread(
             target=run, daemon=True
         ).start()
+        self.is_sharded: Callable[[int], bool] = lambda table: False
         self.gathering, self.deduplication, self.pins = Gathering(), Deduplication(), Pins(self.leases)
+        self.touches = Touches()
         self._proposed: dict[int, Sequence[Part | Proposed]] = {}
         self.log.on_arrival = self._arrived
         self.log.on_failure = self._failed
@@ -183,7 +189,7 @@ class ReplicatedCommitter(Committer):
             if isinstance(part, Single):
                 if part.lease is not None and not part.blind:
                     self.leases.check(part.lease)
-                if any(self.is_aggregate(guard.table) for guard in part.commit.guards):
+                if any(self.is_sharded(table) for table in self._guarded_aggregates(part)):
                     raise InvalidArgument(_NO_GUARDS)
                 part.lease = None
             if part.on_check is not None:
@@ -205,8 +211,9 @@ class ReplicatedCommitter(Committer):
         before them, and they count. A read of what was acknowledged anywhere before the call waits for its number."""
         self._propose([Proposed(None, done)], entries, 0)
 
-    def staleness_s(self) -> float:
-        return self.log.age_s
+    def staleness(self) -> tuple[float, int]:
+        with self.entry_lock:  # no message is half applied
+            return self.log.proven_s, self.log.last
 
     def fresher(self) -> str | None:
         with self.entry_lock:
@@ -285,10 +292,18 @@ class ReplicatedCommitter(Committer):
             for done in self.log.take_done():
                 done(None)
             self.log.placed()  # before W moves: whoever records a position then has the place that belongs to it
+        if any(entry.kind.is_about_nodes for entry in arrived.frame.entries):
+            self.hear_nodes()
         call_all(turn.answers)
         if arrived.mine:
             for part in turn.given_back:
                 self._derive_again(part)
+
+    def hear_nodes(self) -> None:
+        """What they say of their snapshots is kept for them, as of the place."""
+        with self.entry_lock:
+            bound, opened = self.log.members.snapshots(besides=self.log.node, time_us=self.log.place.time_us)
+            self.leases.hold(bound, opened)
 
     def _check_once(self, part: Part) -> None:
         if isinstance(part, Single) and self.deduplication.has_some(part, self.now_us()):
@@ -301,17 +316,30 @@ class ReplicatedCommitter(Committer):
         return found
 
     def _enter(self, part: Part, turn: _Turn) -> None:
+        for table in self._guarded_aggregates(part):
+            self.prefix.watched(self.log.last, table, self.touches.ask(table, self.log.last, self.now_us()))
         super()._enter(part, turn)
         if not part.first:
             return
         if isinstance(part, Single) and (taken := self.deduplication.take(part, self.now_us())) is not None:
             self.prefix.took(taken)
+        if self.touches.watches and (touched := self.touches.touched(part.applied())):
+            self.touches.touch(touched.items(), part.last)
+            self.prefix.touched(part.last, touched)
         if not self.gathering.windows:
             return
         if (kept := self.gathering.keep(part.last, part.applied())) is not None:
             self.prefix.gathered(kept, part.last)
         if isinstance(part, Single):
             self._end_gathering(part.commit.gathered_since, part.last)
+
+    def _guarded_aggregates(self, part: Part) -> set[int]:
+        if not isinstance(part, Single):
+            return set()
+        return {guard.table for guard in part.commit.guards if self.is_aggregate(guard.table)}
+
+    def _newest_of(self, part: Single) -> Callable[[int, bytes], int | None]:
+        return lambda table, key: self.touches.newest(table, key) if self.is_aggregate(table) else None
 
     def _let_go(self) -> None:
         """Of what is over by the log's time."""
@@ -321,6 +349,9 @@ class ReplicatedCommitter(Committer):
         for name in self.pins.over(now_us):
             self.pins.end(name)
             self.prefix.pinned(last, name, None)
+        for table in self.touches.over(now_us):
+            self.touches.end(table)
+            self.prefix.watched(last, table, None)
 
     def _end_gathering(self, number: int, cts: int) -> None:
         if number in self.gathering.windows:

@@ -103,6 +103,9 @@ class Settings:
     """Rows of an answer."""
     sql_processes: int = 2
     """How many questions a server computes at a time, each in a process of its own; others wait."""
+    # -- subscriptions
+    subscriptions_bytes: int = 64 * MIB
+    """What is remembered of how many durable subscriptions ask for what; the rest is read when an event asks."""
     # -- alerts
     alerts_every_s: float = 0.5
     """How often it is looked whether an alert has to be evaluated, or somebody told."""

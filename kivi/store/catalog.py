@@ -10,6 +10,9 @@
    10 alerts     (name)  -> definition, clock ...       alerts, and up to when each is judged (kivi.alerts)
    11 alert_instances (alert, instance) -> state ...    those that are not inactive
    12 alert_notifications (alert, number) -> ...        those that are yet to be delivered
+   13 cells      (table, cell) -> exact, asks (SUM)     how many durable subscriptions ask for what (kivi.live.index)
+   14 asks       (table, cell, ask) -> query, ...       predicates that are more than their cells say
+   15 members    (table, target, user, name) -> since   who asks
 
 Rules (``kivi.model.rules``) are definitions among those of tables, with ids of the same counter; their names are theirs
 alone, and stand among the others as ``rule:NAME``.
@@ -54,9 +57,12 @@ __all__ = [
     "ALERTS",
     "ALERT_INSTANCES",
     "ALERT_NOTIFICATIONS",
+    "ASKS",
+    "CELLS",
     "COUNTERS",
     "JUDGED",
     "LATE",
+    "MEMBERS",
     "NAMES",
     "RETRACTIONS",
     "SUBSCRIPTIONS",
@@ -74,6 +80,8 @@ _INT: Final = ColumnType("int64")
 _TEXT: Final = ColumnType("string")
 _BYTES: Final = ColumnType("bytes")
 _BOOL: Final = ColumnType("bool")
+_HISTORY_US: Final = 600_000_000
+"""For so long it can be asked whom an event has reached."""
 TABLES: Final = TableSchema(
     "kivi.tables",
     "row",
@@ -98,8 +106,10 @@ SUBSCRIPTIONS: Final = TableSchema(
         Column("skip", _INT),
         Column("ttl_us", _INT),
         Column("expires_us", _INT),
+        Column("places", _TEXT),
     ),
     id=5,
+    alterations=(Alteration(8),),
 )
 RETRACTIONS: Final = TableSchema("kivi.retractions", "row", (Column("table", _INT),), (Column("events", _INT),), id=6)
 JUDGED: Final = TableSchema(
@@ -154,6 +164,30 @@ ALERT_NOTIFICATIONS: Final = TableSchema(
     ),
     id=12,
 )
+CELLS: Final = TableSchema(
+    "kivi.cells",
+    "row",
+    (Column("table", _INT), Column("cell", _TEXT)),
+    (Column("exact", _INT, "sum"), Column("asks", _INT, "sum")),
+    id=13,
+    history_us=_HISTORY_US,
+)
+ASKS: Final = TableSchema(
+    "kivi.asks",
+    "row",
+    (Column("table", _INT), Column("cell", _TEXT), Column("ask", _TEXT)),
+    (Column("query", _TEXT), Column("members", _INT, "sum")),
+    id=14,
+    history_us=_HISTORY_US,
+)
+MEMBERS: Final = TableSchema(
+    "kivi.members",
+    "row",
+    (Column("table", _INT), Column("target", _TEXT), Column("user", _TEXT), Column("name", _TEXT)),
+    (Column("since", _INT),),
+    id=15,
+    history_us=_HISTORY_US,
+)
 SYSTEM: Final = {
     schema.id: schema
     for schema in (
@@ -167,6 +201,9 @@ SYSTEM: Final = {
         ALERTS,
         ALERT_INSTANCES,
         ALERT_NOTIFICATIONS,
+        CELLS,
+        ASKS,
+        MEMBERS,
     )
 }
 FIRST_ID: Final = 16
@@ -267,7 +304,8 @@ class View:
                 rule = Rule.from_json(text)
                 rules[table_id] = replace(rule, created_ts=rule.created_ts or cts)
             elif text := op.puts.get(_ALTERED) or op.puts.get(_DEFINITION):
-                new = by_id[table_id] = dated(TableSchema.from_json(text.encode()), cts)
+                new = dated(TableSchema.from_json(text.encode()), cts, is_altered=_ALTERED in op.puts)
+                by_id[table_id] = new
                 check_known(column.state for column in new.columns if column.state is not None)
                 origins.add(new.origin)
         replaced = {**self.replaced, **{old.id: Replaced(old, cts) for old in gone if old.origin in origins}}
@@ -290,10 +328,11 @@ def _by_source(by_id: Mapping[int, TableSchema], kind: str) -> dict[int, tuple[T
     return sources
 
 
-def dated(schema: TableSchema, cts: int) -> TableSchema:
-    """A definition that the commit at ``cts`` brought: what is new of it is of then."""
+def dated(schema: TableSchema, cts: int, *, is_altered: bool = True) -> TableSchema:
+    """A definition that the commit at ``cts`` brought: what is new of it is of then. ``is_altered``: the table was
+    there, and could be read, before."""
     alterations = tuple(replace(one, cts=one.cts or cts) for one in schema.alterations)
-    created_ts = schema.created_ts if alterations else 0
+    created_ts = schema.created_ts if alterations or is_altered else 0
     return replace(schema, created_ts=created_ts or cts, alterations=alterations)
 
 

@@ -48,6 +48,7 @@ from kivi.encoding.projection import Projection
 from kivi.errors import EventsRetracted, InvalidArgument, NotFound, SchemaError, SnapshotTooOld
 from kivi.events.store import EventStore
 from kivi.events.views import EventView
+from kivi.log.shards import EVERY
 from kivi.model.changes import COMMIT_TS, REMOVED, RETRACTED, Changes, TailPoints
 from kivi.model.expressions import matches
 from kivi.model.scans import Scan
@@ -61,6 +62,7 @@ from kivi.store.event_parts import event_times, pieces, trimmer
 from kivi.store.key_ranges import key_range
 from kivi.store.reads import BATCH_ROWS, Reads, limited
 from kivi.store.retention import first_positions
+from kivi.store.shards import asked_shards
 
 __all__ = ["ChangeReads"]
 
@@ -161,7 +163,8 @@ class ChangeReads:
     def scan(self, lease: Lease, schema: TableSchema, wanted: Scan, changes: Changes) -> Iterator[pa.RecordBatch]:
         """A scan of what was committed in (since, the snapshot]. It is captured at the call."""
         self.reads.check_open()
-        self.reads.check_visible(lease, schema)
+        counted = changes.skip or changes.take is not None  # among all events of the table
+        self.reads.check_visible(lease, schema, EVERY if counted else asked_shards(schema, wanted))
         events = self._source(schema)
         if wanted.reverse:
             raise InvalidArgument("changes are read forwards")

@@ -31,6 +31,7 @@ from kivi.mvcc.timeline import Timeline
 from kivi.query.planning import Times
 from kivi.store.event_parts import named_events, pieces, trimmer
 from kivi.store.retention import first_positions
+from kivi.store.spanning import SpannedView
 
 __all__ = ["Captured", "SelectedEvents", "columns_asked", "narrowed", "pushed", "shown_events"]
 
@@ -45,7 +46,7 @@ class Captured:
     floor hides. ``is_own``: whether it is one that may have changed what it sees."""
 
     schema: TableSchema
-    view: EventView
+    view: EventView | SpannedView
     recent: Sequence[PendingEvents]
     own: Sequence[pa.RecordBatch] = ()
     is_own: bool = False

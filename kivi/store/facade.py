@@ -31,6 +31,7 @@ from kivi.log import CommitLog
 from kivi.model.declarations import with_columns
 from kivi.model.lateness import LatenessDay
 from kivi.model.levels import altered_schema
+from kivi.model.roles import with_role
 from kivi.model.scans import Scan
 from kivi.model.schema import OperatorCall, TableSchema
 from kivi.mvcc.groups import Outcome, Writes, WriteSet
@@ -108,6 +109,8 @@ class Store(Wiring):
             self.shards.cuts = lambda log=self.committer.log: log.members.cuts  # type: ignore[misc]
             self.shards.of_cluster = True
             self.shards.holders = self.committer.log.addresses
+            self.shards.parts = self.committer.log.parts
+            self.committer.hear_nodes()
         self.before_copy: Callable[[], None] = lambda: None
         """Called before the store is copied."""
         self.cluster_status: Callable[[], Any] = _no_cluster
@@ -241,9 +244,19 @@ class Store(Wiring):
         created = self._tables.create(schemas)
         return self.backfill.build(created, progress) if created[0].kind in ("aggregate", "view") else created
 
-    def alter_table(self, name: str, columns: Mapping[str, object]) -> TableSchema:
-        """Adds columns to a row table or an event table. Raises NotFound, SchemaError, InvalidArgument."""
-        return self._tables.alter(name, lambda schema: with_columns(schema, columns))
+    def alter_table(
+        self, name: str, columns: Mapping[str, object] | None = None, role: str | None = None
+    ) -> TableSchema:
+        """Adds columns to a row table or an event table, and gives any table a role.
+
+        Raises NotFound, SchemaError, InvalidArgument.
+        """
+
+        def altered(schema: TableSchema) -> TableSchema:
+            schema = schema if columns is None else with_columns(schema, columns)
+            return schema if role is None else with_role(schema, role)
+
+        return self._tables.alter(name, altered)
 
     def alter_aggregate(
         self,
@@ -354,8 +367,8 @@ class Store(Wiring):
         return self.copies.holding(schema) if schema.kind == "event" else []
 
     def lateness_of(self, schema: TableSchema) -> list[LatenessDay]:
-        """How late the events of the last days came, by the day of their commits."""
-        return self.lateness.days(schema) if schema.kind == "event" else []
+        """How late the events of the last days came, by the day of their commits; none where it has a part."""
+        return self.lateness.days(schema) if schema.kind == "event" and not self.shards.is_partial(schema) else []
 
     def statistics(self, schema: TableSchema) -> dict[str, int]:
         """Numbers about a table's contents that are cheap to have."""

@@ -24,6 +24,7 @@ from kivi.model.expressions import HIERARCHY, Expr
 from kivi.model.hierarchies import is_hierarchy
 from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
+from kivi.model.types import ColumnType
 from kivi.mvcc.leases import Lease
 from kivi.store.catalog import Catalog
 from kivi.store.reads import Reads
@@ -58,6 +59,34 @@ class Hierarchies:
             return where
         with self.snapshots.opened() as lease:
             return self._plain(where, lease, schema, None)
+
+    def resolved_at(self, lease: Lease, schema: TableSchema, where: Expr | None) -> Expr | None:
+        """``resolved`` of a predicate."""
+        return where if where is None or not _mentions(where) else self._plain(where, lease, schema, None)
+
+    def named_now(self, schema: TableSchema, where: Expr | None) -> Expr | None:
+        """The predicate with the names of the hierarchies that it means, at the newest snapshot. Raises SchemaError."""
+        if where is None or not _mentions(where):
+            return where
+        with self.snapshots.opened() as lease:
+            return self._named(where, lease, schema)
+
+    def _named(self, expr: Expr, lease: Lease, schema: TableSchema) -> Expr:
+        if expr.op not in HIERARCHY:
+            args = tuple(self._named(arg, lease, schema) for arg in expr.args)
+            return replace(expr, args=args) if args else expr
+        value, name = expr.value
+        type_ = schema.output_type(expr.column) if expr.column else expr.args[0].type
+        return replace(expr, value=(value, self._hierarchy(lease, name, str(type_))[0].name))
+
+    def walk(self, lease: Lease, name: str, type_: ColumnType, op: str) -> Callable[[Any], Iterable[Any]]:
+        """Gives of a value the values that ``op`` of it stands for; none where there is no such hierarchy any more."""
+        try:
+            table, view = self._hierarchy(lease, name, str(type_))
+        except SchemaError:
+            return lambda value: ()
+        walk = self._below if op == "under" else self._above
+        return lambda value: walk(lease, table, view, value, None)
 
     def _plain(self, expr: Expr, lease: Lease, schema: TableSchema, txn: Txn | None) -> Expr:
         if expr.op not in HIERARCHY:

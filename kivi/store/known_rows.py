@@ -1,4 +1,6 @@
-"""Rows of aggregates that rules look at again and again, in memory, as they are at the newest snapshot.
+"""Rows of sums that are looked at again and again, in memory, as they are at the newest snapshot.
+
+Rules look at rows of aggregates, and publications at how many subscriptions ask for what (``kivi.live.index``).
 
 A stream asks for the rows of the same endpoints' previous slots with every commit, thousands at a time. Reading each
 from pending and base takes some 10 us, many times as long as appending the event. So they stay here, in columns, and
@@ -54,9 +56,10 @@ class KnownRows:
     """Thread safe. ``lock`` is held from opening a snapshot on until its rows were asked for, so that snapshots do not
     overtake each other. ``last``: the last CTS that has entered the log."""
 
-    def __init__(self, pending: Pending, reader: Reader, last: Callable[[], int]) -> None:
+    def __init__(self, pending: Pending, reader: Reader, last: Callable[[], int], most: int = _ROWS_MAX) -> None:
+        """``most``: about so many rows of a table are known at a time, and up to twice as many for a moment."""
         self.lock = threading.Lock()
-        self._pending, self._reader, self._last = pending, reader, last
+        self._pending, self._reader, self._last, self._most = pending, reader, last, most
         self._followed: dict[int, _Followed] = {}
 
     def rows(self, lease: Lease, schema: TableSchema, keys: pa.LargeBinaryArray) -> Array:
@@ -70,7 +73,7 @@ class KnownRows:
             followed.fill(
                 self._reader.scan_portions(lease, schema, None, None, few=0, first_rows=_PORTION, rows=_PORTION)
             )
-        if followed.index.last + len(keys) > 2 * _ROWS_MAX or followed.index.nbytes > _INDEX_BYTES_MAX:
+        if followed.index.last + len(keys) > 2 * self._most or followed.index.nbytes > _INDEX_BYTES_MAX:
             followed.forget()
         at = followed.index.find(keys)
         if not followed.whole and len(missing := np.flatnonzero(at == 0)):
@@ -84,8 +87,8 @@ class KnownRows:
             self._pending.detach(found)
             del self._followed[schema.id]
             found = None
-        if found is None and schema.kind == "aggregate" and keys >= _KEYS_MIN:
-            found = self._followed[schema.id] = _Followed(schema)
+        if found is None and keys >= _KEYS_MIN and all(c.operator or c.state for c in schema.columns):
+            found = self._followed[schema.id] = _Followed(schema, self._most)
             self._pending.attach(found)
             found.after = self._last()
         return found
@@ -102,8 +105,8 @@ def _read(reader: Reader, lease: Lease, schema: TableSchema, layout: RowLayout, 
 class _Followed:
     """One aggregate. ``add`` is called by whoever applies commits; all else under the lock of ``KnownRows``."""
 
-    def __init__(self, schema: TableSchema) -> None:
-        self.schema = schema
+    def __init__(self, schema: TableSchema, most: int) -> None:
+        self.schema, self._most = schema, most
         self.layout = RowLayout.of(schema)
         self.after = 0
         self.overflowed = False
@@ -124,7 +127,7 @@ class _Followed:
             with self._mutex:
                 self._held.append((last, rows, runs))
                 self._held_rows += len(rows) + sum(run.rows for run in runs)
-                if self._held_rows > _HELD_ROWS_MAX:
+                if self._held_rows > min(_HELD_ROWS_MAX, 8 * self._most):
                     self.overflowed = True
                     self._held = []
 
@@ -142,7 +145,7 @@ class _Followed:
                 self.put(keys, self.layout.rows_of(encoded))
             else:
                 self.put(portion.keys, portion.rows)
-            if self.index.last > _ROWS_MAX or self.index.nbytes > _INDEX_BYTES_MAX:
+            if self.index.last > self._most or self.index.nbytes > _INDEX_BYTES_MAX:
                 self.forget()
                 self.is_large = True
                 return

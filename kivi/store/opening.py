@@ -70,7 +70,8 @@ FORMAT: Final = 9
    states of measures in rows, runs and the catalog (``kivi.states``)
 7  settled files beside the engine, and headers of blocks whose events lie in them (``kivi.events``); secondary views,
    which every write of their source has to follow (``kivi.store.view_rows``); rules, which judge every event of their
-   source (``kivi.store.judging``), and records that say at which snapshot they did; rows of alerts (``kivi.alerts``)
+   source (``kivi.store.judging``), and records that say at which snapshot they did; rows of alerts (``kivi.alerts``);
+   durable subscriptions by what they ask for, in the commits that make and forget them (``kivi.live.index``)
 8  only a node of a cluster, whose log is elsewhere: nothing may be written but what that log brings
 9  only a node of a cluster, or a copy of one, that holds some of the shards (``kivi.store.shards``): no whole store
 """

@@ -19,6 +19,7 @@ import pyarrow as pa
 from kivi.arrow.columns import TIMESTAMP, arrow_type, flat, picked, stored_array
 from kivi.errors import ResourceExhausted
 from kivi.events.pruning import outside
+from kivi.events.views import EventView
 from kivi.model.expressions import Expr, all_of, names
 from kivi.model.patterns import Match
 from kivi.model.questions import seen_schema
@@ -124,19 +125,19 @@ class Asked:
 
     def _found(self) -> Iterator[pa.RecordBatch]:
         """One row for each match, in order, with ``FIRST``; of more events than may be held slice by slice."""
-        match = self._match
+        match, view = self._match, self._captured.view
         try:
             held = self.held()
         except ResourceExhausted:
-            if not may_be_sliced(match):
+            if not may_be_sliced(match) or not isinstance(view, EventView):  # what other nodes hold is not cut by time
                 raise
         else:
             if held:
                 rows = Rows.of(held, match, self._event_time)
                 yield answered(match, rows, Matcher(match, self._types).found(rows))
             return
-        sliced = Sliced(match, self._types, self._event_time, self._captured.view, self._part)
-        times = [(part.time_min, part.time_max) for part in self._captured.view.parts()]
+        sliced = Sliced(match, self._types, self._event_time, view, self._part)
+        times = [(part.time_min, part.time_max) for part in view.parts()]
         times += [_span(part.batch.column(self._event_time)) for part in self._captured.recent if part.batch.num_rows]
         low, high = self._times
         low = max([min(first for first, _ in times), *([] if low is None else [low])])

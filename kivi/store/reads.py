@@ -1,9 +1,10 @@
 """Reads as callers ask for them: rows by key, and scans as Arrow record batches.
 
-What a snapshot sees is decided in ``mvcc.snapshot``; here ranges of keys are made, a transaction's own writes laid over
-what it reads, and batches put together. What a row becomes is ``kivi.encoding.projection``: a predicate is always
-evaluated here, next to the rows. Tables whose rows are of fixed width (all aggregates) are scanned in columns, but for
-scans of a few rows, backwards, and over own writes.
+What lies on other nodes of a cluster comes from there (``kivi.store.spanning``). What a snapshot sees is decided in
+``mvcc.snapshot``; here ranges of keys are made, a transaction's own writes laid over what it reads, and batches put
+together. What a row becomes is ``kivi.encoding.projection``: a predicate is always evaluated here, next to the rows.
+Tables whose rows are of fixed width (all aggregates) are scanned in columns, but for scans of a few rows, backwards,
+and over own writes.
 
 Event tables: commit order; ``start`` and ``end`` bound the event time. Pending events are captured first, then the
 block view, whose ``events_upto`` says which pending events it already has.
@@ -13,8 +14,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import pyarrow as pa
@@ -23,6 +24,7 @@ from kivi.arrow.columns import rows_batch
 from kivi.arrow.dictionaries import gathered
 from kivi.arrow.ordering import first_rows
 from kivi.delta.ops import RowOp
+from kivi.delta.overlay import FixedRows
 from kivi.encoding.base_rows import RowLayout, Version
 from kivi.encoding.key_slots import KeySlot
 from kivi.encoding.projection import Projection
@@ -52,6 +54,8 @@ from kivi.store.retention import Retention
 from kivi.store.rollups import Rollups, rolled_batches
 from kivi.store.shards import Shards, asked_shards
 from kivi.store.shared_events import SharedEvents
+from kivi.store.snapshots import Snapshots
+from kivi.store.spanning import SpannedView, Spanning
 from kivi.store.transaction import Txn, encoded_key, merged
 
 __all__ = ["Reads", "limited"]
@@ -78,12 +82,25 @@ class Reads:
     event_tables: EventTables
     questions: Questions
     shards: Shards
+    snapshots: Snapshots
     check_open: Callable[[], None]
+    spanning: Spanning = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.spanning = Spanning(self, self.snapshots, self.shards)
 
     def check_visible(self, lease: Lease, schema: TableSchema, shards: int = EVERY) -> None:
         """Raises unless a snapshot sees the table, and this store has all of these shards of it."""
-        lease.used = True
         self.shards.check(schema, shards)
+        self._check_seen(lease, schema)
+
+    def missing(self, lease: Lease, schema: TableSchema, shards: int) -> int:
+        """``check_visible`` for reads that may span owners: of the shards those that others are asked for."""
+        self._check_seen(lease, schema)
+        return self.spanning.missing(schema, shards)
+
+    def _check_seen(self, lease: Lease, schema: TableSchema) -> None:
+        lease.used = True
         self.catalog.check_seen(schema, lease.ts)
         if schema.state != "ready":
             of = "rows" if schema.kind == "view" else "events"
@@ -100,11 +117,13 @@ class Reads:
         """Rows by key at the snapshot, in stored form, derived columns included; None where there is no row."""
         self.check_open()
         raw = [encoded_key(schema, key) for key in keys]
-        self.check_visible(lease, schema, self.shards.of_keys(schema, raw))
+        missing = self.missing(lease, schema, self.shards.of_keys(schema, raw))
         projection = Projection.of(schema, columns)
         versions: list[Version | None] = [None] * len(raw)
         if raw and not (txn is not None and txn.sees_none(schema)):
-            versions = self.reader.get(lease, schema, raw)
+            versions = (
+                self.spanning.get(lease, schema, raw, missing) if missing else self.reader.get(lease, schema, raw)
+            )
         if txn is not None:
             own = self._own(lease, schema, txn)
             if own:
@@ -130,9 +149,9 @@ class Reads:
         return txn.overlay(schema, version, txn.rows.get((schema.id, key))) is not None
 
     def has_bounded_rows(self, name: str) -> bool:
-        """Whether there is such a table, and its rows are of fixed width."""
+        """Whether there is such a table, its rows are of fixed width, and all of them are here."""
         schema = self.catalog.visible.by_name.get(name)
-        return schema is not None and GetPlan.of(schema, None) is not None
+        return schema is not None and not self.shards.is_partial(schema) and GetPlan.of(schema, None) is not None
 
     def get_each(self, plan: GetPlan, wanted: Sequence[tuple[Lease, bytes]]) -> list[tuple[Any, ...] | None]:
         """Rows by encoded key, each at a snapshot of its own, as the plan's columns; None where there is no row."""
@@ -152,7 +171,8 @@ class Reads:
         Arguments are checked and the snapshot is captured at the call.
         """
         self.check_open()
-        self.check_visible(lease, schema, asked_shards(schema, wanted))
+        asked = asked_shards(schema, wanted)
+        missing = self.missing(lease, schema, asked)
         if wanted.changes is not None:
             raise InvalidArgument("changes are read in a snapshot, not in a transaction")
         if wanted.limit is not None and wanted.limit < 0:
@@ -178,9 +198,14 @@ class Reads:
         one_by_one = own or none or wanted.reverse or (limit is not None and limit <= FEW_ROWS)
         if projection.in_columns and not one_by_one:
             first_rows = BATCH_ROWS if limit is None else min(BATCH_ROWS, limit)
-            portions = self.reader.scan_portions(
-                lease, schema, start, end, few=FEW_ROWS, first_rows=first_rows, rows=COLUMNS_ROWS
+            scan = functools.partial(
+                self.reader.scan_portions, lease, schema, start, end, first_rows=first_rows, rows=COLUMNS_ROWS
             )
+            portions: Iterable[FixedRows | list[tuple[bytes, Version]]]
+            if missing:
+                portions = self.spanning.rows(lease, schema, asked, (start, end), here=functools.partial(scan, few=0))
+            else:
+                portions = scan(few=FEW_ROWS)
             return gathered(projection.batches(portions, wanted.limit), BATCH_ROWS)
         rows = self._rows_of(lease, schema, wanted, txn, own)
         return _batched(schema, projection, itertools.islice(projection.selected(rows, _at_once(wanted)), wanted.limit))
@@ -204,7 +229,7 @@ class Reads:
     def answer(self, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn | None = None) -> Answer:
         """A rollup, or what a question is about. Arguments are checked at the call; it is made when it is read."""
         self.check_open()
-        self.check_visible(lease, schema, asked_shards(schema, wanted))
+        self.missing(lease, schema, asked_shards(schema, wanted))
         if txn is not None and schema.kind != "event":
             raise InvalidArgument("rollups and questions of aggregates are for snapshots, not for transactions")
         if wanted.rollup is not None:
@@ -222,14 +247,18 @@ class Reads:
         bounds = key_range(schema, wanted)
 
         def ask() -> tuple[Iterator[pa.RecordBatch], Explain]:
-            rolled = self.rollups.roll(lease, schema, wanted, bounds)
+            rolled = self.rollups_of(asked_shards(schema, wanted)).roll(lease, schema, wanted, bounds)
             return rolled_batches(rolled, outputs, wanted.limit), lambda _: rolled.explanation
 
         return Answer(ask, complete_since_us)
 
     @property
     def rollups(self) -> Rollups:
-        return Rollups(self.reader, self.pending)
+        return self.rollups_of(EVERY)
+
+    def rollups_of(self, asked: int) -> Rollups:
+        """Of rows of these shards alone."""
+        return Rollups(self.reader, self.pending, self.spanning, asked)
 
     def few_rows(self, lease: Lease, schema: TableSchema, wanted: Scan) -> list[tuple[Any, ...]] | None:
         """A scan of some dozen rows of fixed width, as values of its columns; None: it is not that, call ``scan``."""
@@ -242,7 +271,8 @@ class Reads:
             return None
         if not RowLayout.of(schema).in_columns:
             return None
-        self.check_visible(lease, schema, asked_shards(schema, wanted))
+        if self.missing(lease, schema, asked_shards(schema, wanted)):
+            return None
         projection = Projection.of(schema, wanted.columns)
         start, end = key_range(schema, wanted)
         limit = wanted.limit
@@ -259,16 +289,17 @@ class Reads:
             every = min(every, wanted.limit + 1)
         rows: Iterator[tuple[bytes, Version]] = iter(())
         if txn is None or not txn.sees_none(schema):
-            rows = self.reader.scan(lease, schema, start, end, reverse=wanted.reverse, check_every=every)
+            asked = asked_shards(schema, wanted)
+            if self.spanning.missing(schema, asked):
+                rows = self.spanning.pairs(lease, schema, asked, (start, end), reverse=wanted.reverse)
+            else:
+                rows = self.reader.scan(lease, schema, start, end, reverse=wanted.reverse, check_every=every)
         if own and txn is not None:
             inside = {k: op for k, op in own.items() if (start is None or k >= start) and (end is None or k < end)}
             rows = merged(rows, inside, schema, txn, reverse=wanted.reverse)
         return rows
 
     def _events(self, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn | None) -> Iterator[pa.RecordBatch]:
-        events = self.event_tables.of(schema.id)
-        if events is None:
-            raise self.catalog.missing(schema)
         times = event_times(schema, wanted)
         seen = schema if wanted.columns is None else seen_schema(schema)
         outputs = list(seen.output_columns(wanted.columns))
@@ -280,7 +311,8 @@ class Reads:
                 f"{min(hidden)} is of committed events, and this transaction appends to {schema.name!r}: read it "
                 "before they are appended, or in a snapshot"
             )
-        view, waiting, own = self._viewed(lease, schema, events, txn)
+        captured = self.captured(lease, schema, txn, asked_shards(schema, wanted))
+        view, waiting, own = captured.view, captured.recent, captured.own
         if hidden:
             captured = Captured(schema, view, waiting)
             shown = shown_events(
@@ -315,29 +347,35 @@ class Reads:
         self.leases.check(lease)
         return view, waiting, txn.events_of(schema.id) if txn is not None else []
 
-    def shared_events(self, lease: Lease) -> SharedEvents:
-        """The event tables of a snapshot, for a reader of settled files. Close it: files wait for it."""
-
-        def take(schema: TableSchema) -> tuple[Captured, Callable[[], None]]:
-            self.check_open()
-            self.check_visible(lease, schema)
-            events = self.event_tables.of(schema.id)
-            if events is None:
-                raise self.catalog.missing(schema)
-            view, waiting, _ = self._viewed(lease, schema, events, None)
-            return Captured(schema, view, waiting), functools.partial(self.reader.check_events, lease, schema)
-
-        return SharedEvents(take, self.questions.timeline)
-
-    def _question(self, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn | None) -> Answer:
-        """Events are captured at the call."""
-        if schema.kind != "event":
-            return self.questions.of_rows(self.rollups, lease, schema, wanted)
+    def captured(self, lease: Lease, schema: TableSchema, txn: Txn | None = None, asked: int | None = None) -> Captured:
+        """What a reader sees of events, of whomever: of the shards ``asked`` at least. None: those that are here."""
         events = self.event_tables.of(schema.id)
         if events is None:
             raise self.catalog.missing(schema)
         view, waiting, own = self._viewed(lease, schema, events, txn)
         captured = Captured(schema, view, waiting, own, txn is not None)
+        is_own = txn is not None and txn.sees_none(schema)
+        if asked is None or is_own or not self.spanning.missing(schema, asked):
+            return captured
+        spanned = SpannedView(self.spanning, lease, replace(captured, own=()), asked)
+        return replace(captured, view=spanned, recent=())
+
+    def shared_events(self, lease: Lease) -> SharedEvents:
+        """The event tables of a snapshot, for a reader of settled files. Close it: files wait for it."""
+
+        def take(schema: TableSchema) -> tuple[Captured, Callable[[], None]]:
+            self.check_open()
+            self._check_seen(lease, schema)
+            return self.captured(lease, schema, None, EVERY), functools.partial(self.reader.check_events, lease, schema)
+
+        return SharedEvents(take, self.questions.timeline)
+
+    def _question(self, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn | None) -> Answer:
+        """Events are captured at the call."""
+        asked = asked_shards(schema, wanted)
+        if schema.kind != "event":
+            return self.questions.of_rows(self.rollups_of(asked), lease, schema, wanted)
+        captured = self.captured(lease, schema, txn, asked)
         if wanted.match is not None:
             answer = Patterns(self.questions.timeline, self.questions.bytes_max).of_events(lease, captured, wanted)
         else:

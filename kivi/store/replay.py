@@ -76,11 +76,15 @@ def load_base(store: Contents) -> int:
     store.catalog.given(last_id)
     if store.prefix is not None and store.prefix.saved:
         store.catalog.restore(store.prefix.changes)
+        for schema in store.catalog.entered.by_id.values():
+            if schema.kind == "aggregate":  # guards on its rows are found by their table, too
+                store.committer.facts.is_aggregate(schema.id)
         store.prefix.restore(store.committer.facts)
         if isinstance(store.committer, ReplicatedCommitter):
             store.prefix.restore_gathering(store.committer.gathering, store.catalog.schema_of)
             store.prefix.restore_taken(store.committer.deduplication)
             store.prefix.restore_pins(store.committer.pins)
+            store.prefix.restore_touches(store.committer.touches)
     elif store.prefix is not None:
         store.prefix.begin(definitions, store.catalog.changes, last_id, store.committer.facts.generations)
     store.stages.load(engine.get(STAGE_INDEX))

@@ -27,17 +27,20 @@ from kivi.delta.runs import Array
 from kivi.encoding.key_slots import KeySlot
 from kivi.encoding.keys import decode_key_columns, prefix_end
 from kivi.encoding.projection import Projection
+from kivi.log.shards import EVERY
 from kivi.model.expressions import Expr, names
 from kivi.model.rollups import Rollup, range_of_last, rolled_schema, stored_slot
 from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
 from kivi.model.types import ColumnType
 from kivi.mvcc.leases import Lease
+from kivi.store.shards import asked_shards
 from kivi.store.slot_ranges import KeyRange, Places, Times
 
 if TYPE_CHECKING:
     from kivi.mvcc.pending import Pending
     from kivi.mvcc.snapshot import Reader
+    from kivi.store.spanning import Spanning
 
 __all__ = ["RolledUp", "Rollups", "RowsRead", "rolled_batches"]
 
@@ -72,10 +75,12 @@ class RowsRead:
 
 @dataclass(frozen=True, slots=True)
 class Rollups:
-    """Thread safe."""
+    """Thread safe. ``asked``: of which shards the rows may be, as far as the key says."""
 
     reader: Reader
     pending: Pending
+    spanning: Spanning
+    asked: int = EVERY
 
     def roll(
         self,
@@ -151,6 +156,27 @@ class Rollups:
         self, lease: Lease, schema: TableSchema, where: Expr | None, bounds: KeyRange, times: Times, read: RowsRead
     ) -> Iterator[FixedRows]:
         """Portions of the rows of a range of keys whose slots begin in ``times``, and which a predicate selects."""
+
+        def here() -> Iterator[FixedRows]:
+            return self.selected_here(lease, schema, where, bounds, times, read)
+
+        asked = self.asked & asked_shards(schema, Scan(where=where))
+        if not self.spanning.missing(schema, asked):
+            return here()
+        rows = self.spanning.rows(lease, schema, asked, bounds, here=here, where=where, times=times)
+        return _counted(rows, read)
+
+    def selected_here(
+        self,
+        lease: Lease,
+        schema: TableSchema,
+        where: Expr | None,
+        bounds: KeyRange,
+        times: Times,
+        read: RowsRead | None = None,
+    ) -> Iterator[FixedRows]:
+        """Those of this store, and perhaps of shards that it does not hold."""
+        read = read or RowsRead()
         predicate = None if where is None else _Predicate(schema, where)
         slot = KeySlot.of(schema) if stored_slot(schema) is not None else None
         ranges: list[KeyRange] | None = [bounds]
@@ -179,6 +205,16 @@ class Rollups:
                     held, count = [], 0
         if held:
             yield _together(held)
+
+
+def _counted(portions: Iterator[FixedRows], read: RowsRead) -> Iterator[FixedRows]:
+    """``read.rows`` are those that came: what other nodes looked at for them they know themselves."""
+    before = read.rows
+    count = 0
+    for portion in portions:
+        count += len(portion.rows)
+        read.rows = max(read.rows, before + count)
+        yield portion
 
 
 def _together(portions: Sequence[FixedRows]) -> FixedRows:

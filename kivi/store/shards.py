@@ -4,14 +4,15 @@
 
     gateway     events and runs of a sharded table, derived whole  -> one piece for each of ``cuts``   (into the log)
     every node  the pieces with shards that it holds -> decoded; rows of other shards in them left out -> applied
-    reader      which shards has the answer rows of?  all held here -> as ever;  else Unavailable, and who holds them
+    reader      which shards has the answer rows of?  all held here -> as ever
+                some are not -> other nodes are asked (``kivi.store.spanning``), or Unavailable, and who holds them
 
 What a node holds it has whole: it had everything of these shards when it began with a copy or with the first message,
 and applies all of them since. Of other shards it may have some, from before it gave them up, or from what was not
-worth cutting. So what is left out is never what keeps an answer right: that is `check`, which every read passes, and
-which lets none through that could have rows of shards that are not held. Verdicts, tokens, timestamps and the catalog
-are the same on every node, since nothing that they depend on is cut: rows, guards, counts of late events, names of
-stages.
+worth cutting. So what is left out is never what keeps an answer right: that is `check`, which lets no read through that
+could have rows of shards that are not held; every read passes it, or asks others for these, and leaves out its own.
+Verdicts, tokens, timestamps and the catalog are the same on every node, since nothing that they depend on is cut: rows,
+guards, counts of late events, names of stages.
 
 The order of events within a commit is kept (``Piece.places``), so where all pieces are read, what is applied is what
 would have been without cutting, to the bit.
@@ -47,7 +48,7 @@ from kivi.model.expressions import Expr, terms_of
 from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
 
-__all__ = ["Shards", "asked_shards"]
+__all__ = ["Shards", "asked_shards", "is_in"]
 
 _CUT_ROWS: Final = 64
 """Fewer events, or rows of a run, are not cut: a piece costs more than it saves."""
@@ -59,11 +60,12 @@ Known = Callable[[int], TableSchema | None]
 @dataclass(slots=True)
 class Shards:
     """``held``: by this store. ``cuts``: sets of shards of which every node holds each wholly or not at all.
-    ``holders``: the addresses of the nodes that hold all of some shards."""
+    ``holders``: the addresses of the nodes that hold all of some shards; ``parts``: of each node, which of them."""
 
     held: int = EVERY
     cuts: Callable[[], Sequence[int]] = lambda: (EVERY,)
     holders: Callable[[int], Sequence[str]] = lambda shards: ()
+    parts: Callable[[int], Sequence[tuple[str, int]]] = lambda shards: ()
     of_cluster: bool = False
     _bits: dict[int, Array] = field(default_factory=dict)
 
@@ -77,7 +79,7 @@ class Shards:
         shards = shards_of_events(schema, batch, SHARDS)
         pieces = []
         for cut in cuts:
-            rows = np.flatnonzero(self._in(cut)[shards])
+            rows = np.flatnonzero(self.bits(cut)[shards])
             if len(rows):
                 taken = coded(batch.take(pa.array(rows)))
                 pieces.append(Piece(cut, rows, [encode_ipc(trimmed(taken, schema))]))
@@ -91,7 +93,7 @@ class Shards:
         shards = shards_of_keys(schema, run.keys, SHARDS)
         pieces = []
         for cut in cuts:
-            rows = np.flatnonzero(self._in(cut)[shards])
+            rows = np.flatnonzero(self.bits(cut)[shards])
             if len(rows):
                 pieces.append(Piece(cut, None, _taken(run, rows).to_buffers()))
         return join_pieces(pieces)
@@ -106,14 +108,14 @@ class Shards:
         """Those of the shards that are held, and their places; None: all of them."""
         if not self.is_partial(schema) or not batch.num_rows:
             return batch, None
-        rows = np.flatnonzero(self._in(self.held)[shards_of_events(schema, batch, SHARDS)])
+        rows = np.flatnonzero(self.bits(self.held)[shards_of_events(schema, batch, SHARDS)])
         return (batch, None) if len(rows) == batch.num_rows else (batch.take(pa.array(rows)), rows.astype(np.uint64))
 
     def held_run(self, schema: TableSchema | None, run: DeltaRun) -> DeltaRun:
         """The rows of the shards that are held."""
         if schema is None or not self.is_partial(schema) or not run.rows:
             return run
-        rows = np.flatnonzero(self._in(self.held)[shards_of_keys(schema, run.keys, SHARDS)])
+        rows = np.flatnonzero(self.bits(self.held)[shards_of_keys(schema, run.keys, SHARDS)])
         return run if len(rows) == run.rows else _taken(run, rows)
 
     def held_rows(self, rows: Iterable[Row], known: Known) -> list[Row]:
@@ -165,7 +167,7 @@ class Shards:
         ]
         return [self.held_run(schema, run) if shards & ~self.held else run for shards, run in runs]
 
-    def _in(self, shards: int) -> Array:
+    def bits(self, shards: int) -> Array:
         """By number, whether a shard is among these."""
         found = self._bits.get(shards)
         if found is None:
@@ -183,6 +185,10 @@ class Shards:
             asked |= 1 << shard_of_key(schema, key, SHARDS)
         return asked
 
+    def lacks(self, schema: TableSchema, keys: Sequence[bytes]) -> bool:
+        """Whether rows of an aggregate with some of these keys are on other nodes."""
+        return self.is_partial(schema) and bool(self.of_keys(schema, keys) & ~self.held)
+
     def check(self, schema: TableSchema, asked: int = EVERY) -> None:
         """Raises Unavailable for a read that may have rows of shards that are not held here; it says who holds them."""
         if not self.is_partial(schema) or not asked & ~self.held:
@@ -198,7 +204,15 @@ class Shards:
             f"{shown_shards(self.held)}: {todo}: {', '.join(there) or 'there is none'}",
             shards=shown_shards(asked),
             addresses=there,
+            parts=[] if there else self._parts(asked),
         )
+
+    def _parts(self, asked: int) -> list[tuple[str, int]]:
+        """Of each node which of these shards it holds, if together they hold all of them."""
+        found, held = list(self.parts(asked)), 0
+        for _, shards in found:
+            held |= shards
+        return found if held == asked else []
 
     def check_named(self, schema: TableSchema) -> None:
         """Raises InvalidArgument if events of a table have no names that all nodes know."""
@@ -216,11 +230,17 @@ def _taken(run: DeltaRun, rows: Array) -> DeltaRun:
     return DeltaRun(run.keys.take(pa.array(rows)), cts, columns, distinct=run.distinct, barrier=run.barrier)
 
 
+def is_in(schema: TableSchema, key: bytes, shards: int) -> bool:
+    """Whether the row of an aggregate with this key is of one of these shards."""
+    return bool(shards >> shard_of_key(schema, key, SHARDS) & 1)
+
+
 def asked_shards(schema: TableSchema, wanted: Scan) -> int:
     """Of which shards the rows may be that a scan selects, by its prefix and what its predicate asks of the columns."""
     if not schema.shard_by:
         return EVERY
-    return _asked(schema, wanted.where, dict(zip(schema.key_names, wanted.prefix, strict=False)))
+    among = EVERY if wanted.shards is None else wanted.shards
+    return among & _asked(schema, wanted.where, dict(zip(schema.key_names, wanted.prefix, strict=False)))
 
 
 def _asked(schema: TableSchema, where: Expr | None, known: dict[str, Any]) -> int:

@@ -50,13 +50,8 @@ class Snapshots:
         timeout_s = 10.0 if timeout_s is None else timeout_s
         if fresh or max_staleness_s == 0:
             min_snapshot = max(min_snapshot or 0, self.committer.newest(timeout_s))
-        elif max_staleness_s is not None and (age_s := self.committer.staleness_s()) > max_staleness_s:
-            better = self.committer.fresher()
-            raise Unavailable(
-                f"what this node answers may be {age_s:.1f} s old, and at most {max_staleness_s:g} s was asked for: "
-                f"ask {better or 'another one'}",
-                **({} if better is None else {"address": better}),
-            )
+        elif max_staleness_s is not None:
+            min_snapshot = max(min_snapshot or 0, self._no_older_than(max_staleness_s, timeout_s))
         if min_snapshot is not None:
             self._reach(min_snapshot, timeout_s)
         if as_of_us is not None:
@@ -69,6 +64,21 @@ class Snapshots:
             else:
                 as_of_ts = min(as_of_ts, self.watermark.value)
         return self.leases.open(as_of_ts, ttl_s)
+
+    def _no_older_than(self, bound_s: float, timeout_s: float) -> int:
+        """A commit timestamp that has all that was acknowledged so long ago: one that is known, or else that of now, if
+        it comes to be known within the bound. Raises Unavailable."""
+        age_s, ts = self.committer.staleness()
+        if age_s <= bound_s:
+            return ts
+        with contextlib.suppress(Unavailable):
+            return self.committer.newest(min(bound_s, timeout_s))
+        better = self.committer.fresher()
+        raise Unavailable(
+            f"what this node answers may be {age_s:.1f} s old, and at most {bound_s:g} s was asked for: "
+            f"ask {better or 'another one'}",
+            **({} if better is None else {"address": better}),
+        )
 
     @contextlib.contextmanager
     def opened(self, **wanted: Any) -> Iterator[Lease]:

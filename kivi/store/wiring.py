@@ -123,6 +123,9 @@ class Wiring:
         )
         if isinstance(self.committer, ReplicatedCommitter) and self.prefix is not None:
             self.committer.prefix = self.prefix
+            self.committer.is_sharded = lambda table: (
+                (s := self.catalog.schema_of(table)) is not None and bool(s.shard_by)
+            )
         self.row_floors = RowFloors(engine)
         self.retention = Retention(
             engine, self.event_tables, self.row_floors, self.committer, self.catalog.schema_of, self.catalog.touch
@@ -187,8 +190,11 @@ class Wiring:
             self.event_tables,
             questions,
             self.shards,
+            snapshots,
             opened,
         )
+        self.spanning = reads.spanning
+        self.leases.has_no_room = lambda: self.pending.nbytes > self.settings.pending_soft_bytes
         self.get, self.get_each, self.few_rows = reads.get, reads.get_each, reads.few_rows
         self.has_row, self.has_bounded_rows = reads.has_row, reads.has_bounded_rows
         self.get_plan = GetPlan.of

@@ -111,6 +111,9 @@ def described(version: str) -> Json:
                     revalidates=True,
                 )
             },
+            "/v1/rules": {"get": _operation("Rules, and what became of events", {JSON: {"type": "object"}})},
+            "/v1/alerts": {"get": _operation("Alerts, and their instances", {JSON: {"type": "object"}})},
+            "/v1/stats": {"get": _operation("Statistics of the store and the server", {JSON: {"type": "object"}})},
             "/v1/tables/{table}/append": {
                 "post": _operation(
                     "Appends events, in one transaction",
@@ -153,12 +156,17 @@ def described(version: str) -> Json:
                     "Follows a table's rows, or events, as server-sent events",
                     {"text/event-stream": _TEXT},
                     parameters=[
-                        _query("table", "The table.", required=True),
+                        _query("table", "The table; required without of."),
                         *(each for each in _rows([]) if each["name"] in _LIVE),
                         _query("offset", "The first row that is followed.", _WHOLE),
                         _query("last", "A range that moves with the newest slot, such as 15m."),
                         _query("since", "Of events: those after this commit timestamp, or now."),
                         _query("interval_ms", "At most one event in each.", _WHOLE),
+                        _query(
+                            "of",
+                            "In place of all others: queries of these, as text.",
+                            {"type": "array", "items": _TEXT},
+                        ),
                     ],
                 )
             },
@@ -228,6 +236,7 @@ def _rows(formats: list[str]) -> list[Json]:
         _query("to", "Of the time, exclusive."),
         _query("step", "Slots of so long, such as 1h."),
         _query("by", "Combined to these key columns."),
+        _query("last", "The time up to the end of the newest slot, such as 15m."),
         _query("tz", "The time zone of step."),
         _query("columns", "Names with commas."),
         _query("where", "A predicate, such as resp_time_us > 1000."),

@@ -14,9 +14,11 @@ table                  the table (required)
 prefix, where, columns as of /rows
 order_by, limit,       the order, and the part of it that is followed
 offset
-by, step, tz, last     aggregates: the rollup that is followed; ``last=15m`` is a range that moves with the newest slot
+by, step, tz, last,    aggregates: the rollup that is followed; ``last=15m`` is a range that moves with the newest slot
+from, to
 since                  of events: those committed after this commit timestamp, or from ``now`` on; else all of them
 interval_ms            at most one event in each; default 100
+of                     in place of all others: a query of these parameters, as text; several are followed in one stream
 ====================== =============================================================================================
 
 What ``changes`` are and in which order they are applied is said by ``kivi.model.subscriptions``: rows are told as a
@@ -25,6 +27,11 @@ order and limit) each once, in commit order. ``id`` is the snapshot, of events w
 (``812.3``): a client that connects again sends the last one as ``Last-Event-ID`` and goes on there. Of a state that
 is not at hand any more it gets ``reset``. An ``id`` alone says that nothing changed up to there. What ends the stream
 is the event ``error``, with ``{"error": ..., "reason": ...}``.
+
+A page that shows several states follows them as one stream (``of=table%3Da&of=table%3Db``: browsers have six
+connections for each origin). What belongs to the first is the event ``part0``, to the second ``part1``. Each says about
+once in its interval up to which snapshot it is current, so that a page can put together the states of one snapshot.
+After a disconnection all begin anew.
 
 **What holds.**
 
@@ -50,7 +57,7 @@ from kivi_server.auth import Access, Grant
 from kivi_server.http.access import Door
 from kivi_server.http.errors import body_of
 from kivi_server.http.rendering import compact, plain
-from kivi_server.http.rows import LIMIT_MAX, parameters, prefix_of, whole
+from kivi_server.http.rows import LIMIT_MAX, moment_us, names_of, parameters, prefix_of, slot_from, whole
 from kivi_server.status import told as told_error
 from starlette.requests import Request
 from starlette.responses import Response
@@ -67,9 +74,11 @@ from kivi.model.subscriptions import Change, Update, applied
 __all__ = ["Channels", "Wanted"]
 
 _PARAMETERS: Final = frozenset(
-    "table prefix where columns order_by limit offset by step tz last since interval_ms".split()  # noqa: SIM905
+    "table prefix where columns order_by limit offset by step tz last from to since interval_ms".split()  # noqa: SIM905
 )
 _HEARTBEAT_MS: Final = 10_000
+_SOON_MS: Final = 200
+_PARTS_MAX: Final = 16
 _QUEUED_BYTES: Final = 1 << 20
 _REMEMBERED: Final = 64
 _REMEMBERED_BYTES: Final = 256 << 10
@@ -78,19 +87,34 @@ _MANY: Final = 256
 
 
 class Wanted:
-    """What a request asks for. Raises InvalidArgument, NotFound, SchemaError."""
+    """One query of a request. ``last``: the Last-Event-ID. Raises InvalidArgument, NotFound, SchemaError."""
 
-    def __init__(self, door: Door, grant: Grant, request: Request) -> None:
-        self.given, several = parameters(request.url.query, _PARAMETERS, ("prefix",))
+    def __init__(self, door: Door, grant: Grant, query: str, last: str = "", *, is_part: bool = False) -> None:
+        self.given, several = parameters(query, _PARAMETERS, ("prefix",))
+        self.is_part = is_part
         if "table" not in self.given:
             raise InvalidArgument("parameter table is required")
         self.table = self.given["table"]
         grant.require(Access.READ, "subscribing", self.table)
         schema = door.store.table(self.table)
-        self.arguments = self._arguments(door, schema, several["prefix"], request.headers.get("last-event-id", ""))
+        self.arguments = self._arguments(door, schema, several["prefix"], last)
         self.of_events = self.arguments.of_events(schema)
+        if is_part and self.of_events:
+            raise InvalidArgument(f"events of {self.table!r} have a stream of their own: give an order and a limit")
+        if is_part:
+            self.arguments.heartbeat_ms = max(self.arguments.interval_ms, _SOON_MS)
         self.arguments.bound(schema)  # says what is wrong with it, before there is an answer
-        self.key: Hashable = (*several["prefix"], None, *sorted(self.given.items()))
+        self.key: Hashable = (is_part, *several["prefix"], None, *sorted(self.given.items()))
+
+    @staticmethod
+    def all_of(door: Door, grant: Grant, request: Request) -> list[Wanted]:
+        """Those of a request: one, or the parts that it names. Raises likewise."""
+        if "of" not in request.query_params:
+            return [Wanted(door, grant, request.url.query, request.headers.get("last-event-id", ""))]
+        names, texts = zip(*request.query_params.multi_items(), strict=True)
+        if {*names} != {"of"} or len(texts) > _PARTS_MAX:
+            raise InvalidArgument(f"up to {_PARTS_MAX} queries are each in a parameter of, and there are no others")
+        return [Wanted(door, grant, text, is_part=True) for text in texts]
 
     def _arguments(self, door: Door, schema: TableSchema, prefix: list[str], last: str) -> SubscribeArguments:
         given = self.given
@@ -100,11 +124,12 @@ class Wanted:
             "where": where(given["where"], types, "parameter where") if "where" in given else None,
         }
         columns = split_names(given["columns"]) if "columns" in given else None
-        if rolls := given.keys() & {"by", "step", "tz", "last"}:
+        if rolls := given.keys() & {"by", "step", "tz", "last", "from", "to"}:
             if schema.kind != "aggregate":
                 raise InvalidArgument(f"parameter {min(rolls)} is for aggregates, and {schema.name!r} is none")
-            by = split_names(given["by"]) if "by" in given else []
-            rollup = {name: given[name] for name in ("step", "tz", "last") if name in given}
+            by = names_of(given.get("by", ""))
+            rollup: dict[str, Any] = {name: given[name] for name in ("step", "tz", "last") if name in given}
+            rollup |= {n: slot_from(schema, moment_us(given, of)) for n, of in (("start", "from"), ("end", "to"))}
             selected = {"rollup": {"by": by, "measures": columns, **rollup, **selected}}
         else:
             selected["columns"] = columns
@@ -151,13 +176,13 @@ class Channels:
         self._door = door
         self._channels: dict[Hashable, _Channel] = {}
 
-    def answer(self, wanted: Wanted, grant: Grant, request: str) -> Response:
+    def answer(self, wanted: list[Wanted], grant: Grant, request: str) -> Response:
         """Streams until the client leaves."""
-        texts = self._events(wanted, request) if wanted.of_events else self._state(wanted, request)
-        return _Stream(self._checked(texts, wanted.table, grant, request))
+        texts = self._events(wanted[0]) if wanted[0].of_events else self._states(wanted)
+        return _Stream(self._checked(texts, [each.table for each in wanted], grant, request))
 
     async def _checked(
-        self, texts: AsyncIterator[bytes], table: str, grant: Grant, request: str
+        self, texts: AsyncIterator[bytes], tables: list[str], grant: Grant, request: str
     ) -> AsyncIterator[bytes]:
         yield b"retry: 1000\n\n"
         try:
@@ -166,27 +191,33 @@ class Channels:
                     now = self._door.tokens.now(grant)
                     if now is None:
                         raise Unauthenticated("the token of this stream was withdrawn")
-                    now.require(Access.READ, "subscribing", table)
+                    now.require(Access.READ, "subscribing", *tables)
                     yield text
         except Exception as error:
             yield b"event: error\ndata: %b\n\n" % body_of(told_error(error, "a stream over HTTP", request))
 
-    async def _state(self, wanted: Wanted, request: str) -> AsyncIterator[bytes]:
-        channel = self._channels.get(wanted.key)
-        if channel is None or channel.failure is not None:
-            channel = self._channels[wanted.key] = _Channel(self._door, wanted, self._forget)
-        listener = channel.join(wanted.joined)
+    async def _states(self, several: list[Wanted]) -> AsyncIterator[bytes]:
+        awake = asyncio.Event()
+        listeners: list[_Listener] = []
         try:
+            for i, wanted in enumerate(several):
+                channel = self._channels.get(wanted.key)
+                if channel is None or channel.failure is not None:
+                    channel = self._channels[wanted.key] = _Channel(self._door, wanted, self._forget)
+                listeners.append(channel.join(wanted.joined, awake, b"event: part%d\n" % i if wanted.is_part else b""))
             while True:
-                yield await listener.next()
+                await awake.wait()
+                awake.clear()
+                yield b"".join([listener.taken() for listener in listeners])
         finally:
-            channel.leave(listener)
+            for listener in listeners:
+                listener.leave()
 
     def _forget(self, channel: _Channel) -> None:
         if self._channels.get(channel.key) is channel:
             del self._channels[channel.key]
 
-    async def _events(self, wanted: Wanted, request: str) -> AsyncIterator[bytes]:
+    async def _events(self, wanted: Wanted) -> AsyncIterator[bytes]:
         async with _subscribed(self._door, wanted.arguments) as (live, following):
             async for update in following:
                 _, text = await _rendered(self._door, live, update, f"{update.ts}.{update.skip}")
@@ -211,8 +242,9 @@ class _Channel:
         self.failure: Exception | None = None
         self._task = asyncio.ensure_future(self._follow())
 
-    def join(self, since: int | None) -> _Listener:
-        listener = _Listener(self)
+    def join(self, since: int | None, awake: asyncio.Event, prefix: bytes) -> _Listener:
+        """``awake`` is set whenever something waits for the listener; ``prefix``: what each event begins with."""
+        listener = _Listener(self, awake, prefix)
         self._listeners.add(listener)
         if self._ts is not None:
             before = [before for before, _ in self._last]
@@ -270,17 +302,19 @@ class _Channel:
 class _Listener:
     """A client of a channel."""
 
-    def __init__(self, channel: _Channel) -> None:
-        self._channel = channel
+    def __init__(self, channel: _Channel, awake: asyncio.Event, prefix: bytes) -> None:
+        self._channel, self._awake, self._prefix = channel, awake, prefix
         self._texts: deque[bytes] = deque()
         self._bytes = 0
         self._behind = False
         self._failure: Exception | None = None
-        self._awake = asyncio.Event()
+
+    def leave(self) -> None:
+        self._channel.leave(self)
 
     def put(self, text: bytes) -> None:
         if not self._behind:
-            self._texts.append(text)
+            self._texts.append(self._prefix + text if self._prefix else text)
             self._bytes += len(text)
             if self._bytes > _QUEUED_BYTES and len(self._texts) > 1:
                 self._texts.clear()
@@ -291,12 +325,10 @@ class _Listener:
         self._failure = error
         self._awake.set()
 
-    async def next(self) -> bytes:
+    def taken(self) -> bytes:
         """All that waits. Raises what ended the channel."""
-        await self._awake.wait()
-        self._awake.clear()
         if self._behind:
-            text = self._channel.whole()
+            text = self._prefix + self._channel.whole()
         else:
             text = b"".join(self._texts)
         self._texts.clear()

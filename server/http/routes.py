@@ -1,7 +1,7 @@
 """Which path is what. Each route: who may, what is asked for, the store's call, the answer.
 
 ==================================== =================================================================
-``GET /``                            what there is
+``GET /``, ``/console/{file}``       the console, for browsers (``kivi_server.http.console``); asks for no token
 ``GET /healthz``                     whether the server serves; asks for no token
 ``GET /metrics``                     the metrics, for Prometheus
 ``GET /openapi.json``                this, for programs; asks for no token
@@ -9,6 +9,8 @@
 ``GET /v1/tables``                   the definitions of all tables that the token is for
 ``GET /v1/tables/{table}``           one, with what is known about its contents
 ``GET /v1/tables/{table}/rows``      rows
+``GET /v1/rules``, ``/v1/alerts``    what ``db.rules()`` and ``db.alerts()`` say, of the tables that the token is for
+``GET /v1/stats``                    what ``db.stats()`` says, and the version
 ``POST /v1/tables/{table}/append``   events (``kivi_server.http.writes``)
 ``POST /v1/transactions``            a transaction
 ``POST /v1/query``, ``/v1/sql``      questions (``kivi_server.http.questions``)
@@ -32,6 +34,7 @@ from kivi_server.auth import Access
 from kivi_server.http import prometheus as prometheus_api
 from kivi_server.http.access import Door
 from kivi_server.http.bodies import Bodies
+from kivi_server.http.console import Console
 from kivi_server.http.description import described
 from kivi_server.http.errors import UnsupportedMediaType, status_of
 from kivi_server.http.front import CALL, ERROR
@@ -73,10 +76,11 @@ class Traces(Protocol):
 
 
 class Routes:
-    def __init__(self, door: Door, registry: CollectorRegistry, traces: Traces | None) -> None:
+    def __init__(self, door: Door, registry: CollectorRegistry, stats: metrics.Stats, traces: Traces | None) -> None:
         self._door = door
         self._sessions, self._store = door.sessions, door.store
-        self._registry = registry
+        self._registry, self._stats = registry, stats
+        self._console = Console()
         self._bodies = Bodies()
         self._traces = traces
         self._questions = prometheus_api.Prometheus(door.sessions)
@@ -86,13 +90,17 @@ class Routes:
 
     def router(self) -> Router:
         routes: Iterable[tuple[str, str, Handler]] = (
-            ("GET", "/", self.index),
+            ("GET", "/", self.console),
+            ("GET", "/console/{file}", self.console),
             ("GET", "/healthz", self.healthz),
             ("GET", "/metrics", self.metrics),
             ("GET", "/openapi.json", self.openapi),
             ("GET", "/rows", self.rows),
             ("GET", "/v1/tables", self.tables),
             ("GET", "/v1/tables/{table}", self.describe),
+            ("GET", "/v1/rules", self.rules),
+            ("GET", "/v1/alerts", self.alerts),
+            ("GET", "/v1/stats", self.stats),
             ("GET", "/v1/tables/{table}/rows", self.table_rows),
             ("POST", "/v1/tables/{table}/append", self.append),
             ("POST", "/v1/transactions", self.transaction),
@@ -122,9 +130,8 @@ class Routes:
 
     # -- about the server ----------------------------------------------------------------------------------
 
-    async def index(self, request: Request) -> Response:
-        paths = ["/healthz", "/metrics", "/openapi.json", "/rows", "/v1/tables"]
-        return _json({"kivi": self._sessions.version, "paths": paths})
+    async def console(self, request: Request) -> Response:
+        return self._console.answer(request, request.path_params.get("file", "index.html"))
 
     async def openapi(self, request: Request) -> Response:
         return Response(self._described, media_type=JSON)
@@ -140,6 +147,21 @@ class Routes:
         accept = request.headers.get("accept", "")
         body, media = await self._in(self._sessions.reads, metrics.page, self._registry, accept)
         return Response(body, headers={"Content-Type": media, "Cache-Control": "no-store"})
+
+    async def stats(self, request: Request) -> Response:
+        self._door.enter(request, Access.READ, "reading statistics")
+        values = await self._in(self._sessions.reads, self._stats)
+        return _json({"version": self._sessions.version, "snapshot": self._store.watermark(), "stats": plain(values)})
+
+    async def rules(self, request: Request) -> Response:
+        grant = self._door.enter(request, Access.READ, "reading rules")
+        found = await self._in(self._sessions.reads, self._store.rules)
+        return _json({"rules": plain([listed for rule, listed in found if all(map(grant.allows, rule.tables))])})
+
+    async def alerts(self, request: Request) -> Response:
+        grant = self._door.enter(request, Access.READ, "reading alerts")
+        found = await self._in(self._sessions.reads, self._sessions.alerts.listed)
+        return _json({"alerts": plain([one.described() for one in found if grant.allows(one.on)], exact=True)})
 
     # -- reads ---------------------------------------------------------------------------------------------
 
@@ -240,7 +262,7 @@ class Routes:
 
     async def live(self, request: Request) -> Response:
         grant = self._door.enter(request, Access.READ, "subscribing")
-        wanted = Wanted(self._door, grant, request)
+        wanted = Wanted.all_of(self._door, grant, request)
         return self._channels.answer(wanted, grant, request_id([("x-request-id", request.headers.get("x-request-id"))]))
 
     # -- writes --------------------------------------------------------------------------------------------

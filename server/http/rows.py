@@ -12,7 +12,10 @@ key                    the whole key of one row, one parameter a column, in orde
 prefix                 the first key columns, one parameter each, in order
 from, to               of the time, ``to`` exclusive: milliseconds since 1970 (Grafana's ``${__from}``), or ISO 8601
 step                   aggregates: slots of so long (``5m``, ``1h``) instead of the table's own, a multiple of these
-by                     aggregates: combined to these key columns, names with commas; without step there is no slot
+by                     aggregates: combined to these key columns, names with commas, none (``by=``): all in one;
+                       without step there is no slot
+last                   aggregates: with by or step, the time up to the end of the newest slot (``15m``), in place of
+                       from and to
 tz                     the time zone of step, default the table's
 columns                names with commas; default all
 where                  a predicate: ``resp_time_us > 1000 & customer == 'acme'``
@@ -37,7 +40,7 @@ with the status that fits.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl
@@ -64,9 +67,12 @@ __all__ = [
     "Found",
     "begun",
     "gathered",
+    "moment_us",
+    "names_of",
     "parameters",
     "prefix_of",
     "read",
+    "slot_from",
     "whole",
 ]
 
@@ -77,7 +83,7 @@ ANSWER_BYTES_MAX: Final = 64 << 20
 LIMIT: Final = 10_000
 LIMIT_MAX: Final = 100_000
 _PARAMETERS: Final = frozenset(
-    "key prefix from to step columns where order_by limit as_of min_snapshot format by tz".split()  # noqa: SIM905
+    "key prefix from to last step columns where order_by limit as_of min_snapshot format by tz".split()  # noqa: SIM905
 )
 _SEVERAL: Final = ("key", "prefix")
 
@@ -85,7 +91,8 @@ _SEVERAL: Final = ("key", "prefix")
 def parameters(
     query: str, known: frozenset[str], several: Sequence[str]
 ) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """Those that are given, by name, without empty ones; and those that may be given several times, in order.
+    """Those that are given, by name, without empty ones (but ``by``, of no column); and those that may be given several
+    times, in order.
 
     Raises InvalidArgument for one that is not known, or given twice.
     """
@@ -102,7 +109,7 @@ def parameters(
             lists[name].append(text)
         elif name in given:
             raise InvalidArgument(f"parameter {name!r} is given twice")
-        elif text:
+        elif text or name == "by":
             given[name] = text
     return given, lists
 
@@ -142,15 +149,17 @@ class Asked:
         given = {name: text for name, text in self.given.items() if name not in ("format", "as_of", "min_snapshot")}
         return (self.table, *self.prefix), bool(self.several["key"]), tuple(sorted(given.items()))
 
-    def moment_us(self, name: str) -> int | None:
-        text = self.given.get(name)
-        if text is None:
-            return None
-        if (number := whole(text.removeprefix("-"))) is not None:
-            if number >= 1 << 53:
-                raise InvalidArgument(f"parameter {name}: {text} milliseconds are beyond any time")
-            return number * (-1_000 if text.startswith("-") else 1_000)
-        return (parse_moment(text, f"parameter {name}") - _EPOCH) // dt.timedelta(microseconds=1)
+
+def moment_us(given: Mapping[str, str], name: str) -> int | None:
+    """A parameter that is a moment, in microseconds. Raises InvalidArgument."""
+    text = given.get(name)
+    if text is None:
+        return None
+    if (number := whole(text.removeprefix("-"))) is not None:
+        if number >= 1 << 53:
+            raise InvalidArgument(f"parameter {name}: {text} milliseconds are beyond any time")
+        return number * (-1_000 if text.startswith("-") else 1_000)
+    return (parse_moment(text, f"parameter {name}") - _EPOCH) // dt.timedelta(microseconds=1)
 
 
 _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -228,7 +237,7 @@ def _where(schema: TableSchema, asked: Asked) -> Expr | None:
 
 def _wanted(schema: TableSchema, asked: Asked) -> Scan:
     time_column = _time_column(schema)
-    low, high = asked.moment_us("from"), asked.moment_us("to")
+    low, high = moment_us(asked.given, "from"), moment_us(asked.given, "to")
     if time_column is None and not (low is None and high is None):
         raise InvalidArgument(f"table {schema.name!r} has no time in its key: leave out from and to")
     predicate = _where(schema, asked)
@@ -279,12 +288,12 @@ def _time_column(schema: TableSchema) -> str | None:
 
 def _rolls_up(schema: TableSchema, asked: Asked) -> bool:
     """Whether rows are combined: not if the step is the table's own."""
-    given = next((name for name in ("by", "step", "tz") if name in asked.given), None)
+    given = next((name for name in ("by", "step", "tz", "last") if name in asked.given), None)
     if given is not None and schema.kind != "aggregate":
         raise InvalidArgument(f"parameter {given} is for aggregates, and {schema.name!r} is none")
     stored = stored_slot(schema)
-    if "by" in asked.given or "step" not in asked.given or stored is None:
-        return "by" in asked.given or "step" in asked.given
+    if asked.given.keys() & {"by", "last"} or "step" not in asked.given or stored is None:
+        return bool(asked.given.keys() & {"by", "step", "last"})
     return Slot.parse(asked.given["step"], asked.given.get("tz", stored[2].zone or None)) != stored[2]
 
 
@@ -293,13 +302,14 @@ def _rolled(schema: TableSchema, asked: Asked) -> Scan:
     if "order_by" in asked.given:
         raise InvalidArgument("rows that are combined come in the order of by and slot: leave order_by out")
     plain = [group.name for group in schema.group_by if group.slot is None]
-    by = split_names(asked.given["by"]) if "by" in asked.given else plain
+    by = names_of(asked.given["by"]) if "by" in asked.given else plain
     given = asked.given.get("columns")
     names = None if given is None else [name for name in split_names(given) if name not in schema.key_names]
-    start, end = (_slot_from(schema, asked.moment_us(name)) for name in ("from", "to"))
+    start, end = (slot_from(schema, moment_us(asked.given, name)) for name in ("from", "to"))
     where, prefix = _where(schema, asked), _prefix(schema, asked)
     step, tz = asked.given.get("step"), asked.given.get("tz")
-    wanted = RollupArguments(schema.name, by, step, start, end, prefix, where, names, tz=tz).bound(schema)
+    last = asked.given.get("last")
+    wanted = RollupArguments(schema.name, by, step, start, end, prefix, where, names, tz=tz, last=last).bound(schema)
     assert wanted.rollup is not None
     outputs = rolled_outputs(schema, wanted.rollup)
     asked.names = outputs if given is None else tuple(split_names(given))
@@ -308,7 +318,11 @@ def _rolled(schema: TableSchema, asked: Asked) -> Scan:
     return replace(wanted, limit=asked.limit + 1)
 
 
-def _slot_from(schema: TableSchema, moment_us: int | None) -> int | None:
+def names_of(text: str) -> list[str]:
+    return split_names(text) if text else []
+
+
+def slot_from(schema: TableSchema, moment_us: int | None) -> int | None:
     """Where the first slot begins that does not begin before a moment."""
     stored = stored_slot(schema)
     if moment_us is None or stored is None:

@@ -44,6 +44,7 @@ from kivi.errors import AlreadyExists, InvalidArgument, NotFound
 from kivi.model import surface
 from kivi.model.declarations import aggregate_schema, event_table_schema, time_slot
 from kivi.model.expressions import col
+from kivi.model.roles import TRACES, with_role
 from kivi.model.schema import OperatorCall, TableSchema
 from kivi.store.facade import Store
 
@@ -128,12 +129,14 @@ _DERIVED: Final = {
 
 @dataclass(frozen=True)
 class Kind:
-    """What becomes of some spans. ``groups``: of each aggregate, by the end of its name, its columns but the slot."""
+    """What becomes of some spans. ``groups``: of each aggregate, by the end of its name, its columns but the slot;
+    ``roles``: likewise, what it is of, for consoles."""
 
     name: str
     columns: Mapping[str, str]
     groups: Mapping[str, Sequence[str]]
     measures: Mapping[str, OperatorCall]
+    roles: Mapping[str, str]
 
 
 INVOCATIONS_KIND: Final = Kind(
@@ -141,13 +144,21 @@ INVOCATIONS_KIND: Final = Kind(
     COLUMNS,
     {"endpoint_5m": ("namespace", "service", "route", "method"), "service_5m": ("namespace", "service")},
     _MEASURES,
+    {"endpoint_5m": "endpoints", "service_5m": "services"},
 )
-OUTGOING_KIND: Final = Kind("outgoing_calls", OUTGOING, {"5m": ("namespace", "service", "peer", "system")}, _MEASURES)
+OUTGOING_KIND: Final = Kind(
+    "outgoing_calls",
+    OUTGOING,
+    {"5m": ("namespace", "service", "peer", "system")},
+    _MEASURES,
+    {"5m": "dependencies"},
+)
 LLM_KIND: Final = Kind(
     "llm_calls",
     LLM,
     {"5m": ("tenant", "service", "provider", "model")},
     {**_MEASURES, "input_tokens": surface.sum("input_tokens"), "output_tokens": surface.sum("output_tokens")},
+    {"5m": "models"},
 )
 
 
@@ -165,7 +176,8 @@ def ensure(store: Store, name: str, retention_s: float, kind: Kind = INVOCATIONS
     except NotFound:
         retention = None if not retention_s else int(retention_s * 1_000_000)
         try:
-            table, is_new = store.create(event_table_schema(name, EVENT_TIME, kind.columns, retention)), True
+            declared = with_role(event_table_schema(name, EVENT_TIME, kind.columns, retention), TRACES)
+            table, is_new = store.create(declared), True
         except AlreadyExists:  # a client was quicker
             table, is_new = store.table(name), False
     _check(table, kind)
@@ -174,7 +186,8 @@ def ensure(store: Store, name: str, retention_s: float, kind: Kind = INVOCATIONS
         for ending, groups in kind.groups.items():
             if (aggregate := f"{name}_{ending}") not in taken:
                 slots = time_slot(EVENT_TIME, "5m")
-                store.create(aggregate_schema(aggregate, table, [*groups, slots], kind.measures, _DERIVED))
+                declared = aggregate_schema(aggregate, table, [*groups, slots], kind.measures, _DERIVED)
+                store.create(with_role(declared, kind.roles[ending]))
     return table
 
 

@@ -197,6 +197,7 @@ def _http(
     sessions: Sessions,
     tokens: Tokens,
     page: CollectorRegistry,
+    stats: metrics.Stats,
     secure: ssl.SSLContext | None,
     intake: Exports | None,
 ) -> HttpListener | None:
@@ -213,7 +214,7 @@ def _http(
         traces = OverHttp(intake)
     endpoints = _http_endpoints(options)
     is_local = all(is_loopback(host_and_port(endpoint, "--http")[0]) for endpoint in endpoints)
-    app = application(sessions, tokens, page, _origins(options), traces, is_local=is_local)
+    app = application(sessions, tokens, page, stats, _origins(options), traces, is_local=is_local)
     return HttpListener(endpoints, "--http", app, secure)
 
 
@@ -277,7 +278,7 @@ async def _serve(
     if options.metrics:
         address = page.enter_context(serving(options.metrics, "--metrics", metrics.application(registry)))
         print(f"metrics on {address}/metrics", flush=True)
-    http = _http(options, sessions, tokens, registry, https, intake)
+    http = _http(options, sessions, tokens, registry, stats, https, intake)
     if intake is not None:
         if otlp is not None:
             await intake.open()

@@ -75,6 +75,37 @@ def test_errors_are_typed(db: Any) -> None:
     assert db.describe("t")["columns"] == {"v": "string", "n": "sum(int64)"}
 
 
+def test_a_role_is_described_and_changes_nothing_else(db: Any) -> None:
+    filled(db)
+    columns = {"ts": "timestamp", "trace_id": "bytes", "x": "int64"}
+    db.create_event_table("spans", event_time="ts", columns=columns)
+    slots = ["x", kivi.time_slot("ts", "5m")]
+    db.create_aggregate("slots", source="spans", group_by=slots, measures={"n": kivi.count()}, history="1h")
+    before = {name: db.describe(name) for name in ("spans", "slots", "t")}
+    with db.snapshot() as snap:
+        db.alter_table("spans", role="traces")
+        db.alter_table("slots", role="endpoints")
+        db.alter_table("slots", role="services")
+        assert list(snap.scan("slots")) == []  # the table was there at that snapshot, and is
+    assert db.describe("spans") == before["spans"] | {"role": "traces"}
+    assert db.describe("slots") == before["slots"] | {"role": "services"}
+    db.alter_table("slots", role="")
+    assert db.describe("slots") == before["slots"]
+    db.alter_table("spans", {"y": "int64"}, role="")
+    assert "role" not in db.describe("spans") and "y" in db.describe("spans")["columns"]
+    for name, wanted, error, text in (
+        ("slots", {"role": "rooms"}, InvalidArgument, "a role is services"),
+        ("slots", {}, InvalidArgument, "nothing to alter"),
+        ("slots", {"role": "traces"}, SchemaError, "has no traces"),
+        ("e", {"role": "traces"}, SchemaError, "has no traces"),
+        ("agg", {"role": "models"}, SchemaError, "aggregate's with a time slot"),
+        ("t", {"role": "services"}, SchemaError, "aggregate's with a time slot"),
+    ):
+        with pytest.raises(error, match=text):
+            db.alter_table(name, **wanted)
+    assert db.describe("t") == before["t"]
+
+
 def test_a_snapshot_of_before_sees_the_tables_as_they_were(db: Any) -> None:
     filled(db)
     with db.snapshot() as before:

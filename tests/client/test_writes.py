@@ -225,7 +225,7 @@ class Unconnected:
         self.queued.append(request)
         return self.epochs
 
-    def lines_at(self, port: int) -> Any:
+    def lines_at(self, address: str) -> Any:
         raise AssertionError("nobody subscribes")
 
     def leave(self, epoch: int | None) -> None:

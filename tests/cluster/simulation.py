@@ -70,7 +70,6 @@ HIGH = 3
 """Of the column by which these are sharded."""
 START_US = 1_800_000_000_000_000
 _MAY_FAIL = (AlreadyExists, NotFound, Conflict, SnapshotTooOld, DiskFull)
-KINDS = ("put", "delta", "delta", "delta", "insert", "delete", "guard", "append", "append", "staged", "get")
 SETTINGS = Settings.of(
     {
         "background": False, "consolidate_rows": 2, "block_rows": 4, "settle": False, "conflict_entries": 8,
@@ -122,6 +121,7 @@ class Node:
         committer.later = sim.derive
         self.log.on_arrival = partial(self._arrived, committer, self.log.on_arrival)
         self.store.shards.held = self.held
+        self.store.spanning.owners = Others(self)
         self.db = Database(self.store)
         self.snapshots = []
         self.say_live()
@@ -144,6 +144,8 @@ class Node:
         """And which shards it is to hold: it gives others up once that is said, and counts."""
         wanted, store = self.wanted, self.store
         live = Member(self.id, State.LIVE, self.log.needed)
+        if wanted != EVERY and self.store is not None:
+            live = live.with_snapshots(*self.store.leases.told())
 
         def said(number: int) -> None:
             known = self.log.members.find(self.id)
@@ -191,8 +193,8 @@ class Node:
                 self.client.purge(self.log.members.floor)
         except Unavailable:
             sim.counted["nobody answers"] += 1
-        if sim.servers.last_at(self.log.current_at) > self.log.place.sequence:
-            raise Mismatch(f"C8: node {self.id} says it has what there was at {self.log.current_at}, and has not")
+        if sim.servers.last_at(self.log.proven_at) > self.log.place.sequence:
+            raise Mismatch(f"C8: node {self.id} says it has what there was at {self.log.proven_at}, and has not")
 
         if self.log.place.time_us > sim.now_us + 1_000_000:
             raise Mismatch(f"node {self.id} takes a clock for the time that is ahead of all others")
@@ -205,6 +207,30 @@ class Node:
     def scan(self, reader: Any, table: str) -> list[dict[str, Any]]:
         rows = list(reader.scan(table))
         return [{**row, "ts": micros(row["ts"])} for row in rows] if table in ("e", "high", "spans") else plain(rows)
+
+
+@dataclass
+class Others:
+    """The other nodes, for one that asks them for shards that it lacks."""
+
+    node: Node
+
+    def plan(self, shards: int, without: frozenset[int]) -> list[tuple[int, int]]:
+        log = self.node.log
+        return log.members.owners(shards, besides=self.node.id, time_us=log.place.time_us, without=without)
+
+    def ask(self, node: int, request: bytes) -> Iterator[bytes]:
+        """Which may go away at any moment."""
+        sim = self.node.simulation
+        for there in sim.nodes:
+            if there.id == node and there.serves and there.store is not None and sim.rng.random() > 0.05:
+                for i, frame in enumerate(there.store.spanning.serve(request, timeout_s=0.0)):
+                    if i and sim.rng.random() < 0.1:
+                        break
+                    yield frame
+                else:
+                    return
+        raise Unavailable(f"node {node} does not answer")
 
 
 def _written(parts: Sequence[Part]) -> list[Any]:
@@ -220,6 +246,9 @@ class Simulation:
     """``run(steps)``, then ``finish()``, which checks."""
 
     SHARD_BY: tuple[str, ...] = ()
+    KINDS: tuple[str, ...] = (
+        "put", "delta", "delta", "delta", "insert", "delete", "guard", "guard", "append", "append", "staged", "get",
+    )  # fmt: skip
 
     def __init__(self, seed: int, *, nodes: int = 3, faults: Faults | None = None) -> None:
         self.rng = random.Random(seed)
@@ -359,7 +388,7 @@ class Simulation:
     def do_work(self) -> None:
         if (one := self._opened()) is None:
             return
-        rng, tx, kind = self.rng, one.tx, self.rng.choice(KINDS)
+        rng, tx, kind = self.rng, one.tx, self.rng.choice(self.KINDS)
         table, key = rng.choice("tth"), (rng.randint(0, 3),)
         values = {name: rng.randint(-5, 5) for name in rng.sample(("n", "hi", "v"), rng.randint(1, 3))}
         match kind:
@@ -381,11 +410,13 @@ class Simulation:
                 one.ops.append(Op("delete", table, key))
             case "guard":
                 column = rng.choice((None, "n", "v"))
+                if not self.SHARD_BY and rng.random() < 0.5:
+                    table, key, column = "agg", (rng.choice(VALUES),), rng.choice((None, "calls"))
                 tx.guard(table, key, column)
                 one.ops.append(Op("guard", table, key, {} if column is None else {column: None}))
             case "append" if not one.staged:
                 one.staged = False
-                events = [self._event() for _ in range(rng.randint(1, 4))]
+                events = self._appended()
                 tx.append("e", events)
                 one.ops.append(Op("append", "e", events=events))
             case "staged" if one.staged is not False:
@@ -412,6 +443,9 @@ class Simulation:
                         continue
                     found = tx.get(name, key)
                     self.oracle.read(Read(tx.start_ts, name, key, found, own, f"node {one.node.id}"))
+
+    def _appended(self) -> list[dict[str, Any]]:
+        return [self._event() for _ in range(self.rng.randint(1, 4))]
 
     def _event(self) -> dict[str, Any]:
         rng = self.rng
@@ -645,9 +679,15 @@ class Simulation:
         for table in self.oracle.tables:
             if node.held != EVERY and table in SHARDED:
                 self._look_in_parts(node, snap, table)
-                continue
             try:
                 found = node.scan(snap, table)
+                if found and node.held != EVERY and table == "e" and self.rng.random() < 0.3:
+                    self._ask_of_all(snap, found)
+            except Unavailable:
+                if node.held == EVERY or table not in SHARDED:
+                    raise
+                self.counted["elsewhere"] += 1
+                continue
             except (SnapshotTooOld, NotFound) as error:
                 if isinstance(error, NotFound) and table != "later":
                     raise
@@ -655,7 +695,9 @@ class Simulation:
                     raise Mismatch(f"C1: node {node.id} does not answer at the pin {snap.ts}: {error}") from None
                 self.counted[type(error).__name__] += 1
                 continue
-            self.oracle.read(Read(snap.ts, table, None, found, (), f"node {node.id}"))
+            self.counted["spanned"] += node.held != EVERY and table in SHARDED
+            by_shard = node.held != EVERY and table == "e"
+            self.oracle.read(Read(snap.ts, table, None, found, (), f"node {node.id}", is_any_order=by_shard))
         if node.held == EVERY:
             raised = Counter(map(repr, node.scan(snap, "high")))
             high = Counter(repr(row) for row in node.scan(snap, "e") if row["x"] > HIGH)
@@ -663,6 +705,18 @@ class Simulation:
             if high - raised or (raised - high and not retracts):  # what was raised stays
                 raise Mismatch(f"R25: node {node.id} at {snap.ts} has raised {raised.total()} of {high.total()} events")
             self.counted["raised"] += bool(raised)
+
+    def _ask_of_all(self, snap: Snapshot, events: list[dict[str, Any]]) -> None:
+        """Rollups and questions of nodes that hold a part each are about what scans give."""
+        (asked,) = snap.query("e", measures={"n": kivi.count(), "x": kivi.sum("x")})
+        (rolled,) = snap.rollup("agg", measures=["calls", "total"])
+        wanted = (len(events), sum(event["x"] for event in events))
+        found = (asked["n"], asked["x"] or 0), (rolled["calls"], rolled["total"])
+        if found != (wanted, wanted):
+            raise Mismatch(f"R20: asked at {snap.ts} of all, {found} is not {wanted}")
+        backwards = [(row["x"], row["s"]) for row in snap.scan("e", reverse=True)]
+        if backwards[::-1] != [(event["x"], event["s"]) for event in events]:
+            raise Mismatch(f"at {snap.ts} events backwards are others than forwards")
 
     def _look_in_parts(self, node: Node, snap: Snapshot, table: str) -> None:
         """A node that holds some shards answers for these, and for no others."""
@@ -685,9 +739,7 @@ class Simulation:
                     raise
                 self.counted[type(error).__name__] += 1
                 continue
-            if not node.holds(a):
-                raise Mismatch(f"node {node.id} answers for a = {a} of {table}, which it does not hold")
-            self.counted["in parts"] += 1
+            self.counted["in parts" if node.holds(a) else "asked of another"] += 1
             key = None if only is not None else (a,)
             self.oracle.read(Read(snap.ts, table, key, found, (), f"node {node.id}", only))
 
@@ -951,8 +1003,33 @@ class Simulation:
             spans = [row["id"] for row in snap.scan("spans")]
         if len(spans) > len(set(spans)):
             raise Mismatch("a span counts twice")
+        self._check_guards()
         report = self.oracle.check()
         self.counted["commits"], self.counted["reads"] = report.commits, report.reads
+
+    def _check_guards(self) -> None:
+        """R8 on rows of ``agg``: a guard on one and an append of an event of it are not concurrent, if both commit."""
+        refused = [one for one in self.oracle.attempts if one.refused is not None and one.refused.table == "agg"]
+        self.counted["guards refused"] += len(refused)
+        done = [one for one in self.oracle.attempts if one.outcome == "committed" and not one.repeat]
+        guards: list[tuple[int, int, Any]] = []
+        touches: list[tuple[int, int, Any]] = []
+        for attempt in done:
+            for op in attempt.ops:
+                span = (attempt.began, attempt.commit_ts or 0)
+                if op.kind == "guard" and op.table == "agg":
+                    guards.append((*span, op.key))
+                elif op.kind == "append" and op.table == "e":
+                    touches += [(*span, (event["a"],)) for event in op.events]
+                elif op.kind == "retract" and "a" in op.values:
+                    touches.append((*span, (op.values["a"],)))
+        for began, cts, key in guards:
+            self.counted["guards"] += 1
+            for start, at, touched in touches:
+                if touched == key and (began < at < cts or start < cts < at):
+                    raise Mismatch(
+                        f"R8: a guard on agg {key} from {began} to {cts}, and an append from {start} to {at}"
+                    )
 
     def _outcome(self, token: str) -> int | None:
         """As every node knows it."""

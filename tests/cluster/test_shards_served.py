@@ -1,10 +1,11 @@
-"""Clients of a cluster whose nodes hold a part of the shards each: a read goes where its rows are."""
+"""Clients of a cluster whose nodes hold a part of the shards each: any node answers, with what others hold."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,8 +62,7 @@ def test_a_read_goes_where_its_rows_are(tmp_path: Path) -> None:
                         (rolled,) = snap.rollup("sums", prefix=(user,))
                         assert asked["us"] == rolled["us"] == 5_000
                     assert snap.ts == ts
-                    with pytest.raises(kivi.Unavailable, match="there is none"):
-                        list(snap.scan("sums"))
+                    assert sorted(row["user"] for row in snap.scan("sums")) == sorted((LOW, HIGH))
             with db.snapshot(shared=True) as snap:
                 db.append("calls", [{"ts": 0, "user": user, "us": 7} for user in (LOW, HIGH)])
                 for user in (LOW, HIGH):
@@ -72,9 +72,88 @@ def test_a_read_goes_where_its_rows_are(tmp_path: Path) -> None:
                     with db.snapshot(lease=snap.lease) as again:
                         assert again.get("sums", (user,)) == row
             db.append("calls", [{"ts": 0, "user": user, "us": -7} for user in (LOW, HIGH)])
-            with db.transaction() as tx, pytest.raises(kivi.Unavailable, match="ask a node that holds them"):
-                tx.get("sums", (HIGH,))
+            with db.transaction() as tx:
+                tx.append("calls", [{"ts": 0, "user": user, "us": 9} for user in (LOW, HIGH)])
+                for user in (LOW, HIGH):
+                    row = tx.get("sums", (user,))
+                    assert row is not None
+                    assert row["us"] == 5_009, "its own writes lie over what came from elsewhere"
+                assert len(list(tx.scan("calls"))) == 208
+                tx.rollback()
         asyncio.run(over_asyncio(low.endpoint))
+
+
+USERS = [f"user {i}" for i in range(60)]
+HELD = {"a": "0-41", "b": "22-63", "c": "0-21,42-63"}
+
+
+def everything(db: Any, lease: bytes) -> list[Any]:
+    """All that the shared snapshot says of the tables, in each way of reading."""
+    with db.snapshot(lease=lease) as snap:
+        return [
+            snap.ts,
+            list(snap.scan("calls")),
+            list(snap.scan("calls", reverse=True, limit=70, columns=["user", "us"])),
+            list(snap.scan("calls", where=kivi.col("us") > 90, order_by=["us", "user"], limit=9)),
+            list(snap.scan("sums")),
+            list(snap.scan("sums", reverse=True, limit=7)),
+            list(snap.scan("sums", start=("user 3",), end=("user 5",), where=kivi.col("us") > 0)),
+            snap.get_many("sums", [(user,) for user in USERS]),
+            list(snap.rollup("sums", by=[])),
+            list(snap.rollup("sums", prefix=("user 7",))),
+            list(snap.query("calls", group_by=["user"], measures=MEASURES)),
+            list(snap.query("calls", measures=MEASURES, where=kivi.col("us") < 50)),
+            snap.sql("SELECT user, sum(us) AS us FROM calls GROUP BY user ORDER BY user").to_pylist(),
+            snap.sql("SELECT count(*) AS n, sum(us) AS us FROM sums").to_pylist(),
+            list(snap.match("calls", RISES)),
+        ]
+
+
+RISES = kivi.pattern(
+    "A B",
+    partition_by=["user"],
+    define={"A": kivi.col("us") == 0, "B": kivi.col("us") == kivi.prev("us") + 1},
+    measures={"ends": kivi.last("us")},
+)
+MEASURES = {"n": kivi.count(), "us": kivi.sum("us"), "mean": kivi.avg(kivi.col("us") / 7), "last": kivi.last("us")}
+
+
+def test_any_node_answers_for_all_of_which_none_holds_all(tmp_path: Path) -> None:
+    require("nats-server")
+    with contextlib.ExitStack() as opened:
+        nats = opened.enter_context(NatsCluster(tmp_path, 1))
+        how = ("--cluster", "apm", "--nats", ",".join(nats.urls), "--log-bytes", "1GiB")
+        nodes = {"a": opened.enter_context(ServerProcess(tmp_path / "a", *how))}
+        with kivi.connect(nodes["a"].endpoint) as db:
+            db.create_event_table("calls", event_time="ts", columns=COLUMNS, shard_by=["user"])
+            db.create_aggregate("sums", source="calls", group_by=["user"], measures=MEASURES)
+            for other in ("b", "c"):
+                db.checkpoint(tmp_path / other)
+        for other in ("b", "c"):
+            nodes[other] = opened.enter_context(ServerProcess(tmp_path / other, *how, "--shards", HELD[other]))
+        nodes["a"].stop()
+        nodes["a"].arguments += ["--shards", HELD["a"]]
+        nodes["a"].start()
+        at_all = [opened.enter_context(kivi.connect(node.endpoint)) for node in nodes.values()]
+        for i in range(8):  # by any, in commits that are cut and in such that are not
+            users = USERS if i % 2 else USERS[i : i + 7]
+            at_all[i % 3].append(
+                "calls", [{"ts": i * 100 + j, "user": u, "us": j} for u in users for j in range(3 * i)]
+            )
+        snap = opened.enter_context(at_all[0].snapshot(shared=True, min_snapshot=max(db.watermark() for db in at_all)))
+        assert snap.lease is not None
+        answers = [everything(db, snap.lease) for db in at_all]
+        assert len(answers[0][1]) == 3_132
+        assert all(answer == answers[0] for answer in answers)
+        nodes["c"].kill()
+        at_all[1].append("calls", [{"ts": 1, "user": user, "us": 1_000} for user in USERS])
+        assert [everything(db, snap.lease) for db in at_all[:2]] == answers[:2]
+        with at_all[0].snapshot(min_snapshot=at_all[1].watermark()) as newer:
+            (row,) = newer.query("calls", measures={"us": kivi.sum("us")}, where=kivi.col("us") == 1_000)
+            assert row["us"] == 60_000
+        nodes["b"].kill()
+        with pytest.raises(kivi.Unavailable, match="no other node"), at_all[0].snapshot() as alone:
+            list(alone.scan("sums"))
 
 
 async def over_asyncio(endpoint: str) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+from unittest.mock import patch
+
 import pytest
 
 from kivi.errors import Unavailable
@@ -54,6 +57,30 @@ def test_a_retraction_has_what_came_before_it_in_the_log(seed: int) -> None:
     simulation.run(STEPS // 2)
     simulation.finish()
     assert simulation.counted["retracted"]
+
+
+class Guarding(Simulation):
+    """Rows of an aggregate are guarded beside appends of their events, on nodes that die and begin anew meanwhile."""
+
+    KINDS = ("guard", "guard", "put", "append")
+    STEPS = (
+        ("pump", 60), ("begin", 14), ("work", 24), ("commit", 16), ("append_each", 2), ("retry", 6), ("retract", 0.5),
+        ("fold", 6), ("kill", 1.5), ("stop", 0.5), ("renew", 0.6), ("live", 4), ("look", 2),
+    )  # fmt: skip
+
+    def _appended(self) -> list[dict[str, Any]]:
+        """Of one row, and now and then so many that its deltas are a run."""
+        return [self._event()] * self.rng.choice((1, 1, 1, 40))
+
+
+@pytest.mark.parametrize("watched_us", [300_000, 600_000_000])
+@pytest.mark.parametrize("seed", [0, 2])
+def test_a_guard_on_a_row_of_an_aggregate_misses_no_append(seed: int, watched_us: int) -> None:
+    with patch("kivi.mvcc.touches.WATCHED_US", watched_us):
+        simulation = Guarding(seed)
+        simulation.run(STEPS)
+        simulation.finish()
+    assert simulation.counted["guards"] and simulation.counted["guards refused"]
 
 
 def test_a_seed_gives_the_same_history_again() -> None:

@@ -15,20 +15,8 @@ from apm_demo import endpoints, trace
 from apm_demo.children import Child
 from apm_demo.tables import WIDTHS, create
 from tests.serverproc import ServerProcess
-from tests.waiting import wait_until
 
 START_US = 1_709_315_700_000_000  # 2024-03-01 17:55:00
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-dev-shm-usage",
-)
 
 
 def place(e: endpoints.Endpoint) -> dict[str, Any]:
@@ -109,23 +97,3 @@ def recount(column: str, where: Callable[[dict[str, Any]], bool] = lambda event:
         total, count = found.get(str(event[column]), (0, 0))
         found[str(event[column])] = (total + event["resp_time_us"], count + 1)
     return found
-
-
-def drawn(browser: Any, expression: str, selector: str) -> Any:
-    """What a script says of the page once it is drawn: what came before is on it, all at once, as a person sees it."""
-    ask = f"const [selector, answer] = arguments; requestAnimationFrame(() => answer({expression}))"
-    return browser.execute_async_script(ask, selector)
-
-
-def shown(browser: Any, selector: str) -> str:
-    return str(drawn(browser, "document.querySelector(selector)?.innerText ?? ''", selector)).strip()
-
-
-def until(browser: Any, condition: Callable[[], Any]) -> Any:
-    return wait_until(condition, reason=lambda: f"the page does not show it: {shown(browser, 'body')}", pause_s=0.05)
-
-
-def cells(browser: Any, selector: str) -> list[str]:
-    return list(
-        drawn(browser, "[...document.querySelectorAll(`${selector} td`)].map(cell => cell.innerText.trim())", selector)
-    )

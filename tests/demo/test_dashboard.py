@@ -22,7 +22,8 @@ import pytest
 from apm_demo import endpoints, trace
 from apm_demo.tables import WIDTHS, micros
 from apm_demo.views import RANGES
-from tests.demo.dashboards import START_US, Stand, cells, events, place, recount, shown, standing, sums, until
+from tests.browsers import cells, press, shown, until
+from tests.demo.dashboards import START_US, Stand, events, place, recount, standing, sums
 from tests.waiting import wait_until
 
 
@@ -309,17 +310,6 @@ def test_the_page_shows_what_the_store_says(stand: Stand, browser: Any) -> None:
     assert found[2:] == ["121", "15.0", "8.1\N{MULTIPLICATION SIGN}"]
     assert browser.execute_script("return document.querySelectorAll('#chart-avg svg path').length") == 2
     assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
-
-
-def press(browser: Any, key: str, held: str | None = None) -> None:
-    """To whatever has the focus, as a person would."""
-    from selenium.webdriver.common.action_chains import ActionChains
-
-    chain = ActionChains(browser)
-    if held is None:
-        chain.send_keys(key).perform()
-    else:
-        chain.key_down(held).send_keys(key).key_up(held).perform()
 
 
 def focused(browser: Any) -> str:

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from apm_demo.tables import WIDTHS
-from tests.demo.dashboards import START_US, shown, standing, until
+from tests.browsers import shown, until
+from tests.demo.dashboards import START_US, standing
 
 ENDPOINTS = 1_000
 SLOTS = 6

@@ -122,9 +122,8 @@ def test_its_port_reads_and_does_not_commit(server: ServerProcess) -> None:
         db.run(lambda tx: tx.put("rows", (2_000,), n=5))
         with db.subscribe("rows", prefix=(2_000,)) as live:
             assert live.next(60.0) is not None
-            port = db._core.subscriptions_port
-        assert port
-        endpoint = f"localhost:{port}"
+            endpoint = db._core.subscriptions_at
+        assert endpoint
         with kivi.connect(endpoint, access_token="root-token-0123456789") as beside:
             with beside.snapshot(max_staleness=0) as snap:
                 assert snap.get("rows", (2_000,)) == {"id": 2_000, "n": 5}

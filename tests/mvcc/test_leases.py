@@ -75,6 +75,33 @@ def test_r15_a_snapshot_idle_for_an_hour_keeps_nothing() -> None:
     assert world.leases.oldest() is None
 
 
+def test_snapshots_of_other_nodes_are_kept_as_if_they_had_been_opened_here() -> None:
+    world, other = Simulated(), Simulated()
+    other.advance(14)
+    opened = other.leases.open(12)
+    assert other.leases.told() == (14, [12])
+    world.advance(20)
+    world.leases.hold(14, {12})
+    assert world.leases.boundaries() == (14, [12]), "the other one may open 14 or 15 next"
+    assert world.leases.may_read(14, 15)
+    assert not world.leases.may_read(13, 14)
+    assert [world.leases.open(ts).historical for ts in (12, 13, 14, 15)] == [False, True, False, False]
+    for lease in [*world.leases._open.values()]:
+        if not lease.pinned:
+            world.leases.release(lease)
+    other.leases.release(opened)
+    other.advance(18)
+    world.leases.hold(*((told := other.leases.told())[0], set(told[1])))
+    assert world.leases.boundaries() == (18, [])
+    assert world.leases.oldest() == 18
+    world.leases.has_no_room = lambda: True
+    assert world.leases.boundaries() == (20, [])
+    world.leases.hold(17, {17})
+    assert world.leases.open(17).historical, "it was too late"
+    world.leases.hold(None, set())
+    assert world.leases.oldest() == 17
+
+
 def test_r14_boundaries_are_the_open_snapshots_below_the_watermark() -> None:
     world = Simulated()
     first, second = world.leases.open(), world.leases.open()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import re
 import signal
 import socket
 import threading
@@ -389,3 +390,68 @@ def test_what_cannot_be_served_is_said_before_anything_is_opened(tmp_path: Path)
     with pytest.raises(EndedError, match="no origin"):
         ServerProcess(tmp_path / "data", "--http", "localhost:0", "--http-origins", "board.example").start()
     assert not (tmp_path / "data").exists()
+
+
+def test_rules_alerts_and_statistics_are_those_of_the_tables_that_a_token_is_for(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("root admin\nread reader tables=a*\n")
+    with (
+        ServerProcess(tmp_path / "data", "--http", "localhost:0", "--token-file", str(tokens)) as server,
+        server.connect(access_token="root") as db,
+        httpx.Client(base_url=base(server), timeout=60) as http,
+    ):
+        for name in ("a", "b"):
+            db.create_event_table(name, event_time="ts", columns={"ts": "timestamp", "x": "int64"})
+            db.create_event_table(f"{name}_high", event_time="ts", columns={"ts": "timestamp", "x": "int64"})
+            slots = [kivi.time_slot("ts", "5m", name="slot")]
+            db.create_aggregate(f"{name}_5m", source=name, group_by=slots, measures={"n": kivi.count()})
+            db.create_rule(f"{name}_rule", source=name, where=kivi.col("x") > 5, into=f"{name}_high")
+            db.create_alert(f"{name}_alert", on=f"{name}_5m", where=kivi.col("n") > 5)
+        db.append("a", [{"ts": BEGIN_US, "x": x} for x in range(8)])
+
+        def asked(path: str, token: str) -> Any:
+            reply = http.get(path, headers={"Authorization": f"Bearer {token}"})
+            assert reply.status_code == 200, reply.text
+            return reply.json()
+
+        rules = {each["name"]: each for each in asked("/v1/rules", "root")["rules"]}
+        assert rules.keys() == {"a_rule", "b_rule"}
+        assert (rules["a_rule"]["judged"], rules["a_rule"]["raised"]) == (8, 2)
+        assert [each["name"] for each in asked("/v1/rules", "read")["rules"]] == ["a_rule"]
+        assert {each["name"] for each in asked("/v1/alerts", "root")["alerts"]} == {"a_alert", "b_alert"}
+        assert {each["name"] for each in asked("/v1/alerts", "read")["alerts"]} == {"a_alert"}
+        told = asked("/v1/stats", "read")
+        assert told["stats"].keys() == db.stats().keys() and told["version"] == kivi.__version__
+        assert told["snapshot"] >= 1 and told["stats"]["tables"] == db.stats()["tables"]
+        assert http.get("/v1/rules").status_code == 401
+
+
+def test_the_console_is_there_for_everybody_and_asks_nobody_else(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("root admin\n")
+    with (
+        ServerProcess(tmp_path / "data", "--http", "localhost:0", "--token-file", str(tokens)) as server,
+        httpx.Client(base_url=base(server), timeout=60) as http,
+    ):
+        page = http.get("/")
+        assert page.status_code == 200 and page.headers["Content-Type"].startswith("text/html")
+        policy = dict(each.split(" ", 1) for each in page.headers["Content-Security-Policy"].split("; "))
+        assert policy["default-src"] == policy["frame-ancestors"] == "'none'" and policy["script-src"] == "'self'"
+        assert "unsafe" not in page.headers["Content-Security-Policy"]
+        waiting, read = set(re.findall(r'(?:src|href)="(/[^"#]*)"', page.text)) - {"/openapi.json"}, set[str]()
+        while waiting - read:
+            path = min(waiting - read)
+            read.add(path)
+            reply = http.get(path)
+            assert reply.status_code == 200, path
+            again = http.get(path, headers={"If-None-Match": reply.headers["ETag"]})
+            assert again.status_code == 304 and not again.content
+            if "uPlot" in path:
+                continue
+            addresses = set(re.findall(r"https?://[^\s\"'`)]+", reply.text))
+            assert addresses <= {"http://www.w3.org/2000/svg"}, path
+            waiting |= {f"/console/{name}" for name in re.findall(r'from "\./([\w.]+)"', reply.text)}
+        assert {"/console/main.js", "/console/uPlot.esm.js", "/console/grid.js"} <= read
+        assert http.get("/console/uPlot.LICENSE.txt").text.startswith("The MIT License")
+        for path in ("/console/nobody.js", "/console/..%2Fconsole.py", "/console/"):
+            assert http.get(path).status_code == 404

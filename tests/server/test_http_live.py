@@ -232,3 +232,63 @@ def test_what_ends_a_stream(tmp_path: Path) -> None:
             assert next(line for line in lines if line.startswith("event: ")) == "event: error"
         http.close()
         assert server.wait() == 0
+
+
+def test_several_states_in_one_stream_have_snapshots_in_common(tmp_path: Path) -> None:
+    """Those of one aggregate, while events come: where all parts know a snapshot each is the rollup there."""
+    with ServerProcess(tmp_path / "data", "--http", "localhost:0") as server, server.connect() as db:
+        db.create_event_table("calls", event_time="ts", columns={"e": "int64", "ts": "timestamp", "us": "int64"})
+        measures = {"n": kivi.count(), "total": kivi.sum("us")}
+        slots = ["e", kivi.time_slot("ts", "5m", name="slot")]
+        db.create_aggregate("calls_5m", source="calls", group_by=slots, measures=measures, history="1h")
+        minutes = [i * 60_000_000 + BEGIN_US for i in range(60)]
+        db.append("calls", [{"e": i % 3, "ts": ts, "us": i} for i, ts in enumerate(minutes)])
+        begin, end = f"{BEGIN_US // 1_000}", f"{BEGIN_US // 1_000 + 600_000}"
+        asked: dict[str, dict[str, Any]] = {  # how it is asked for, and what it is
+            "by=&last=15m": {"last": "15m"},
+            "by=&step=5m&last=15m": {"step": "5m", "last": "15m"},
+            "by=e&last=15m&columns=total": {"by": ["e"], "last": "15m", "measures": ["total"]},
+            f"by=&from={begin}&to={end}": {"start": BEGIN_US, "end": BEGIN_US + 600_000_000},
+        }
+        queries = [f"table=calls_5m&interval_ms=50&{text}" for text in asked]
+        states: list[list[Any]] = [[] for _ in asked]
+        upto, seen, sent = [0] * len(asked), set[int](), 0
+        with httpx.stream(
+            "GET", f"{base(server)}/v1/live", params=[("of", each) for each in queries], timeout=60
+        ) as reply:
+            part, ts = 0, 0
+            for line in reply.iter_lines():
+                name, _, value = line.partition(": ")
+                if name == "event":
+                    assert value.startswith("part"), value
+                    part = int(value.removeprefix("part"))
+                elif name == "id":
+                    ts = int(value)
+                elif name == "data":
+                    said = json.loads(value)
+                    changes = [Change(**change) for change in said["changes"]]
+                    states[part] = applied([] if said["reset"] else states[part], changes, value=itemgetter(3))
+                elif not line and ts:
+                    upto[part], ts = ts, 0
+                    if len({*upto}) > 1 or upto[0] in seen:
+                        continue
+                    seen.add(upto[0])
+                    with db.snapshot(as_of=upto[0]) as snap:
+                        for state, arguments in zip(states, asked.values(), strict=True):
+                            assert state == [plain(row) for row in snap.rollup("calls_5m", **arguments)]
+                    if len(seen) == 6:
+                        break
+                    sent += 1
+                    db.append("calls", [{"e": sent, "ts": minutes[-1] + sent * 120_000_000, "us": sent}])
+        for wrong, status in (
+            ({"of": queries[0], "table": "calls_5m"}, 400),
+            ({"of": "table=calls"}, 400),
+            ({"of": [queries[0]] * 17}, 400),
+            ({"of": "table=nobody"}, 404),
+        ):
+            assert httpx.get(f"{base(server)}/v1/live", params=httpx.QueryParams(wrong)).status_code == status
+
+
+def plain(row: Any) -> dict[str, Any]:
+    slot = {"slot": row["slot"].isoformat().replace("+00:00", "Z")} if "slot" in row else {}
+    return {**row, **slot}

@@ -1,4 +1,5 @@
 from kivi.wire.v1 import alerts_pb2 as _alerts_pb2
+from kivi.wire.v1 import topics_pb2 as _topics_pb2
 from kivi.wire.v1 import session_pb2 as _session_pb2
 from kivi.wire.v1 import types_pb2 as _types_pb2
 from google.protobuf.internal import containers as _containers
@@ -207,12 +208,14 @@ class DropRuleResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class AlterTableRequest(_message.Message):
-    __slots__ = ("name", "columns")
+    __slots__ = ("name", "columns", "role")
     NAME_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
     name: str
     columns: _containers.RepeatedCompositeFieldContainer[_types_pb2.Column]
-    def __init__(self, name: _Optional[str] = ..., columns: _Optional[_Iterable[_Union[_types_pb2.Column, _Mapping]]] = ...) -> None: ...
+    role: str
+    def __init__(self, name: _Optional[str] = ..., columns: _Optional[_Iterable[_Union[_types_pb2.Column, _Mapping]]] = ..., role: _Optional[str] = ...) -> None: ...
 
 class AlterTableResponse(_message.Message):
     __slots__ = ("table",)
@@ -517,17 +520,27 @@ class BackupResponse(_message.Message):
     def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., watermark: _Optional[int] = ..., files: _Optional[int] = ..., copied_bytes: _Optional[int] = ..., shared_bytes: _Optional[int] = ...) -> None: ...
 
 class SubscribeRequest(_message.Message):
-    __slots__ = ("begin", "taken", "end")
+    __slots__ = ("begin", "taken", "end", "seek")
     BEGIN_FIELD_NUMBER: _ClassVar[int]
     TAKEN_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
+    SEEK_FIELD_NUMBER: _ClassVar[int]
     begin: _containers.RepeatedCompositeFieldContainer[BeginSubscription]
     taken: _containers.RepeatedScalarFieldContainer[int]
     end: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, begin: _Optional[_Iterable[_Union[BeginSubscription, _Mapping]]] = ..., taken: _Optional[_Iterable[int]] = ..., end: _Optional[_Iterable[int]] = ...) -> None: ...
+    seek: _containers.RepeatedCompositeFieldContainer[SoughtSnapshot]
+    def __init__(self, begin: _Optional[_Iterable[_Union[BeginSubscription, _Mapping]]] = ..., taken: _Optional[_Iterable[int]] = ..., end: _Optional[_Iterable[int]] = ..., seek: _Optional[_Iterable[_Union[SoughtSnapshot, _Mapping]]] = ...) -> None: ...
+
+class SoughtSnapshot(_message.Message):
+    __slots__ = ("number", "ts")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    TS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    ts: int
+    def __init__(self, number: _Optional[int] = ..., ts: _Optional[int] = ...) -> None: ...
 
 class BeginSubscription(_message.Message):
-    __slots__ = ("number", "room", "spec", "order_by", "offset", "interval_ms", "heartbeat_ms", "since", "skip", "until_us", "durable", "retractions", "min_snapshot", "lateness_us")
+    __slots__ = ("number", "room", "spec", "order_by", "offset", "interval_ms", "heartbeat_ms", "since", "skip", "until_us", "durable", "retractions", "min_snapshot", "shards", "lateness_us")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     ROOM_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
@@ -541,6 +554,7 @@ class BeginSubscription(_message.Message):
     DURABLE_FIELD_NUMBER: _ClassVar[int]
     RETRACTIONS_FIELD_NUMBER: _ClassVar[int]
     MIN_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
     LATENESS_US_FIELD_NUMBER: _ClassVar[int]
     number: int
     room: int
@@ -555,8 +569,9 @@ class BeginSubscription(_message.Message):
     durable: DurableSubscription
     retractions: str
     min_snapshot: int
+    shards: int
     lateness_us: int
-    def __init__(self, number: _Optional[int] = ..., room: _Optional[int] = ..., spec: _Optional[_Union[_types_pb2.ScanSpec, _Mapping]] = ..., order_by: _Optional[_Iterable[str]] = ..., offset: _Optional[int] = ..., interval_ms: _Optional[int] = ..., heartbeat_ms: _Optional[int] = ..., since: _Optional[int] = ..., skip: _Optional[int] = ..., until_us: _Optional[int] = ..., durable: _Optional[_Union[DurableSubscription, _Mapping]] = ..., retractions: _Optional[str] = ..., min_snapshot: _Optional[int] = ..., lateness_us: _Optional[int] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., room: _Optional[int] = ..., spec: _Optional[_Union[_types_pb2.ScanSpec, _Mapping]] = ..., order_by: _Optional[_Iterable[str]] = ..., offset: _Optional[int] = ..., interval_ms: _Optional[int] = ..., heartbeat_ms: _Optional[int] = ..., since: _Optional[int] = ..., skip: _Optional[int] = ..., until_us: _Optional[int] = ..., durable: _Optional[_Union[DurableSubscription, _Mapping]] = ..., retractions: _Optional[str] = ..., min_snapshot: _Optional[int] = ..., shards: _Optional[int] = ..., lateness_us: _Optional[int] = ...) -> None: ...
 
 class DurableSubscription(_message.Message):
     __slots__ = ("user", "name", "ttl_us", "unseen")
@@ -633,7 +648,7 @@ class SubscribeResponse(_message.Message):
     def __init__(self, updates: _Optional[_Iterable[_Union[SubscriptionUpdate, _Mapping]]] = ...) -> None: ...
 
 class SubscriptionUpdate(_message.Message):
-    __slots__ = ("number", "accepted", "error", "ts", "kinds", "old", "new", "columns", "reset", "skip", "ended", "more", "moved_to_port")
+    __slots__ = ("number", "accepted", "error", "ts", "kinds", "old", "new", "columns", "reset", "skip", "ended", "more", "moved_to_port", "from_ts")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
@@ -647,6 +662,7 @@ class SubscriptionUpdate(_message.Message):
     ENDED_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
     MOVED_TO_PORT_FIELD_NUMBER: _ClassVar[int]
+    FROM_TS_FIELD_NUMBER: _ClassVar[int]
     number: int
     accepted: bool
     error: _types_pb2.Error
@@ -660,4 +676,5 @@ class SubscriptionUpdate(_message.Message):
     ended: bool
     more: bool
     moved_to_port: int
-    def __init__(self, number: _Optional[int] = ..., accepted: _Optional[bool] = ..., error: _Optional[_Union[_types_pb2.Error, _Mapping]] = ..., ts: _Optional[int] = ..., kinds: _Optional[_Iterable[_Union[ChangeKind, str]]] = ..., old: _Optional[_Iterable[int]] = ..., new: _Optional[_Iterable[int]] = ..., columns: _Optional[_Iterable[_Union[_types_pb2.ColumnValues, _Mapping]]] = ..., reset: _Optional[bool] = ..., skip: _Optional[int] = ..., ended: _Optional[bool] = ..., more: _Optional[bool] = ..., moved_to_port: _Optional[int] = ...) -> None: ...
+    from_ts: int
+    def __init__(self, number: _Optional[int] = ..., accepted: _Optional[bool] = ..., error: _Optional[_Union[_types_pb2.Error, _Mapping]] = ..., ts: _Optional[int] = ..., kinds: _Optional[_Iterable[_Union[ChangeKind, str]]] = ..., old: _Optional[_Iterable[int]] = ..., new: _Optional[_Iterable[int]] = ..., columns: _Optional[_Iterable[_Union[_types_pb2.ColumnValues, _Mapping]]] = ..., reset: _Optional[bool] = ..., skip: _Optional[int] = ..., ended: _Optional[bool] = ..., more: _Optional[bool] = ..., moved_to_port: _Optional[int] = ..., from_ts: _Optional[int] = ...) -> None: ...

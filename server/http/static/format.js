@@ -1,0 +1,90 @@
+// Values as people read them. Times are UTC, as in the store.
+
+const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+const compact = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
+const few = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
+const DASH = "–";
+
+export const count = (n) => (n === null || n === undefined ? DASH : Number.isInteger(n) ? whole.format(n) : few.format(n));
+export const short = (n) => (n === null || n === undefined ? DASH : compact.format(n));
+
+// Microseconds.
+export function duration(us) {
+  if (us === null || us === undefined) return DASH;
+  if (Math.abs(us) < 1000) return `${whole.format(us)} µs`;
+  const ms = us / 1000;
+  if (ms < 10) return `${ms.toFixed(1)} ms`;
+  if (ms < 1000) return `${whole.format(ms)} ms`;
+  if (ms < 60000) return `${(ms / 1000).toFixed(ms < 10000 ? 2 : 1)} s`;
+  return `${(ms / 60000).toFixed(1)} min`;
+}
+
+export function percent(part) {
+  if (part === null || part === undefined) return DASH;
+  const value = 100 * part;
+  return `${value === 0 ? "0" : value < 0.1 ? value.toFixed(2) : value < 10 ? value.toFixed(1) : whole.format(value)} %`;
+}
+
+export const bytes = (n) => {
+  if (n === null || n === undefined) return DASH;
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let at = 0;
+  for (; n >= 1024 && at < units.length - 1; at += 1) n /= 1024;
+  return `${n >= 100 || at === 0 ? whole.format(n) : n.toFixed(1)} ${units[at]}`;
+};
+
+const two = (n) => String(n).padStart(2, "0");
+
+// A moment, as text or in milliseconds: 14:05, with its day where that is not today.
+export function clock(moment, { seconds = false, day = undefined } = {}) {
+  const at = new Date(moment);
+  if (Number.isNaN(at.getTime())) return String(moment);
+  const time = `${two(at.getUTCHours())}:${two(at.getUTCMinutes())}${seconds ? `:${two(at.getUTCSeconds())}` : ""}`;
+  const date = at.toISOString().slice(0, 10);
+  return (day ?? date !== new Date().toISOString().slice(0, 10)) ? `${date} ${time}` : time;
+}
+
+// How long a text of a duration like 5m, 1h is, in microseconds.
+const UNITS = { us: 1, ms: 1e3, s: 1e6, m: 60e6, min: 60e6, h: 3600e6, d: 86400e6, w: 7 * 86400e6, month: 31 * 86400e6, quarter: 92 * 86400e6, year: 366 * 86400e6 };
+export function microseconds(text) {
+  const match = /^(\d+(?:\.\d+)?)\s*([a-z]+)$/.exec(text);
+  return match && UNITS[match[2]] ? Number(match[1]) * UNITS[match[2]] : NaN;
+}
+
+export function width(us) {
+  for (const [unit, size] of [["d", 86400e6], ["h", 3600e6], ["min", 60e6], ["s", 1e6], ["ms", 1e3]]) if (us % size === 0) return `${us / size} ${unit}`;
+  return `${us} µs`;
+}
+
+// What a column's values are, by its name and type: how they are shown, sorted and drawn.
+const TITLES = { error_rate: "error rate", apdex: "Apdex" };
+export function kindOf(name, type) {
+  if (/trace_id$/.test(name)) return "trace";
+  if (type === "timestamp") return "time";
+  if (/^(string|bytes|bool)/.test(type)) return type.startsWith("bytes") ? "bytes" : "text";
+  if (/^(quantiles|list|top)/.test(type)) return "state";
+  if (/_us$|^p\d+$/.test(name)) return /_us$/.test(name) ? "duration" : "number";
+  if (/_rate$|_ratio$/.test(name)) return "percent";
+  if (/_bytes$/.test(name)) return "size";
+  if (name === "apdex") return "score";
+  return "number";
+}
+
+export const title = (name) => TITLES[name] ?? name.replace(/_us$/, "").replace(/_trace_id$/, " trace").replace(/_/g, " ");
+
+const SHOW = {
+  duration, percent, number: count, size: bytes,
+  score: (n) => (n === null || n === undefined ? DASH : n.toFixed(2)),
+  time: (moment) => (moment === null ? DASH : clock(moment, { seconds: true })),
+  trace: (id) => (id ? String(id).replace(/^0x/, "").slice(0, 8) : DASH),
+  bytes: (text) => (text === null ? DASH : text.length > 18 ? `${text.slice(0, 18)}…` : text),
+  text: (text) => (text === null || text === undefined ? DASH : text === "" ? "(empty)" : String(text)),
+  state: (value) => {
+    if (value === null || value === undefined) return DASH;
+    if (Array.isArray(value)) return value.map((each) => (Array.isArray(each) ? `${each[0] ?? "others"}: ${each[1]}` : each)).join(", ");
+    return Object.entries(value).map(([name, each]) => `${name} ${short(each)}`).join(" · ");
+  },
+};
+export const shown = (kind, value) => SHOW[kind](value);
+export const isNumeric = (kind) => ["duration", "percent", "number", "size", "score"].includes(kind);
+export const axis = (kind) => ({ duration, percent, size: bytes, score: (n) => n.toFixed(1) })[kind] ?? short;

@@ -1,0 +1,1 @@
+"""To pytest, a package: what its tests share, such as a server or a browser, ends with the last of them."""

@@ -1,0 +1,337 @@
+"""The console over a real server in a real browser: what it shows, against what the store says."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Set
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import kivi
+from tests.browsers import press, shown, until
+from tests.serverproc import ServerProcess
+
+pytestmark = pytest.mark.browser
+
+AXE = (Path(__file__).parent / "axe.min.js").read_text()
+SLOT_S = 300
+ROUTES = {"shop": ["/cart", "/checkout/{id}"], "search": ["/find", '/<b>bold</b>"quoted"']}
+MODEL = "claude-sonnet-4"
+
+
+class Stand:
+    """A server that takes spans, and its address."""
+
+    def __init__(self, server: ServerProcess) -> None:
+        self.server = server
+        self.address = base(server)
+        self.now_s = int(time.time()) // SLOT_S * SLOT_S + 1  # at the beginning of a slot: all spans are in few of them
+        self.sent = 0
+
+    def send(self, service: str, route: str, ended_s: float, ms: int, *, error: bool = False, model: str = "") -> str:
+        """A span, with a call to a database in it, or to a model; the id of its trace."""
+        self.sent += 1
+        trace = f"{self.sent:032x}"
+        end = int(ended_s * 1e9)
+        spans = [_span(trace, f"{self.sent:015x}1", 2, end - ms * 10**6, end, error, {"http.route": route})]
+        inner = {"gen_ai.operation.name": "chat", "gen_ai.request.model": model, "gen_ai.usage.input_tokens": 1_000}
+        attributes = inner if model else {"db.system.name": "postgresql", "db.namespace": "orders"}
+        spans.append(_span(trace, f"{self.sent:015x}2", 3, end - ms * 8 * 10**5, end - ms * 10**5, False, attributes))
+        place = {"attributes": [_attribute("service.name", service)]}
+        body = {"resourceSpans": [{"resource": place, "scopeSpans": [{"spans": spans}]}]}
+        assert httpx.post(f"{self.address}/v1/traces", json=body, timeout=60).status_code == 200
+        return trace
+
+    def fill(self) -> None:
+        for ago_s in (0, SLOT_S, 2 * SLOT_S, 7 * 86_400):
+            for service, routes in ROUTES.items():
+                for n, route in enumerate(routes):
+                    for i in range(n + 2):
+                        self.send(service, route, self.now_s - ago_s, 100 * (n + 1) + i, error=i == 2)
+        self.send("assistant", "/chat", self.now_s, 900, model=MODEL)
+
+    def rolled(self, table: str, **arguments: Any) -> list[dict[str, Any]]:
+        with self.server.connect() as db, db.snapshot() as snapshot:
+            return [dict(row) for row in snapshot.rollup(table, **arguments)]
+
+    def watermark(self) -> str:
+        with self.server.connect() as db:
+            return f"{db.watermark():,}"
+
+
+def _attribute(name: str, value: str | int) -> dict[str, Any]:
+    return {"key": name, "value": {"stringValue": value} if isinstance(value, str) else {"intValue": value}}
+
+
+def _span(trace: str, span: str, kind: int, start: int, end: int, error: bool, said: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "traceId": trace,
+        "spanId": span,
+        "name": "span",
+        "kind": kind,
+        "startTimeUnixNano": start,
+        "endTimeUnixNano": end,
+        "status": {"code": 2 if error else 0},
+        "attributes": [_attribute(name, value) for name, value in said.items()],
+    }
+
+
+def base(server: ServerProcess) -> str:
+    return next(line for line in reversed(server.output) if line.startswith("http on ")).split()[-1]
+
+
+def otlp(folder: Path) -> ServerProcess:
+    return ServerProcess(folder / "data", "--http", "localhost:0")
+
+
+@pytest.fixture(scope="module")
+def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
+    with otlp(tmp_path_factory.mktemp("console")) as server:
+        made = Stand(server)
+        made.fill()
+        with server.connect() as db:
+            columns = {"ts": "timestamp", "service": "string", "duration_us": "int64", "trace_id": "bytes"}
+            db.create_event_table("slow", event_time="ts", columns=columns)
+            db.create_rule("slow_calls", source="invocations", where=kivi.col("duration_us") > 2_000_000, into="slow")
+            db.create_alert("busy", on="invocations_service_5m", where=kivi.col("calls") > 1_000_000)
+            db.create_table("accounts", key={"id": "int64"}, columns={"name": "string", "balance": kivi.sum("int64")})
+            db.create_aggregate(
+                "by_minute",
+                source="invocations",
+                group_by=["service", kivi.time_slot("ts", "1m", name="minute")],
+                measures={"n": kivi.count(), "longest_us": kivi.max("duration_us"), "q": kivi.quantiles("duration_us")},
+                history="1h",
+            )
+            with db.transaction() as tx:
+                tx.insert("accounts", (1,), name="ada", balance=7)
+        yield made
+
+
+def opened(browser: Any, stand: Stand, path: str, *, state: str = "live") -> None:
+    """Another document each time: the views before are gone."""
+    browser.get("about:blank")
+    browser.get(f"{stand.address}/{path}")
+    until(browser, lambda: shown(browser, "#status-text") == state)
+
+
+def duration(us: float) -> str:
+    ms = us / 1_000
+    return f"{ms:.1f} ms" if ms < 10 else f"{ms:.0f} ms" if ms < 1_000 else f"{ms / 1_000:.2f} s"
+
+
+def table_of(browser: Any, *, within: str = "main") -> dict[str, list[str]]:
+    """The rows of a grid, by the text of their first cell."""
+    rows = browser.execute_script(
+        "return [...document.querySelectorAll(`${arguments[0]} .grid tbody tr:not(.space):not([hidden])`)]"
+        ".map((row) => [...row.cells].filter((cell) => !cell.hidden).map((cell) => cell.innerText.trim()))",
+        within,
+    )
+    return {row[0]: row[1:] for row in rows}
+
+
+def lists(browser: Any, names: Set[str]) -> bool:
+    return table_of(browser).keys() == names
+
+
+def test_endpoints_are_what_the_store_says_and_are_kept_up(stand: Stand, browser: Any) -> None:
+    opened(browser, stand, "#/endpoints")
+    rolled = {row["route"]: row for row in stand.rolled("invocations_endpoint_5m", by=["service", "route"], last="1h")}
+    until(browser, lambda: table_of(browser).keys() == rolled.keys())
+    for route, cells_ in table_of(browser).items():
+        row = rolled[route]
+        assert cells_[0] == row["service"]
+        assert cells_[2] == f"{row['calls']:,}"
+        assert cells_[4:7] == [duration(row[name]) for name in ("p50_us", "p95_us", "p99_us")]
+        assert cells_[9] == row["slowest_trace_id"].hex()[:8]
+    (total,) = stand.rolled("invocations_endpoint_5m", last="1h")
+    tiles = [line for line in shown(browser, ".tiles").splitlines() if line]
+    assert tiles[tiles.index("Calls") + 1].split()[0] == f"{total['calls']:,}"
+    assert " · ".join(duration(total[name]) for name in ("p50_us", "p95_us", "p99_us")) in tiles
+    assert shown(browser, "#snapshot") == stand.watermark()
+
+    browser.execute_script("window.same = document.querySelector('.grid tbody a')")
+    stand.send("shop", "/new", stand.now_s, 1_500)
+    until(browser, lambda: table_of(browser).get("/new", [""])[2:3] == ["1"])
+    until(browser, lambda: shown(browser, "#snapshot") == stand.watermark())
+    assert browser.execute_script("return same.isConnected")  # it was brought up to date, and not made anew
+    assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+
+
+def test_down_to_a_trace_by_keyboard(stand: Stand, browser: Any) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    opened(browser, stand, "#/services")
+    until(browser, lambda: "search" in table_of(browser))
+    browser.execute_script("[...document.querySelectorAll('.grid tbody a')].find((a) => a.text === 'search').focus()")
+    press(browser, Keys.ENTER)
+    until(browser, lambda: table_of(browser).keys() == {*ROUTES["search"]})
+    assert browser.execute_script("return document.activeElement.textContent") == "search"  # where one came to
+    route = ROUTES["search"][1]
+    browser.execute_script("[...document.querySelectorAll('.grid tbody a')].find((a) => a.text !== '/find').focus()")
+    press(browser, Keys.ENTER)
+    until(browser, lambda: shown(browser, "h1") == route)
+    until(browser, lambda: shown(browser, ".legend b") == "3")  # of the newest slot
+    browser.execute_script("document.querySelector('.plot').focus()")
+    press(browser, Keys.HOME)
+    until(browser, lambda: browser.execute_script("return document.querySelector('.legend').ariaLive") == "polite")
+    press(browser, Keys.END)
+    until(browser, lambda: shown(browser, ".legend b") == "3")
+    browser.execute_script("document.querySelector('.tiles a').click()")
+    until(browser, lambda: len(cells_of(browser, ".spans summary")) == 2)
+    first, second = cells_of(browser, ".spans summary")
+    assert first.startswith(f"search {route}") and "202 ms" in first
+    assert second.startswith("search span") and "orders" in second
+    browser.back()
+    until(browser, lambda: shown(browser, "h1") == route)
+
+
+def cells_of(browser: Any, selector: str) -> list[str]:
+    return list(
+        browser.execute_script(
+            "return [...document.querySelectorAll(arguments[0])].map((each) => each.innerText.replace(/\\s+/g, ' '))",
+            selector,
+        )
+    )
+
+
+def test_a_week_ago_is_beside_now(stand: Stand, browser: Any) -> None:
+    opened(browser, stand, "#/services?compare=1w")
+    until(browser, lambda: "a week ago" in shown(browser, ".tiles"))
+    tile = shown(browser, ".tiles .tile").splitlines()
+    assert tile[-1] == "a week ago: 10"
+    assert table_of(browser)["search"][0].endswith("(5)")
+
+
+def test_any_aggregate_is_charted_and_any_table_shown(stand: Stand, browser: Any) -> None:
+    opened(browser, stand, "#/tables")
+    until(browser, lambda: {"accounts", "by_minute", "invocations"} <= table_of(browser).keys())
+    assert table_of(browser)["invocations"][:2] == ["event", "traces"]
+    opened(browser, stand, "#/table/accounts")
+    until(browser, lambda: table_of(browser) == {"1": ["ada", "7"]})
+    opened(browser, stand, "#/table/by_minute")
+    until(browser, lambda: {"shop", "search"} <= table_of(browser).keys())
+    until(browser, lambda: cells_of(browser, ".chart h2") == ["n", "longest"])
+    assert browser.execute_script("return document.querySelectorAll('.chart canvas').length") == 2
+    opened(browser, stand, "#/models")
+    until(browser, lambda: MODEL in table_of(browser))
+    assert table_of(browser)[MODEL][-2:] == ["1,000", "0"]
+
+
+def test_sql_rules_and_health(stand: Stand, browser: Any) -> None:
+    opened(browser, stand, "#/sql", state="ready")
+    for text in ("select name, balance from accounts", "selec"):  # what was answered stays
+        browser.execute_script(
+            "document.getElementById('sql').value = arguments[0]; document.querySelector('.sql button').click()", text
+        )
+        until(browser, lambda: shown(browser, "#status-text") in ("done", "not answered"))
+        until(browser, lambda: table_of(browser) == {"ada": ["7"]})
+    until(browser, lambda: "syntax error" in shown(browser, ".wrong"))
+
+    opened(browser, stand, "#/rules")
+    until(browser, lambda: "slow_calls" in shown(browser, "main") and "busy" in shown(browser, "main"))
+    trace = stand.send("shop", "/cart", stand.now_s, 2_500)
+    until(browser, lambda: trace[:8] in shown(browser, "main") and "2.50 s" in shown(browser, "main"))
+
+    opened(browser, stand, "#/health")
+    browser.find_element("css selector", "input[type=search]").send_keys("watermark")
+    until(browser, lambda: "well" in shown(browser, ".tiles") and "watermark" in table_of(browser))
+
+
+def test_the_past_stays_as_it_was(stand: Stand, browser: Any) -> None:
+    before, then = stand.rolled("by_minute", by=["service"], last="1h"), stand.watermark()
+    time.sleep(0.01)
+    moment = time.time()
+    time.sleep(0.01)
+    stand.send("shop", "/cart", stand.now_s, 60)
+    at = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(moment))}.{int(moment % 1 * 1e6):06d}Z"
+    opened(browser, stand, f"#/table/by_minute?as_of={at}", state="the past")
+    until(
+        browser,
+        lambda: (
+            {name: row[0] for name, row in table_of(browser).items()} == {r["service"]: f"{r['n']}" for r in before}
+        ),
+    )
+    assert shown(browser, "#snapshot") == then
+    assert "does not change" in shown(browser, "#past")
+    browser.execute_script("document.getElementById('to-live').click()")
+    until(browser, lambda: shown(browser, "#status-text") == "live")
+    until(browser, lambda: shown(browser, "#snapshot") == stand.watermark())
+    # What keeps no older versions says so, and nothing of now is shown in its place.
+    opened(browser, stand, f"#/endpoints?as_of={at}", state="not shown")
+    assert "keeps no history" in shown(browser, "#error")
+    assert table_of(browser) == {}
+
+
+VIEWS = ["services", "endpoints?compare=1w", "endpoints?k.namespace=&k.service=shop&k.route=/cart&k.method=", "models"]
+VIEWS += ["traces", f"trace/{1:032x}", "rules", "tables", "table/accounts", "table/by_minute", "sql", "health"]
+
+
+@pytest.mark.story
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (320, "light")])
+def test_nothing_sticks_out_and_axe_finds_nothing(stand: Stand, browser: Any, width: int, scheme: str) -> None:
+    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+    try:
+        for view in VIEWS:
+            opened(browser, stand, f"#/{view}", state="ready" if view == "sql" else "live")
+            until(browser, lambda: browser.execute_script("return document.querySelector('main h1') !== null"))
+            assert browser.execute_script("return document.documentElement.scrollWidth") <= width, view
+            browser.execute_script(AXE)
+            found = browser.execute_async_script("axe.run().then((found) => arguments[0](found.violations))")
+            assert [(each["id"], [node["html"][:200] for node in each["nodes"]][:3]) for each in found] == [], view
+    finally:
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+def test_a_server_that_goes_away_is_said_and_come_back_from(tmp_path: Path, browser: Any) -> None:
+    with otlp(tmp_path) as server:
+        stand = Stand(server)
+        opened(browser, stand, "#/tables")
+        assert "OTEL_EXPORTER_OTLP_ENDPOINT" in shown(browser, "main") or "invocations" in shown(browser, "main")
+        stand.send("shop", "/cart", stand.now_s, 100)
+        opened(browser, stand, "#/endpoints")
+        until(browser, lambda: table_of(browser).keys() == {"/cart"})
+        port = stand.address.rpartition(":")[2]
+        server.kill()
+        until(browser, lambda: shown(browser, "#status-text") == "reconnecting")
+        assert "cannot be reached" in shown(browser, "#error") or "lost" in shown(browser, "#error")
+        assert table_of(browser).keys() == {"/cart"}  # marked as old
+        server.arguments = ["--http", f"localhost:{port}"]
+        server.start()
+        stand.send("shop", "/new", stand.now_s, 100)
+        until(browser, lambda: table_of(browser).keys() == {"/cart", "/new"})
+        assert shown(browser, "#status-text") == "live" and shown(browser, "#error") == ""
+
+
+def test_a_token_is_asked_for_and_kept_in_the_tab(tmp_path: Path, browser: Any) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("root admin\nread reader tables=accounts\n")
+    with ServerProcess(tmp_path / "data", "--http", "localhost:0", "--token-file", str(tokens)) as server:
+        with server.connect(access_token="root") as db:
+            for name in ("accounts", "secrets"):
+                db.create_table(name, key={"id": "int64"}, columns={"name": "string"})
+        stand = Stand(server)
+        opened(browser, stand, "", state="no access")
+        for token, listed in (("nobody", None), ("read", {"accounts"}), ("root", {"accounts", "secrets"})):
+            until(browser, lambda: browser.execute_script("return document.getElementById('token-dialog').open"))
+            browser.execute_script(
+                "document.getElementById('token-input').value = arguments[0];"
+                "document.getElementById('token-ok').click()",
+                token,
+            )
+            if listed is None:
+                until(browser, lambda: "does not know" in shown(browser, "#token-why"))
+                continue
+            until(browser, partial(lists, browser, listed))
+            browser.refresh()
+            until(browser, partial(lists, browser, listed))
+            browser.execute_script("document.getElementById('token').click()")
+        assert browser.execute_script("return JSON.stringify(Object.values(localStorage))") == json.dumps([])
+        browser.execute_script("sessionStorage.clear()")
