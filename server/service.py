@@ -287,7 +287,9 @@ class Service(RuleCalls, alerting.AlertCalls, topics.TopicCalls):
             table=to_table(schema),
             statistics=statistics,
             retracted_in_backups=backups,
-            lateness=[pb.LatenessDay(**day._asdict()) for day in self.store.lateness_of(schema)],
+            lateness=[
+                pb.LatenessDay(**day._asdict()) for day in (self.store.lateness_of(schema) if request.lateness else ())
+            ],
         )
 
     def SplitTable(self, request: pb.SplitTableRequest, _: Grant) -> pb.SplitTableResponse:

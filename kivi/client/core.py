@@ -372,7 +372,8 @@ class Core:
         return [table.name for table in reply.tables]
 
     def describe(self, name: str) -> Steps[dict[str, Any]]:
-        reply = yield from self.call("Describe", service_pb2.DescribeRequest(name=table_name(name)))
+        request = service_pb2.DescribeRequest(name=table_name(name), lateness=True)
+        reply = yield from self.call("Describe", request)
         schema = self.learn(reply.table)
         statistics = {key: number(value) for key, value in reply.statistics.items()}
         days = [LatenessDay(**{name: getattr(day, name) for name in LatenessDay._fields}) for day in reply.lateness]

@@ -25,7 +25,7 @@ from typing import Any
 import pyarrow as pa
 
 from kivi.engine import Engine, WriteBatch
-from kivi.errors import InvalidArgument, Unavailable
+from kivi.errors import DataLoss, InvalidArgument, Unavailable
 from kivi.events.settled_files import StoredGroup
 from kivi.log import CommitLog
 from kivi.model.declarations import with_columns
@@ -367,8 +367,15 @@ class Store(Wiring):
         return self.copies.holding(schema) if schema.kind == "event" else []
 
     def lateness_of(self, schema: TableSchema) -> list[LatenessDay]:
-        """How late the events of the last days came, by the day of their commits; none where it has a part."""
-        return self.lateness.days(schema) if schema.kind == "event" and not self.shards.is_partial(schema) else []
+        """How late the events of the last days came, by the day of their commits; none where it has a part, or cannot
+        read them now: the rest of a description does not wait for an object store."""
+        if schema.kind != "event" or self.shards.is_partial(schema):
+            return []
+        try:
+            return self.lateness.days(schema)
+        except (Unavailable, DataLoss) as error:
+            _log.warning("the lateness of events of %s is not known now: %s", schema.name, error.message)
+            return []
 
     def statistics(self, schema: TableSchema) -> dict[str, int]:
         """Numbers about a table's contents that are cheap to have."""

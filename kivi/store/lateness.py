@@ -23,7 +23,7 @@ from kivi.model.lateness import DAYS, LatenessDay
 from kivi.model.quantiles import Quantiles, codes_of, scale_of
 from kivi.model.questions import COMMIT_TIME, seen_schema
 from kivi.model.schema import TableSchema
-from kivi.model.types import ColumnType
+from kivi.model.types import INT64_MAX, ColumnType
 from kivi.store.event_selection import SelectedEvents
 from kivi.store.reads import Reads
 from kivi.store.snapshots import Snapshots
@@ -101,7 +101,7 @@ class Lateness:
 
 
 def _us(known: Quantiles, q: float) -> int:
-    return round(known.quantile(q) or 0)
+    return min(round(known.quantile(q) or 0), INT64_MAX)  # an event time may be as far off as it can be
 
 
 def _count(batch: Any, used: Sequence[str], found: dict[int, list[tuple[Quantiles, int]]]) -> None:
@@ -120,4 +120,4 @@ def _count(batch: Any, used: Sequence[str], found: dict[int, list[tuple[Quantile
         codes = codes_of(values, _SCALE)  # of values from 0 on, and dense: counted without sorting
         counts = np.bincount(codes)
         there = np.flatnonzero(counts)
-        found.setdefault(day, []).append((Quantiles(_SCALE, there, counts[there]), int(values.max())))
+        found.setdefault(day, []).append((Quantiles(_SCALE, there, counts[there]), min(int(values.max()), INT64_MAX)))

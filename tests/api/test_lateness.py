@@ -70,3 +70,10 @@ def test_auto_is_what_most_events_kept_to(db: Any) -> None:
         db.drop_alert(name)
     with pytest.raises(InvalidArgument, match="a duration like '5s', or 'auto'"):
         db.create_alert("no", on="calls_1m", where=is_many, lateness=1.5)
+
+
+def test_a_time_may_be_as_far_off_as_it_can_be(db: Any) -> None:
+    db.create_event_table("far", event_time="ts", columns={"ts": "timestamp"})
+    db.append("far", [{"ts": -(1 << 62) - (1 << 61)}, {"ts": 0}])
+    (day,) = db.describe("far")["lateness"].values()
+    assert day["events"] == 2 and day["max_us"] > 1 << 62

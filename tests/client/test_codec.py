@@ -98,7 +98,7 @@ def test_definitions():
         assert back == table
         assert back.description() == table.description()
     events = dataclasses.replace(events, index=("e",), cold="s3://bucket/prefix", local_us=86_400_000_000)
-    events = dataclasses.replace(events, shard_by=("e",), expires="ts")
+    events = dataclasses.replace(events, shard_by=("e",), expires="ts", role="endpoints")
     overwritten = dataclasses.replace(events, id=30, origin_id=7)
     assert from_table(to_table(overwritten)) == dataclasses.replace(events, id=7)
     assert from_table(to_table(overwritten)).id == 7, "a client knows a table by its first generation"

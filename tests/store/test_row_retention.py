@@ -20,7 +20,7 @@ import pyarrow as pa
 import pytest
 
 import kivi
-from kivi.delta.derive import derive_all as whole_derive_all
+from kivi.delta.derive import Derivation
 from kivi.encoding.key_slots import KeySlot
 from kivi.encoding.keys import encode_key
 from kivi.errors import InvalidArgument, SchemaError, SnapshotTooOld
@@ -670,12 +670,13 @@ def test_nothing_is_copied_where_nothing_is_late(driver: EmbeddedDriver) -> None
     driver.db.append("e", events(range(60)))
     set_floor(driver, "fine", 20)
     derived: list[int] = []
+    whole_runs = Derivation.runs
 
-    def derive_all(aggregates: Any, batch: Any) -> Any:
+    def runs(events: Derivation, aggregates: Any, cts: int = 0) -> Any:
         derived.append(len(aggregates))
-        return whole_derive_all(aggregates, batch)
+        return whole_runs(events, aggregates, cts)
 
-    with patch("kivi.store.late_deltas.derive_all", derive_all):
+    with patch.object(Derivation, "runs", runs):
         driver.db.append("e", events(range(20, 60)))
         driver.db.append("e", events(range(19, 59)))
     assert derived == [len(AGGREGATES), len(AGGREGATES) - 1, 1]
