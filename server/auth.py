@@ -6,8 +6,7 @@ The token file has one token a line, with its role, the tables it is for, and li
     7f3a9c0e...         admin
     b81d44aa...         writer   tables=invocations,anomalies       rate=500 staged=1GiB
     c2e09b71...         reader   tables=endpoint_*,server_*         snapshots=20
-
-    a81f4e07...         writer   rows=customer:acme                 events=1000/s subscriptions=50 query=0.2
+    a81f4e07...         writer   rows=customer:acme                 rate=200
 
 ``rows`` binds a token to the rows with one value in one column (``kivi.model.tenants``): it sees and writes these, in
 tables that keep them apart by that column, and may make none of the calls that concern others (``FOR_TENANTS``).
