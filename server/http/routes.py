@@ -26,14 +26,13 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Executor
-from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 from urllib.parse import parse_qs
 
 from kivi_server import metrics
 from kivi_server.auth import Access, Grant
 from kivi_server.http import prometheus as prometheus_api
-from kivi_server.http.access import Door
+from kivi_server.http.access import Door, client_of
 from kivi_server.http.bodies import Bodies
 from kivi_server.http.console import Console
 from kivi_server.http.description import described
@@ -46,12 +45,14 @@ from kivi_server.http.rows import TIMEOUT_S, Asked, read
 from kivi_server.http.shared import Answer, Shared
 from kivi_server.http.writes import Appended, Operations, committed, token_of
 from kivi_server.logs import request_id
+from kivi_server.sessions import Sessions
 from prometheus_client.registry import CollectorRegistry
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
 
-from kivi.errors import InvalidArgument, KiviError, NotFound, Unavailable
+from kivi.errors import InvalidArgument, KiviError, NotFound, ResourceExhausted, Unavailable
+from kivi.store.facade import Txn
 
 __all__ = ["Routes", "Traces"]
 
@@ -120,6 +121,34 @@ class Routes:
 
     async def _in(self, pool: Executor, work: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(pool, work, *arguments)
+
+    async def _asked(self, request: Request, pool: Executor, work: Callable[..., T], *arguments: Any) -> T:
+        """What reads: its time counts for the client's quota."""
+        client = client_of(request)
+
+        def timed() -> T:
+            with client.reading():
+                return work(*arguments)
+
+        return await self._in(pool, timed)
+
+    async def _commit(
+        self, request: Request, wanted: Appended | Operations, grant: Grant, token: str | None
+    ) -> Response:
+        client = client_of(request)
+        client.check_writes()
+
+        def prepare(sessions: Sessions) -> Txn:
+            txn = wanted.prepare(sessions, grant.tenant)
+            try:
+                client.check_writes()  # of many that were decoded together the first ones enter
+            except ResourceExhausted:
+                txn.rollback()
+                raise
+            client.take_writes(txn.brought, txn.nbytes)
+            return txn
+
+        return _json({"commit_ts": await committed(self._sessions, prepare, token)})
 
     async def _reached(self, ts: int | None) -> None:
         """Waits for a snapshot that is to come; no thread does. Raises Unavailable when the time is up."""
@@ -219,13 +248,13 @@ class Routes:
     ) -> Response:
         if not asked.is_now:
             await self._reached(asked.min_snapshot)
-            return _answered(await self._in(self._sessions.questions, work))
+            return _answered(await self._asked(request, self._sessions.questions, work))
         upto, changed = self._shared.changed([asked.table])
         tag = self._shared.tag(changed, form if grant.tenant is None else f"{form}-{grant.name}")
         if _matches(request, tag):
             return _unchanged(tag, upto)
         answer = await self._shared.answer(
-            (form, asked.question, grant.tenant), changed, lambda: self._in(self._sessions.questions, work)
+            (form, asked.question, grant.tenant), changed, lambda: self._asked(request, self._sessions.questions, work)
         )
         return _answered(answer, max(upto, answer.ts), ETag=tag)
 
@@ -245,12 +274,12 @@ class Routes:
 
         if not query.is_now:
             await self._reached(query.given.get("min_snapshot"))
-            return _answered(await self._in(self._sessions.questions, work))
+            return _answered(await self._asked(request, self._sessions.questions, work))
         upto, changed = self._shared.changed([query.table])
         answer = await self._shared.answer(
             (media, query.question, grant.tables, grant.tenant),
             changed,
-            lambda: self._in(self._sessions.questions, work),
+            lambda: self._asked(request, self._sessions.questions, work),
         )
         return _answered(answer, max(upto, answer.ts))
 
@@ -265,12 +294,13 @@ class Routes:
             return Answer(rendered(media, table, {"snapshot": ts, "more": more}), media, ts, more)
 
         await self._reached(asked.given.get("min_snapshot"))
-        return _answered(await self._in(self._sessions.sql, work))
+        return _answered(await self._asked(request, self._sessions.sql, work))
 
     async def live(self, request: Request) -> Response:
         grant = self._door.enter(request, Access.READ, "subscribing")
         wanted = Wanted.all_of(self._door, grant, request)
-        return self._channels.answer(wanted, grant, request_id([("x-request-id", request.headers.get("x-request-id"))]))
+        name = request_id([("x-request-id", request.headers.get("x-request-id"))])
+        return self._channels.answer(wanted, grant, client_of(request), name)
 
     # -- writes --------------------------------------------------------------------------------------------
 
@@ -283,9 +313,7 @@ class Routes:
         media = request.headers.get("content-type", "")
         async with self._bodies.read(request) as body:
             wanted = Appended(table, media, body, request.query_params.get("late", "fail"))
-            return _json(
-                {"commit_ts": await committed(self._sessions, partial(wanted.prepare, tenant=grant.tenant), token)}
-            )
+            return await self._commit(request, wanted, grant, token)
 
     async def transaction(self, request: Request) -> Response:
         grant = self._door.enter(request, Access.WRITE, "writing")
@@ -295,9 +323,7 @@ class Routes:
         async with self._bodies.read(request) as body:
             wanted = await self._in(self._sessions.writes, Operations, body)
             self._door.require(grant, Access.WRITE, "writing", *wanted.tables)
-            return _json(
-                {"commit_ts": await committed(self._sessions, partial(wanted.prepare, tenant=grant.tenant), token)}
-            )
+            return await self._commit(request, wanted, grant, token)
 
     def _prometheus(self, path: str) -> Handler:
         async def prometheus(request: Request) -> Response:
@@ -311,7 +337,7 @@ class Routes:
                             given.setdefault(name, []).extend(texts)
                 answer = self._questions.answer
                 label = request.path_params.get("name", "")
-                data = await self._in(self._sessions.questions, answer, path, label, given, grant)
+                data = await self._asked(request, self._sessions.questions, answer, path, label, given, grant)
             except KiviError as error:
                 request.scope[ERROR] = error
                 status, said = prometheus_api.failure(error)
