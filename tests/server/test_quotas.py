@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -110,7 +112,7 @@ def test_events_beyond_the_quota_are_refused_everywhere_and_told_when_to_come_ag
         for call in db_refused:
             assert 0 < refused(call, "client_events") <= 3_600 / 100
         with contextlib.suppress(ResourceExhausted), db.appender("calls") as appender:
-            appender.append(event(1))
+            appender.append(**event(1))
         with httpx.Client(base_url=base(server), headers={"Authorization": f"Bearer {METERED}"}, timeout=60) as http:
             reply = http.post("/v1/tables/calls/append", json=[event(1)])
             assert reply.status_code == 429 and int(reply.headers["retry-after"]) >= 1
@@ -201,13 +203,51 @@ def asks(db: Any, seconds: float) -> list[float]:
     return took
 
 
+QUOTAS: Final = {"rate": 30, "events": 300, "query": 0.05}
+
+
+def pressing(endpoint: str, token: str, pipe: Any) -> None:
+    """In a process of its own: asks for ten times each quota, from when it is told until it is told to stop."""
+    os.nice(10)  # it is the server that is measured, and this machine has it all
+    asking: list[tuple[float, Any]] = [
+        (10 * QUOTAS["events"] / 100, lambda db: db.append("calls", [event(i) for i in range(100)])),
+        (10 * QUOTAS["rate"] - 60, lambda db: db.get("accounts", ("acme", 1))),
+        (15, question),
+        (15, scan),
+    ]
+    counts = [0, 0]
+
+    def press(per_s: float, ask: Any, stop: threading.Event) -> None:
+        with kivi.connect(endpoint, access_token=token) as db:
+            at = time.monotonic()
+            while not stop.is_set():
+                counts[0] += 1
+                try:
+                    ask(db)
+                except ResourceExhausted:
+                    counts[1] += 1
+                at = max(at + 1 / per_s, time.monotonic() - 1)
+                stop.wait(max(0.0, at - time.monotonic()))
+
+    while pipe.recv():
+        counts[:], stop = [0, 0], threading.Event()
+        threads = [threading.Thread(target=press, args=(*each, stop)) for each in asking]
+        for thread in threads:
+            thread.start()
+        pipe.recv()
+        stop.set()
+        for thread in threads:
+            thread.join()
+        pipe.send(counts)
+
+
 @pytest.mark.story
 def test_a_tenant_at_ten_times_its_quota_slows_a_neighbour_by_two_at_most(tmp_path: Path) -> None:
-    """Quiet, busy, busy, quiet: each some seconds. The tenant asks for ten times of each of its quotas all the time."""
-    heavy, beta = "heavy-n1", "beta-n2"
+    """Quiet, busy, busy, quiet: each some seconds."""
+    heavy, beta, seconds = "heavy-n1", "beta-n2", 10
+    limits = f"rate={QUOTAS['rate']} events={QUOTAS['events']}/s query={QUOTAS['query']}/s snapshots=4"
     (tmp_path / "tokens").write_text(
-        f"{ROOT} admin\n{beta} writer rows=customer:beta\n"
-        f"{heavy} writer rows=customer:acme rate=100 events=1000/s bytes=1MiB/s query=0.1/s snapshots=4\n"
+        f"{ROOT} admin\n{beta} writer rows=customer:beta\n{heavy} writer rows=customer:acme {limits}\n"
     )
     with ServerProcess(tmp_path / "data", "--token-file", str(tmp_path / "tokens")) as server:
         with server.connect(access_token=ROOT) as root:
@@ -216,49 +256,33 @@ def test_a_tenant_at_ten_times_its_quota_slows_a_neighbour_by_two_at_most(tmp_pa
             groups = ["customer", kivi.time_slot("ts", "1m", name="slot")]
             root.create_aggregate("calls_1m", source="calls", group_by=groups, measures={"n": kivi.count()})
             root.create_table("accounts", key={"customer": "string", "id": "int64"}, columns={"n": kivi.sum("int64")})
-            root.append("calls", [event(i * 1_000, "acme" if i % 2 else "beta") for i in range(200_000)])
-        stop, counts = threading.Event(), {"asked": 0, "refused": 0}
-
-        def press(per_s: float, ask: Any) -> None:
-            with server.connect(access_token=heavy) as db:
-                while not stop.is_set():
-                    began = time.monotonic()
-                    counts["asked"] += 1
-                    try:
-                        ask(db)
-                    except ResourceExhausted:
-                        counts["refused"] += 1
-                    stop.wait(max(0.0, 1 / per_s - (time.monotonic() - began)))
-
-        def busy() -> list[threading.Thread]:
-            stop.clear()
-            pressing = [
-                (100, lambda db: db.append("calls", [event(i) for i in range(100)])),  # 10,000 events a second
-                (800, lambda db: db.get("accounts", ("acme", 1))),  # with the others 1,000 requests a second
-                (50, question),
-                (50, scan_some),
-            ]
-            threads = [threading.Thread(target=press, args=each) for each in pressing]
-            for thread in threads:
-                thread.start()
-            return threads
-
-        with server.connect(access_token=beta) as db:
-            asks(db, 2)
-            found: dict[str, list[float]] = {"quiet": [], "busy": []}
-            for what in ("quiet", "busy", "busy", "quiet"):
-                threads = busy() if what == "busy" else []
-                found[what] += asks(db, 8)
-                stop.set()
-                for thread in threads:
-                    thread.join()
-        quiet, loaded = p99_ms(found["quiet"]), p99_ms(found["busy"])
-        print(f"p99 {quiet:.1f} ms quiet, {loaded:.1f} ms busy, {loaded / quiet:.2f} times; {counts}")
-        assert counts["refused"] > counts["asked"] / 2
-        assert loaded <= 2 * quiet
-
-
-def scan_some(db: Any) -> None:
-    with db.snapshot() as snap:
-        for _ in zip(range(10_000), snap.scan("calls"), strict=False):
-            pass
+            root.append("calls", [event(i * 1_000, "acme" if i % 2 else "beta") for i in range(100_000)])
+        spawn = multiprocessing.get_context("spawn")
+        mine, theirs = spawn.Pipe()
+        other = spawn.Process(target=pressing, args=(server.endpoint, heavy, theirs))
+        other.start()
+        asked = refused_ = 0
+        found: dict[str, list[float]] = {"quiet": [], "busy": []}
+        try:
+            with server.connect(access_token=beta) as db:
+                asks(db, 2)
+                for what in ("quiet", "busy", "busy", "quiet"):
+                    if what == "busy":
+                        mine.send(True)
+                    found[what] += asks(db, seconds)
+                    if what == "busy":
+                        mine.send(False)
+                        counts = mine.recv()
+                        asked, refused_ = asked + counts[0], refused_ + counts[1]
+        finally:
+            mine.send(False)
+            other.join(60)
+            other.kill()
+        quiet, busy = p99_ms(found["quiet"]), p99_ms(found["busy"])
+        times = asked / (2 * seconds) / QUOTAS["rate"]
+        print(
+            f"p99 {quiet:.1f} ms quiet, {busy:.1f} ms busy, {busy / quiet:.2f} times (of {len(found['busy'])}); "
+            f"asked for {times:.1f} times the rate, refused {refused_} of {asked}"
+        )
+        assert refused_ > asked / 2
+        assert busy <= 2 * quiet
