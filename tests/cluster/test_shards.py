@@ -193,7 +193,7 @@ class Mortal:
     def __init__(self, frames: Callable[[dict[str, Any]], list[bytes]], lives: int) -> None:
         self.frames, self.lives = frames, lives
 
-    def plan(self, shards: int, without: frozenset[int]) -> list[tuple[int, int]]:
+    def plan(self, shards: int, without: frozenset[int], ts: int) -> list[tuple[int, int]]:
         return [(1 if 1 not in without else 2, shards)]
 
     def ask(self, node: int, request: bytes) -> Iterator[bytes]:
