@@ -72,16 +72,17 @@ class Moving:
 
     # -- what somebody asks of any node -----------------------------------------------------------------
 
-    def move(self, shards: str, to: str, source: str | None, *, both: bool) -> str:
+    def move(self, shards: str, to: str, source: str | None, *, copy: bool) -> str:
         """Writes that shards go to a node, from another one; its id. Nodes are named by address or number. ``source``:
-        by default the only other node that holds them; ``both``: it keeps them.
+        by default the only other node that holds them; ``copy``: nobody does.
 
         Raises InvalidArgument, and Unavailable if the log does not take it.
         """
+        self._node.committer.newest(_SAY_S)  # a node that has just begun is known then
         with self._node.committer.entry_lock:
             members = [one for one in self._node.log.members if one.state is State.LIVE]
         named, there = parse_shards(shards), _named(members, to)
-        given = None if both else self._source(members, named, there, source)
+        given = None if copy else self._source(members, named, there, source)
         move = Move(secrets.token_hex(4), named, there.node, given)
         with self._node.committer.entry_lock:
             why = self._node.log.members.why_not(move)
@@ -126,6 +127,11 @@ class Moving:
             moves, known = list(node.log.members.moves.values()), node.log.members.find(node.id)
         if known is None or known.state is not State.LIVE:
             return
+        given = 0
+        for move in moves:
+            given |= move.shards if move.to == node.id else 0
+        if extra := node.store.shards.held & ~known.shards & ~given:
+            node.holds(node.store.shards.held & ~extra)
         taken = [move for move in moves if move.to == node.id and not move.since]
         for move in moves:
             if move.source == node.id and move.since:
@@ -134,8 +140,6 @@ class Moving:
             if time.monotonic() >= self._begin_at:
                 self._thread = threading.Thread(target=self._take, args=(taken[0],), name="kivi-move", daemon=True)
                 self._thread.start()
-        elif node.store.shards.held & ~known.shards:
-            node.holds(node.store.shards.held & known.shards)
         self.problem = self.problem if taken else ""
 
     def _give(self, move: Move, known: Member) -> None:

@@ -35,7 +35,7 @@ from kivi.encoding.keys import prefix_end
 from kivi.encoding.keyspaces import Space, row_key, table_prefix
 from kivi.encoding.shards import shards_of_keys
 from kivi.engine import WriteBatch
-from kivi.errors import InvalidArgument, Unavailable
+from kivi.errors import Unavailable
 from kivi.events.rewriting import rewrite
 from kivi.log.shards import EVERY, SHARDS
 from kivi.model.schema import TableSchema
@@ -70,7 +70,7 @@ def take(store: Owner, shards: int, *, hold: Callable[[int, int], None], check: 
     if not lacking:
         return max((cts for cts, some in held.since if some & shards), default=1)
     if held.held | lacking == EVERY:
-        raise InvalidArgument("a node that is to hold all shards begins with a copy of one that does")
+        raise Unavailable("this node would hold all shards, and begins with a copy of one that does for that")
     leases.stay(leases.watermark.value)
     try:
         with store.committer.entry_lock:
