@@ -29,7 +29,7 @@ class Sharded(Simulation):
     SHARD_BY = ("a",)
     STEPS = (
         *(step for step in Simulation.STEPS if step[0] != "retract"),
-        ("narrow", 3), ("many", 3), ("ask", 3), ("take", 4), ("give", 4), ("cancel", 0.3),
+        ("narrow", 3), ("many", 3),
     )  # fmt: skip
     MEANWHILE = ("pump", "pump", "many", "append_each", "commit", "begin", "work", "fold", "look", "snapshot", "live")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import time
 from pathlib import Path
@@ -21,6 +22,10 @@ USERS = [f"user {i}" for i in range(200)]
 MEASURES = {"n": kivi.count(), "us": kivi.sum("us"), "mean": kivi.avg(kivi.col("us") / 7)}
 
 
+def append(i: int, tx: Any) -> None:
+    tx.append("calls", [{"ts": i, "user": user, "us": i, "pad": "x" * 40} for user in USERS])
+
+
 class Appending:
     """A client that appends until it is told to stop; ``acknowledged`` events."""
 
@@ -34,9 +39,8 @@ class Appending:
             for i in range(100_000):
                 if self._ending:
                     return
-                events = [{"ts": i, "user": user, "us": i, "pad": "x" * 40} for user in USERS]
-                db.run(lambda tx, events=events: tx.append("calls", events))
-                self.acknowledged += len(events)
+                db.run(functools.partial(append, i))
+                self.acknowledged += len(USERS)
                 time.sleep(0.02)
 
     def stop(self) -> int:
@@ -81,6 +85,12 @@ def test_a_new_node_is_given_a_quarter_under_load(tmp_path: Path) -> None:
         clients = [Appending(endpoints) for _ in range(2)]
         try:
             with kivi.connect(nodes["a"].endpoint) as db:
+                wait_until(
+                    lambda: (
+                        {one["address"] for one in db.cluster_status()["nodes"]}
+                        >= {node.endpoint for node in nodes.values()}
+                    )
+                )
                 db.move_shards("0-7", nodes["d"].endpoint, source=nodes["b"].endpoint)
                 wait_until(lambda: not moves(db))
                 db.move_shards("32-39", nodes["d"].endpoint, source=nodes["c"].endpoint)
@@ -97,8 +107,10 @@ def test_a_new_node_is_given_a_quarter_under_load(tmp_path: Path) -> None:
             acknowledged = sum(client.stop() for client in clients)
         at_all = [opened.enter_context(kivi.connect(node.endpoint)) for node in nodes.values()]
         wait_until(
-            lambda: {one["address"]: one["shards"] for one in at_all[0].cluster_status()["nodes"]}
-            == dict(zip((n.endpoint for n in nodes.values()), ("0-63", "8-31", "48-63", "0-7,32-47"), strict=True))
+            lambda: (
+                {one["address"]: one["shards"] for one in at_all[0].cluster_status()["nodes"]}
+                == dict(zip((n.endpoint for n in nodes.values()), ("0-63", "8-31", "48-63", "0-7,32-47"), strict=True))
+            )
         )
         newest = max(db.watermark() for db in at_all)
         snap = opened.enter_context(at_all[0].snapshot(shared=True, min_snapshot=newest))
