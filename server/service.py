@@ -279,11 +279,19 @@ class Service(RuleCalls, alerting.AlertCalls, topics.TopicCalls):
         self.store.drop(request.name)
         return pb.DropTableResponse()
 
-    def ListTables(self, _: pb.ListTablesRequest, grant: Grant) -> pb.ListTablesResponse:
+    def _reach(self, request: pb.ListTablesRequest | pb.DescribeRequest) -> None:
+        """Waits until the catalog is as new as is asked for: a table may have been made at another node."""
+        if request.fresh or request.min_snapshot:
+            with self.store.snapshots.opened(min_snapshot=request.min_snapshot or None, fresh=request.fresh):
+                pass
+
+    def ListTables(self, request: pb.ListTablesRequest, grant: Grant) -> pb.ListTablesResponse:
+        self._reach(request)
         tables = sorted(self.store.tables(), key=lambda schema: schema.name)
         return pb.ListTablesResponse(tables=[to_table(schema) for schema in tables if grant.allows(schema.name)])
 
     def Describe(self, request: pb.DescribeRequest, _: Grant) -> pb.DescribeResponse:
+        self._reach(request)
         schema = self.store.table(request.name)
         statistics = {name: float(value) for name, value in self.store.statistics(schema).items()}
         backups = self.store.retracted_in_backups(schema)

@@ -57,10 +57,8 @@ def wheel(built: Path) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def clean(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment's ``bin`` that has the wheel, and the packages that it depends on."""
-    folder = tmp_path_factory.mktemp("clean")
+def installed(wheel: Path, folder: Path) -> Path:
+    """The ``bin`` of a new environment that has the wheel, and the packages that it depends on."""
     pip = [
         sys.executable,
         "-m",
@@ -80,6 +78,11 @@ def clean(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     # A path that a .pth file adds is not looked through for .pth files, so kivi's editable install there is not seen.
     (site / "dependencies.pth").write_text(f"{Path(grpc.__file__).parent.parent}\n")
     return folder / "bin"
+
+
+@pytest.fixture(scope="module")
+def clean(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return installed(wheel, tmp_path_factory.mktemp("clean"))
 
 
 @pytest.mark.story

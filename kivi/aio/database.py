@@ -43,6 +43,7 @@ from kivi.api.arguments import (
     ViewArguments,
     WholeArguments,
     check_work,
+    client_timeout_s,
     endpoint_name,
     patience_s,
     reads_fresh,
@@ -104,7 +105,7 @@ async def connect(
     seconds, a call waits for its answer; None waits for ever. ``read``: "any", or "fresh" for snapshots that have all
     that was acknowledged before they were asked for, by whatever node; each costs a round of the cluster's log.
     """
-    db = Database(endpoint_name(endpoint), access_token, tls, patience_s(timeout), reads_fresh(read))
+    db = Database(endpoint_name(endpoint), access_token, tls, client_timeout_s(timeout), reads_fresh(read))
     await db._transport.connect()
     return db
 

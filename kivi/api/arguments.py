@@ -358,7 +358,7 @@ def summary_arguments(
 ) -> SummaryArguments:
     """Of ``summary``. ``start`` and ``end`` bound the event time; ``end`` is exclusive."""
     if not isinstance(measures, Mapping):
-        raise SchemaError(f"measures map names to kivi.sum, count, min or max, and are not {measures!r}")
+        raise SchemaError(f"measures map names to kivi.sum, kivi.count and the like, and are not {measures!r}")
     names = tuple(_text(name, "a measure of a summary is named by a text", 1) for name in measures)
     if not all(map(is_name, names)):
         measures = {f"m{i}": call for i, call in enumerate(measures.values())}
@@ -724,8 +724,27 @@ def directory(path: object) -> str:
 
 
 def endpoint_name(endpoint: object) -> str:
-    """The endpoint of a server. Raises InvalidArgument."""
-    return _text(endpoint, "a server's endpoint is a text, 'host:port'", 1)
+    """The endpoint of a server, or those of a cluster's nodes. Raises InvalidArgument."""
+    text = _text(endpoint, "a server's endpoint is a text, 'host:port'", 1)
+    for one in map(str.strip, text.split(",")):
+        if "://" in one and one.startswith("http"):
+            raise InvalidArgument(f"{one!r} is no endpoint, but a URL: write 'host:port' alone")
+        if ":" not in one:  # gRPC would take port 443
+            raise InvalidArgument(f"{one!r} is no endpoint: name its port too, as in '{one or 'localhost'}:7420'")
+        port = re.search(r"^[^:]*:(\d+)$|\]:(\d+)$", one)
+        if port is not None and not 1 <= int(port[1] or port[2]) <= 65_535:  # gRPC would take it modulo 65,536
+            raise InvalidArgument(f"{one!r} is no endpoint: a port is a number from 1 to 65,535")
+    return text
+
+
+def client_timeout_s(timeout: object) -> float | None:
+    """For how many seconds a client waits for an answer; None for ever. Raises InvalidArgument."""
+    seconds = patience_s(timeout)
+    if seconds is not None and seconds <= 0:
+        raise InvalidArgument(
+            f"timeout is a number of seconds greater than zero, or None to wait for ever, and not {timeout!r}"
+        )
+    return seconds
 
 
 def reads_fresh(read: object) -> bool:
@@ -945,11 +964,11 @@ def _measures(measures: Mapping[str, OperatorCall] | None) -> Mapping[str, Opera
     if measures is None:
         return None
     if not isinstance(measures, Mapping):
-        raise SchemaError(f"measures map names to kivi.sum, count, min or max, and are not {measures!r}")
+        raise SchemaError(f"measures map names to kivi.sum, kivi.count and the like, and are not {measures!r}")
     for measure, call in measures.items():
         check_name(measure, "measure")
         if not isinstance(call, OperatorCall):
-            raise SchemaError(f"measure {measure!r} must be kivi.sum, count, min or max, not {call!r}")
+            raise SchemaError(f"measure {measure!r} must be kivi.sum, kivi.count or the like, not {call!r}")
     return measures
 
 

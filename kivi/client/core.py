@@ -146,11 +146,14 @@ class Core:
         if not isinstance(name, str):
             raise InvalidArgument(f"a table is named by a string, not {name!r}")
         try:
-            reply = yield from self.call("Describe", service_pb2.DescribeRequest(name=name))
+            reply = yield from self.call("Describe", self._described(name))
         except errors.NotFound:
             self.schemas.pop(name, None)
             raise
         return self.learn(reply.table)
+
+    def _described(self, name: str, *, lateness: bool = False) -> service_pb2.DescribeRequest:
+        return service_pb2.DescribeRequest(name=name, lateness=lateness, min_snapshot=self.seen_ts, fresh=self.fresh)
 
     def stale(self, error: errors.KiviError, table: str) -> bool:
         """True, and the cached schema forgotten, if ``error`` says it is of another generation."""
@@ -369,12 +372,12 @@ class Core:
         return names
 
     def tables(self) -> Steps[list[str]]:
-        reply = yield from self.call("ListTables", service_pb2.ListTablesRequest())
+        request = service_pb2.ListTablesRequest(min_snapshot=self.seen_ts, fresh=self.fresh)
+        reply = yield from self.call("ListTables", request)
         return [table.name for table in reply.tables]
 
     def describe(self, name: str) -> Steps[dict[str, Any]]:
-        request = service_pb2.DescribeRequest(name=table_name(name), lateness=True)
-        reply = yield from self.call("Describe", request)
+        reply = yield from self.call("Describe", self._described(table_name(name), lateness=True))
         schema = self.learn(reply.table)
         statistics = {key: number(value) for key, value in reply.statistics.items()}
         days = [LatenessDay(**{name: getattr(day, name) for name in LatenessDay._fields}) for day in reply.lateness]

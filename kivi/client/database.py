@@ -27,8 +27,8 @@ from kivi.api.arguments import (
     TailArguments,
     TransactionArguments,
     ViewArguments,
+    client_timeout_s,
     endpoint_name,
-    patience_s,
     reads_fresh,
     retract_arguments,
     takes,
@@ -78,7 +78,7 @@ def connect(
     seconds, a call waits for its answer; None waits for ever. ``read``: "any", or "fresh" for snapshots that have all
     that was acknowledged before they were asked for, by whatever node; each costs a round of the cluster's log.
     """
-    return Database(endpoint_name(endpoint), access_token, tls, patience_s(timeout), reads_fresh(read))
+    return Database(endpoint_name(endpoint), access_token, tls, client_timeout_s(timeout), reads_fresh(read))
 
 
 def asks(steps: Callable[Concatenate[C, P], Steps[R]]) -> Callable[Concatenate[Any, P], R]:

@@ -136,11 +136,11 @@ class Moving:
         for move in moves:
             if move.source == node.id and move.since:
                 self._give(move, known)
-        if taken:
-            if time.monotonic() >= self._begin_at:
-                self._thread = threading.Thread(target=self._take, args=(taken[0],), name="kivi-move", daemon=True)
-                self._thread.start()
-        self.problem = self.problem if taken else ""
+        if not taken:
+            self.problem = ""
+        elif time.monotonic() >= self._begin_at:
+            self._thread = threading.Thread(target=self._take, args=(taken[0],), name="kivi-move", daemon=True)
+            self._thread.start()
 
     def _give(self, move: Move, known: Member) -> None:
         node = self._node

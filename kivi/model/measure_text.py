@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import re
 from collections.abc import Mapping
 from typing import Any, Final
@@ -34,7 +35,10 @@ def operator_call(name: str, text: str, types: Mapping[str, str]) -> OperatorCal
             else:
                 given[option] = _option(value)
         elif "source" in given:
-            raise InvalidArgument(f"{what} is {text!r}: write {operator}(COLUMN, option=value)")
+            free = [option for option in _places(operator) if option not in given]
+            if not free:
+                raise InvalidArgument(f"{what} is {text!r}: write {operator}(COLUMN), and name options: option=value")
+            given[free[0]] = _option(word)
         else:
             word = word[1:-1] if _QUOTED.fullmatch(word) else word
             given["source"] = word if word.isidentifier() else expression(word, types, what)
@@ -51,6 +55,14 @@ def operator_call(name: str, text: str, types: Mapping[str, str]) -> OperatorCal
         raise InvalidArgument(
             f"{what} is {text!r}: write sum(COLUMN), count(), argmax(COLUMN, by=COLUMN) and the like ({error})"
         ) from None
+
+
+def _places(operator: str) -> list[str]:
+    """The options of a measure that its function takes by their place, behind its source: ``n`` of ``largest``."""
+    if operator not in surface.__all__:
+        return []
+    parameters = inspect.signature(getattr(surface, operator)).parameters.values()
+    return [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD][1:]
 
 
 _CALL: Final = re.compile(r"(?:kivi\.)?(\w+)\s*(?=\()")

@@ -43,6 +43,9 @@ TYPES = {**COLUMNS, "price": "decimal(9,2)"}
         ("var:x:population=true", kivi.var("x", population=True)),
         ("argmax:route:by=x", kivi.argmax("route", by="x")),
         ("largest:x:n=3", kivi.largest("x", 3)),
+        ("largest(x, 3)", kivi.largest("x", 3)),
+        ("argmax(route, x) where status >= 500", kivi.argmax("route", "x", where=col("status") >= 500)),
+        ("top(route, 5, most=50)", kivi.top("route", 5, most=50)),
         ("top:route:k=5:most=50", kivi.top("route", 5, most=50)),
         ("combine:latency", kivi.combine("latency")),
         ("geometric_mean:x", kivi.measure("geometric_mean", "x")),
@@ -53,7 +56,9 @@ def test_a_measure_as_text(text: str, call: Any) -> None:
     assert operator_call("m", text, TYPES).as_measure("m") == call.as_measure("m")
 
 
-@pytest.mark.parametrize("text", ["sum", "top:route", "quantiles:x:y=1", "sum:x:x", "count where", "sum:x +"])
+@pytest.mark.parametrize(
+    "text", ["sum", "top:route", "quantiles:x:y=1", "sum:x:x", "largest(x, 3, 4)", "count where", "sum:x +"]
+)
 def test_what_is_no_measure_is_refused(text: str) -> None:
     with pytest.raises((InvalidArgument, SchemaError)):
         call = operator_call("m", text, TYPES)

@@ -432,6 +432,23 @@ def test_nothing_listens_there():
 # -- lost connections ---------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "timeout", "what"),
+    [
+        ("localhost:99999", 1, "a port is a number from 1 to 65,535"),
+        ("a:7420,[::1]:0", 1, "a port is a number from 1 to 65,535"),
+        ("localhost", 1, "name its port too, as in 'localhost:7420'"),
+        ("http://localhost:7420", 1, "but a URL"),
+        ("localhost:7420", -1, "timeout is a number of seconds greater than zero"),
+    ],
+)
+def test_what_is_no_endpoint_is_refused_before_anything_is_tried(endpoint: str, timeout: float, what: str) -> None:
+    with pytest.raises(kivi.InvalidArgument, match=what):
+        kivi.connect(endpoint, timeout=timeout)
+    with pytest.raises(kivi.InvalidArgument, match=what):
+        asyncio.run(kivi.aio.connect(endpoint, timeout=timeout))
+
+
 def test_a_lost_reply_is_found_by_its_token(server, db, accounts):
     """Every tenth commit's reply is lost: each is applied once, and the client says when."""
     with Proxy(server.port) as proxy, proxy.connect(timeout=60) as through:

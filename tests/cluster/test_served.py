@@ -209,6 +209,9 @@ def test_a_fresh_read_has_what_was_acknowledged_by_any_node(nodes: list[ServerPr
                     assert snap.ts >= (tx.commit_ts or 0)
                     assert snap.get("totals", (1,)) == {"endpoint": 1, "us": n, "n": n}
             assert other.get("totals", (1,), max_staleness=0) == {"endpoint": 1, "us": n, "n": n}
+        for n in range(20):  # definitions, too
+            one.create_table(f"made{n}", key={"id": "int64"}, columns={"n": "int64"})
+            assert other.describe(f"made{n}")["name"] == f"made{n}" in other.tables()
 
 
 def test_a_shared_snapshot_is_read_by_any_node_and_outlives_the_one_that_began_it(nodes: list[ServerProcess]) -> None:

@@ -225,6 +225,10 @@ def test_a_full_disk_refuses_commits_and_service_resumes_by_itself(
             assert (space["event"], space["level"]) == ("disk_space", "warning")
             short: set[str] = set()
             for event in said:  # a part may find room for a moment, and lose it again
+                if event["event"] == "disk_space":
+                    short.pop()  # the only one
+                    assert not short
+                    continue
                 part = "base" if event["message"].startswith("base ") else "the commit log"
                 assert (event["event"], event["level"]) == (
                     ("storage_works", "warning") if part in short else ("disk_full", "error")

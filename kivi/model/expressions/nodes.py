@@ -332,7 +332,7 @@ def case(*pairs: tuple[Expr, object], otherwise: object = None) -> Value:
     args: list[Expr] = []
     for pair in pairs:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not isinstance(pair[0], Expr):
-            raise InvalidArgument(f"case takes pairs of a condition and a value, not {shown(pair)}")
+            raise InvalidArgument(f"case takes pairs of a condition and a value, and otherwise=, not {shown(pair)}")
         args += (pair[0], _node(pair[1]))
     if not args:
         raise InvalidArgument("case takes one pair of a condition and a value, or more")

@@ -256,8 +256,12 @@ class DropTableResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class ListTablesRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("min_snapshot", "fresh")
+    MIN_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    FRESH_FIELD_NUMBER: _ClassVar[int]
+    min_snapshot: int
+    fresh: bool
+    def __init__(self, min_snapshot: _Optional[int] = ..., fresh: _Optional[bool] = ...) -> None: ...
 
 class ListTablesResponse(_message.Message):
     __slots__ = ("tables",)
@@ -266,12 +270,16 @@ class ListTablesResponse(_message.Message):
     def __init__(self, tables: _Optional[_Iterable[_Union[_types_pb2.Table, _Mapping]]] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
-    __slots__ = ("name", "lateness")
+    __slots__ = ("name", "lateness", "min_snapshot", "fresh")
     NAME_FIELD_NUMBER: _ClassVar[int]
     LATENESS_FIELD_NUMBER: _ClassVar[int]
+    MIN_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    FRESH_FIELD_NUMBER: _ClassVar[int]
     name: str
     lateness: bool
-    def __init__(self, name: _Optional[str] = ..., lateness: _Optional[bool] = ...) -> None: ...
+    min_snapshot: int
+    fresh: bool
+    def __init__(self, name: _Optional[str] = ..., lateness: _Optional[bool] = ..., min_snapshot: _Optional[int] = ..., fresh: _Optional[bool] = ...) -> None: ...
 
 class DescribeResponse(_message.Message):
     __slots__ = ("table", "statistics", "retracted_in_backups", "lateness")
