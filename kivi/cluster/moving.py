@@ -67,7 +67,6 @@ class Moving:
         self._ending = False
         self._thread: threading.Thread | None = None
         self._begin_at = 0.0
-        self._gives: str | None = None
         self.problem = ""
 
     # -- what somebody asks of any node -----------------------------------------------------------------

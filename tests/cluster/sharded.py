@@ -109,7 +109,17 @@ class Sharded(Simulation):
             for _ in range(self.rng.randint(0, 3)):
                 getattr(self, f"do_{self.rng.choice(self.MEANWHILE)}")()
             node.pump()
+            if self.rng.random() < 0.5:
+                store.consolidate()
 
+        if self.rng.random() < 0.7 and len(node.snapshots) < 4:  # one that is open before, and read after
+            node.snapshots.append(node.db.snapshot())
+            for _ in range(3):
+                self.do_many()
+                self.do_append_each()
+                self._pump_all()
+        if not node.serves or node.store is not store:
+            return
         self.copying = True
         node.client.calm = True
         try:
@@ -124,10 +134,18 @@ class Sharded(Simulation):
             self.note(f"untaken {type(error).__name__}")
         else:
             self.note(f"taken {move} {since}")
+            self._pump_all()
+            for snap in node.snapshots:
+                self._look(node, snap)
             node.say(there_entry(move.id, since))
         finally:
             self.copying = False
             node.client.calm = False
+
+    def _pump_all(self) -> None:
+        for one in self.nodes:
+            if one.runs:
+                one.pump()
 
     def do_give(self) -> None:
         """An old owner gives up what the new one has, if nobody reads below."""
