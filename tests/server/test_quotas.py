@@ -284,7 +284,8 @@ def test_a_tenant_at_ten_times_its_quota_slows_a_neighbour_by_two_at_most(tmp_pa
         times = asked / (2 * seconds) / QUOTAS["rate"]
         print(
             f"p99 {quiet:.1f} ms quiet, {busy:.1f} ms busy, {busy / quiet:.2f} times (of {len(found['busy'])}); "
-            f"p50 {middle[0]:.1f} and {middle[1]:.1f} ms; asked for {times:.1f} times the rate, refused {refused_} of {asked}"
+            f"p50 {middle[0]:.1f} and {middle[1]:.1f} ms; "
+            f"asked for {times:.1f} times the rate, refused {refused_} of {asked}"
         )
         assert refused_ > asked / 2
         assert busy <= 2 * quiet
