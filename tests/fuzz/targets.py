@@ -118,7 +118,11 @@ def _arrow(data: bytes) -> None:
 
 def _otlp(data: bytes) -> None:
     """Spans as protobuf, or as JSON behind a first byte of 1; metrics behind one of 2 or 3."""
-    readers = {b"\1": decode_json, b"\2": decode_points, b"\3": decode_points_json}
+    readers: dict[bytes, Callable[[bytes], Sequence[spans.Spans]]] = {
+        b"\1": decode_json,
+        b"\2": decode_points,
+        b"\3": decode_points_json,
+    }
     try:
         export = readers.get(data[:1], spans.decode)(data[1:])
     except InvalidArgument:
