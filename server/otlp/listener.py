@@ -68,6 +68,7 @@ class Listener:
     async def Export(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> ExportTraceServiceResponse:
         grant = self._tokens.grant(context.invocation_metadata() or ())
         grant.require(self.NEEDS["Export"], "exporting spans", *self.exports.tables)
+        grant.require_all_rows("exporting spans")
         self.sessions.clients.of(grant, context.peer()).take(1)
         return response(await self.exports.take(data, decode, grant.allows))
 
@@ -77,5 +78,6 @@ class Listener:
         """``Export`` of the other service. Tokens that are for none of the tables have all points refused, and told."""
         grant = self._tokens.grant(context.invocation_metadata() or ())
         grant.require(self.METRICS_NEEDS["ExportMetrics"], "exporting metrics")
+        grant.require_all_rows("exporting metrics")
         self.sessions.clients.of(grant, context.peer()).take(1)
         return metrics_response(await self.exports.take(data, decode_points, grant.allows))

@@ -57,12 +57,12 @@ class Meter:
         return encode_metrics(data)
 
 
-def export(target: str, request: pb.ExportMetricsServiceRequest) -> Any:
+def export(target: str, request: pb.ExportMetricsServiceRequest, token: str = "") -> Any:
     with grpc.insecure_channel(target) as channel:
         call = channel.unary_unary(
             EXPORT, pb.ExportMetricsServiceRequest.SerializeToString, pb.ExportMetricsServiceResponse.FromString
         )
-        return call(request, timeout=60)
+        return call(request, timeout=60, metadata=[("authorization", f"Bearer {token}")] if token else None)
 
 
 def post(server: ServerProcess, request: pb.ExportMetricsServiceRequest, **how: Any) -> Any:
@@ -222,7 +222,8 @@ def test_explicit_buckets_and_what_is_refused(server: Server) -> None:
 def test_a_table_that_does_not_fit_and_a_token_for_some(tmp_path: Path) -> None:
     """What is for it is refused, point by point, and the rest is stored; the server starts, too."""
     tokens = tmp_path / "tokens"
-    tokens.write_text("root admin\nsend writer tables=metric_*\nsums writer tables=metric_sums*\n")
+    tokens.write_text("root admin\nsend writer tables=metric_*\nsums writer tables=metric_sums*\nread reader\n"
+                      "acme writer rows=service:shop\n")  # fmt: skip
     how = ("--http", "localhost:0", "--token-file", str(tokens))
     meter = Meter()
     for value in range(50):
@@ -236,6 +237,12 @@ def test_a_table_that_does_not_fit_and_a_token_for_some(tmp_path: Path) -> None:
     with Server(tmp_path / "data", *how) as server:
         with server.connect(access_token="root") as db:
             db.create_event_table("metric_histograms", event_time="at", columns={"at": "timestamp"})
+        for token in ("read", "acme"):  # a tenant's, too: it would write rows of all services
+            with pytest.raises(grpc.RpcError, match="PERMISSION_DENIED"):
+                export(server.otlp, request, token)
+            refused = httpx.post(f"{base(server)}/v1/metrics", content=request.SerializeToString(),
+                                 headers={**PROTOBUF, "Authorization": f"Bearer {token}"})  # fmt: skip
+            assert refused.status_code == 403
         said = sent(server, "sums")
         assert said.rejected_data_points == 1 and "not for table 'metric_histograms'" in said.error_message
         said = sent(server, "send")
