@@ -36,7 +36,9 @@ from tests.server.test_otlp_http import JSON, PROTOBUF, base
 from tests.serverproc import ServerProcess
 
 EXPORT = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
-DELTA = dict.fromkeys((sdk.Counter, sdk.Histogram, sdk.ObservableCounter), AggregationTemporality.DELTA)
+DELTA: dict[type, AggregationTemporality] = dict.fromkeys(
+    (sdk.Counter, sdk.Histogram, sdk.ObservableCounter), AggregationTemporality.DELTA
+)
 EXPONENTIAL: dict[type, Any] = {sdk.Histogram: ExponentialBucketHistogramAggregation()}
 
 
@@ -62,7 +64,7 @@ def export(target: str, request: pb.ExportMetricsServiceRequest, token: str = ""
         call = channel.unary_unary(
             EXPORT, pb.ExportMetricsServiceRequest.SerializeToString, pb.ExportMetricsServiceResponse.FromString
         )
-        return call(request, timeout=60, metadata=[("authorization", f"Bearer {token}")] if token else None)
+        return call(request, timeout=60, metadata=(("authorization", f"Bearer {token}"),) if token else None)
 
 
 def post(server: ServerProcess, request: pb.ExportMetricsServiceRequest, **how: Any) -> Any:
@@ -96,7 +98,7 @@ def test_percentiles_are_those_of_what_was_recorded_over_kills_and_repeats(serve
             meter.calls.add(200, {"http.route": route})
             calls += 200
         requests.append(meter.request())
-    points = [
+    points: list[Any] = [
         point
         for request in requests
         for metric in request.resource_metrics[0].scope_metrics[0].metrics
@@ -204,6 +206,9 @@ def test_explicit_buckets_and_what_is_refused(server: Server) -> None:
     cumulative = Meter(temporality={})
     cumulative.latency.record(3)
     cumulative.calls.add(1)
+    delta = Meter()
+    delta.calls.add(1)
+    assert not export(server.otlp, delta.request()).HasField("partial_success")
     before = Counter(row["metric"] for row in server.read("metric_sums"))
     said = post(server, cumulative.request())
     assert said.rejected_data_points == 2 and "TEMPORALITY_PREFERENCE=delta" in said.error_message
