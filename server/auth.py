@@ -6,6 +6,10 @@ The token file has one token a line, with its role, the tables it is for, and li
     7f3a9c0e...         admin
     b81d44aa...         writer   tables=invocations,anomalies       rate=500 staged=1GiB
     c2e09b71...         reader   tables=endpoint_*,server_*         snapshots=20
+    a81f4e07...         writer   rows=customer:acme                 rate=200
+
+``rows`` binds a token to the rows with one value in one column (``kivi.model.tenants``): it sees and writes these, in
+tables that keep them apart by that column, and may make none of the calls that concern others (``FOR_TENANTS``).
 
 A role includes those before it: ``reader``, ``writer``, ``admin`` (``read`` and ``write`` are understood; a token alone
 is an admin's). Without ``tables`` it is for all of them; with it, calls that concern the whole store (checkpoint,
@@ -36,8 +40,10 @@ from typing import Final
 from kivi_server.options import size_of
 
 from kivi.errors import InvalidArgument, PermissionDenied, Unauthenticated
+from kivi.model.schema import TableSchema
+from kivi.model.tenants import Tenant
 
-__all__ = ["Access", "Allowance", "Grant", "Tokens"]
+__all__ = ["FOR_TENANTS", "Access", "Allowance", "Grant", "Tokens"]
 
 _log = logging.getLogger("kivi.server")
 _LOOK_S: Final = 1.0  # how often the file is looked at
@@ -58,6 +64,17 @@ _ROLES: Final = {
     "writer": Access.WRITE,
     "admin": Access.ADMIN,
 }
+
+
+FOR_TENANTS: Final = frozenset(
+    {
+        # Of the service. A session's requests have the tenant in their snapshot, or in ``Requests`` what is refused.
+        "Exchange", "Subscribe", "ListTables", "Describe", "Watermark", "Stage", "DiscardStages",
+        # Over HTTP: the names of routes.
+        "tables", "describe", "rows", "table_rows", "query", "sql", "live", "append", "transaction", "prometheus",
+    }
+)  # fmt: skip
+"""The calls that a token with ``rows`` may make; each passes the tenant on. Whatever is not here is refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +106,16 @@ class Grant:
     tables: tuple[str, ...] = ()
     allowance: Allowance = Allowance()
     name: str = ""
+    tenant: Tenant | None = None
+    """Whose rows alone it sees and writes; None: all."""
 
     def allows(self, table: str) -> bool:
+        """Whether it is for a table of this name."""
         return not self.tables or _matches(self.tables, table)
+
+    def sees(self, schema: TableSchema) -> bool:
+        """Whether it is for a table, and that table has rows for it."""
+        return self.allows(schema.name) and (self.tenant is None or self.tenant.sees(schema))
 
     def require(self, need: Access, what: str, *tables: str) -> None:
         """Raises PermissionDenied. Whether a table is there is not told to those who may not see it."""
@@ -106,8 +130,17 @@ class Grant:
 
     def require_everything(self, what: str) -> None:
         """For what concerns the whole store. Raises PermissionDenied."""
+        self.require_all_rows(what)
         if self.tables:
             raise PermissionDenied(f"this access token is for some tables only; {what} concerns all of them")
+
+    def require_all_rows(self, what: str) -> None:
+        """For what tells of, or does something to, the rows of others. Raises PermissionDenied."""
+        if self.tenant is not None:
+            raise PermissionDenied(
+                f"this access token is for rows with {self.tenant.column} = {self.tenant.text!r} only; {what} concerns "
+                "those of others, too: use one without rows="
+            )
 
 
 @lru_cache(maxsize=4_096)
@@ -231,7 +264,7 @@ def _granted(words: list[str], name: str, where: str) -> Grant:
             raise InvalidArgument(f"{where}: after the token comes reader, writer or admin")
         access = _ROLES[role]
     tables: tuple[str, ...] = ()
-    rate, snapshots, staged = None, None, None
+    rate, snapshots, staged, tenant = None, None, None, None
     for word in words:
         key, _, text = word.partition("=")
         try:
@@ -246,11 +279,15 @@ def _granted(words: list[str], name: str, where: str) -> Grant:
                     snapshots = int(_positive(int(text)))
                 case "staged":
                     staged = int(_positive(size_of(text)))
+                case "rows":
+                    tenant = Tenant.parse(text)
                 case _:
-                    raise InvalidArgument(f"{where}: there is tables=, rate=, snapshots= and staged=")
+                    raise InvalidArgument(f"{where}: there is tables=, rows=, rate=, snapshots= and staged=")
         except ValueError:
             raise InvalidArgument(f"{where}: what follows {key}= is not right") from None
-    return Grant(access, tables, Allowance(rate, snapshots, staged), name)
+    if tenant is not None and access is Access.ADMIN:
+        raise InvalidArgument(f"{where}: rows= is of readers and writers; what an admin does concerns all rows")
+    return Grant(access, tables, Allowance(rate, snapshots, staged), name, tenant)
 
 
 def _positive(number: float) -> float:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from kivi_server import limits
+from kivi_server.auth import Grant
 from kivi_server.translate import Translator
 
 from kivi.api.arguments import check_names
@@ -33,7 +34,7 @@ _KINDS: Final = {
 }
 
 
-def subscribe(hub: Hub, translator: Translator, request: pb.BeginSubscription) -> Live:
+def subscribe(hub: Hub, translator: Translator, request: pb.BeginSubscription, grant: Grant) -> Live:
     """Raises what the request deserves. Reads the query's result: not for the event loop."""
     spec = request.spec
     if (
@@ -50,7 +51,8 @@ def subscribe(hub: Hub, translator: Translator, request: pb.BeginSubscription) -
     if request.lateness_us < AUTO_US:
         raise InvalidArgument("a lateness is a number of microseconds from 0 on, or -1: as late as most events were")
     hub.wait_for(request.min_snapshot)
-    schema = translator.schema(spec.table, spec.table_id)
+    tenant = grant.tenant
+    schema = translator.schema(spec.table, spec.table_id, tenant=tenant)
     if spec.known_columns > len(schema.output_names):  # as another node of a cluster has it by now
         raise Unavailable(f"table {spec.table!r} was altered, and this node has not come so far: ask again")
     limit = spec.limit if spec.HasField("limit") else None
@@ -62,6 +64,8 @@ def subscribe(hub: Hub, translator: Translator, request: pb.BeginSubscription) -
 
     def bind(schema: TableSchema) -> Query:
         scan = translator.scan(schema, spec)
+        if tenant is not None:
+            scan = tenant.narrowed(schema, scan)
         query = Query.of(schema, scan, request.order_by, limit, request.offset)
         return replace(query, scan=replace(query.scan, shards=request.shards)) if request.shards else query
 
@@ -69,6 +73,7 @@ def subscribe(hub: Hub, translator: Translator, request: pb.BeginSubscription) -
         raise InvalidArgument(f"shards are of subscriptions to rows of a sharded aggregate, not to {schema.name!r}")
     durable = None
     if request.HasField("durable"):
+        grant.require_all_rows("a durable subscription, whose name is anybody's,")
         check_names(request.durable.user, request.durable.name)
         if request.durable.ttl_us <= 0:
             raise InvalidArgument("a durable subscription lasts for some time: ttl_us is greater than zero")

@@ -28,6 +28,8 @@ from kivi_server.sql_tables import SqlTables
 from kivi_server.status import told
 
 from kivi.errors import CommitUnknown, InvalidArgument, KiviError, NotFound, RowExists, Unavailable
+from kivi.model.tenants import Tenant
+from kivi.store.checks import check_tenant
 from kivi.store.facade import Answer, Commit, Lease, Outcome, Txn
 from kivi.wire.codec import to_table
 from kivi.wire.v1 import session_pb2
@@ -39,6 +41,17 @@ SLOW_OPERATIONS: Final = 256
 
 Tell = Callable[[Outcome], None]
 _READING: Final = frozenset({session_pb2.Operation.KIND_INSERT, session_pb2.Operation.KIND_UNSPECIFIED})
+
+
+def own_tokens(request: session_pb2.Request, tenant: Tenant) -> None:
+    """Makes the request tokens that a tenant names its own (``Tenant.own_token``)."""
+    match request.WhichOneof("body"):
+        case "commit":
+            request.commit.token = tenant.own_token(request.commit.token)
+        case "commit_each":
+            request.commit_each.tokens[:] = [tenant.own_token(token) for token in request.commit_each.tokens]
+        case "outcome":
+            request.outcome.token = tenant.own_token(request.outcome.token)
 
 
 def stopping() -> Unavailable:
@@ -123,6 +136,8 @@ class Requests(ABC):
             raise stopping()
         timeout_s = request.timeout_ms / 1000 if request.timeout_ms else None
         ttl_s = begin.ttl_ms / 1000 if begin.ttl_ms else None
+        if begin.lease or begin.shared:  # which show all rows, to whoever has their name
+            self.access.require_all_rows("a shared snapshot")
         if begin.lease:
             transaction.shared = begin.lease
             transaction.lease = self.sessions.find_shared(begin.lease)
@@ -139,6 +154,7 @@ class Requests(ABC):
                 fresh=begin.fresh,
                 timeout_s=timeout_s,
                 ttl_s=ttl_s,
+                tenant=self.access.tenant,
             )
             if self._closed:  # the stream ended while this waited
                 self.store.release(transaction.lease)
@@ -225,6 +241,7 @@ class Requests(ABC):
             max_staleness_s=only.max_staleness_us / 1e6 if only.HasField("max_staleness_us") else None,
             fresh=only.fresh,
             timeout_s=request.timeout_ms / 1000 if request.timeout_ms else None,
+            tenant=self.access.tenant,
         )
         try:
             self._do_get(asked, transaction)
@@ -271,7 +288,8 @@ class Requests(ABC):
         pages = Pages(self.translator.pages(batches, rows), self.sessions.pages_ahead, self.sessions.scans)
         data = self._first_page(transaction, pages, page)
         if isinstance(batches, Answer):
-            page.explanation = batches.explanation(self.access.allows)
+            if self.access.tenant is None:  # it says how many rows of all were read
+                page.explanation = batches.explanation(self.access.allows)
             if batches.complete_since_us is not None:
                 page.complete_since_us = batches.complete_since_us
         self._answer_page(asked, transaction, page, data)
@@ -359,9 +377,9 @@ class Requests(ABC):
                 raise stopping()
             transaction = Transaction(0)
             if any(operation.kind in _READING or operation.insert for operation in request.operations):
-                transaction.lease = self.store.begin()
+                transaction.lease = self.store.begin(tenant=self.access.tenant)
             else:
-                transaction.txn = self.store.blind_transaction()
+                transaction.txn = self.store.blind_transaction(self.access.tenant)
                 transaction.lease = transaction.txn.lease
         transaction = self._begun(transaction)
         self.txns.pop(transaction.number, None)
@@ -372,6 +390,8 @@ class Requests(ABC):
         try:
             if token is not None or batch is not None:  # a token is kept, and answers whoever comes with it later
                 self.access.require(Access.WRITE, "committing under a token")
+            if batch is not None:
+                self.access.require_all_rows("a batch token")
             self._apply(asked, transaction)
             txn = self._writing(transaction)
         except BaseException as error:
@@ -401,12 +421,13 @@ class Requests(ABC):
         (operation,) = request.operations
         self.access.require(Access.WRITE, "writing", operation.table)
         try:
-            schema = self.translator.schema(operation.table, operation.table_id)
+            schema = self.translator.schema(operation.table, operation.table_id, tenant=self.access.tenant)
         except NotFound:
             if self._committed_before(asked, None):
                 return
             raise
         batch = self.translator.batch(schema, asked.bodies.take(operation.arrow_bytes))
+        check_tenant(self.access.tenant, schema, batch)
         done = self._told(asked, None)
         append = functools.partial(
             self.store.append_each, schema, batch, token=commit.token, drop_late=operation.drop_late, done=done

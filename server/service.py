@@ -15,7 +15,7 @@ from typing import Any, Final
 import grpc
 import pyarrow as pa
 from kivi_server import alerting, limits, status, topics
-from kivi_server.auth import Access, Grant, Tokens
+from kivi_server.auth import FOR_TENANTS, Access, Grant, Tokens
 from kivi_server.calls import Context
 from kivi_server.clients import Client
 from kivi_server.requests import stopping
@@ -29,6 +29,7 @@ from kivi.arrow.dictionaries import compact, together
 from kivi.errors import InvalidArgument, Unavailable
 from kivi.model.levels import level_names
 from kivi.model.schema import TableSchema
+from kivi.store.checks import check_tenant
 from kivi.wire import methods
 from kivi.wire.codec import fill_values, to_table
 from kivi.wire.v1 import alerts_pb2, topics_pb2, types_pb2
@@ -91,6 +92,8 @@ class Service(RuleCalls, alerting.AlertCalls, topics.TopicCalls):
         grant.require(_NEEDS[method], method, *tables)
         if method in _WHOLE:
             grant.require_everything(method)
+        if method not in FOR_TENANTS:
+            grant.require_all_rows(method)
         if method not in _MANY:
             client.take(1)
         return grant, client
@@ -192,9 +195,11 @@ class Service(RuleCalls, alerting.AlertCalls, topics.TopicCalls):
         async for request in requests:
             if schema is None:
                 grant.require(_NEEDS["Stage"], "Stage", request.table)
-                first, schema = request, self.translator.schema(request.table, request.table_id)
+                first = request
+                schema = self.translator.schema(request.table, request.table_id, tenant=grant.tenant)
             if request.arrow:
                 batch = await writing(functools.partial(self.translator.batch, schema, request.arrow, rows=True))
+                check_tenant(grant.tenant, schema, batch)
                 batches.append(batch)
                 compact(batches)
                 size += batch.nbytes
@@ -284,11 +289,13 @@ class Service(RuleCalls, alerting.AlertCalls, topics.TopicCalls):
     def ListTables(self, request: pb.ListTablesRequest, grant: Grant) -> pb.ListTablesResponse:
         self._reach(request)
         tables = sorted(self.store.tables(), key=lambda schema: schema.name)
-        return pb.ListTablesResponse(tables=[to_table(schema) for schema in tables if grant.allows(schema.name)])
+        return pb.ListTablesResponse(tables=[to_table(schema) for schema in tables if grant.sees(schema)])
 
-    def Describe(self, request: pb.DescribeRequest, _: Grant) -> pb.DescribeResponse:
+    def Describe(self, request: pb.DescribeRequest, grant: Grant) -> pb.DescribeResponse:
         self._reach(request)
-        schema = self.store.table(request.name)
+        schema = self.store.table(request.name, tenant=grant.tenant)
+        if grant.tenant is not None:  # all else is about the rows of all
+            return pb.DescribeResponse(table=to_table(schema))
         statistics = {name: float(value) for name, value in self.store.statistics(schema).items()}
         backups = self.store.retracted_in_backups(schema)
         return pb.DescribeResponse(

@@ -48,7 +48,7 @@ from kivi_server.clients import Client
 from kivi_server.commits import Commits, answer_to, count_of, each_of
 from kivi_server.pages import Page, Pages
 from kivi_server.reads import Read, ReadGroups
-from kivi_server.requests import SLOW_OPERATIONS, Requests, Transaction, stopping
+from kivi_server.requests import SLOW_OPERATIONS, Requests, Transaction, own_tokens, stopping
 from kivi_server.scheduler import Scheduler
 from kivi_server.sessions import Sessions
 from kivi_server.status import to_error, told
@@ -166,6 +166,9 @@ class Session(Requests):
         self.sessions.frames_in += 1
         self._asked += wanted
         self.sessions.requests += wanted + counts.count(0)
+        if (tenant := self.access.tenant) is not None:
+            for asked in requests:
+                own_tokens(asked.request, tenant)
         try:
             self.client.take(wanted)
         except ResourceExhausted as refused:
@@ -364,12 +367,14 @@ class Session(Requests):
         self.sessions.calls.ended("Session/commit", time.monotonic() - asked.received, error, len(numbers))
 
     def _may_write(self, tables: Iterable[str]) -> bool:
-        """Whether they are of those of the token; what is not is told so by ``_do_commit``."""
-        return not self.access.tables or all(map(self.access.allows, tables))
+        """Whether they are of those of the token; what is not is told so by ``_do_commit``, and so is a tenant."""
+        return self.access.tenant is None and (not self.access.tables or all(map(self.access.allows, tables)))
 
     def _read_group(self) -> bool:
         """Answers the reads at the head of the inbox together; False: the first is read by itself."""
         if self.sessions.stopping or self.client.allowance.snapshots is not None or not self._scheduler.is_quick():
+            return False
+        if self.access.tenant is not None:
             return False
         inbox = self._inbox
         wanted: list[Read] = []

@@ -154,6 +154,8 @@ class Sessions:
             grant = tokens.now(session.access)
             if grant is None:
                 session.drop(Unauthenticated("this access token is not valid any more"))
+            elif grant.tenant != session.access.tenant:  # its snapshots are those of the one before
+                session.drop(Unauthenticated("this access token is for other rows by now: connect again"))
             elif grant != session.access:
                 session.access, session.client = grant, self.clients.of(grant, session.client.name)
 

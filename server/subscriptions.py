@@ -171,7 +171,7 @@ class Subscriptions:
     async def _opened(self, wanted: pb.BeginSubscription) -> Live:
         hub = self._hub
         opening = self._loop.run_in_executor(
-            self._sessions.reads, live_queries.subscribe, hub, self._sessions.translator, wanted
+            self._sessions.reads, live_queries.subscribe, hub, self._sessions.translator, wanted, self._grant
         )
         try:
             return await asyncio.shield(opening)
@@ -185,6 +185,8 @@ class Subscriptions:
         if now is None:
             raise Unauthenticated("the token of this subscription was withdrawn")
         now.require(Access.READ, "Subscribe", table)
+        if now.tenant != self._grant.tenant:
+            raise Unauthenticated("this access token is for other rows by now: subscribe again")
 
     def _refuse(self, one: _Subscription, error: Exception, began: float) -> None:
         self._sessions.calls.ended(_CALL, time.monotonic() - began, error)

@@ -29,6 +29,7 @@ from kivi.model.orders import order_of
 from kivi.model.questions import Question, question_of, seen_schema
 from kivi.model.schema import OperatorCall, TableSchema
 from kivi.model.slots import Slot
+from kivi.model.tenants import Tenant
 from kivi.model.types import ColumnType
 from kivi.model.views import view_schema
 from kivi.store.facade import Lease, Scan, Store, Txn
@@ -76,10 +77,10 @@ class Translator:
         self._rows_max = store.settings.max_append_rows
         self.commits = CommitReader(store)
 
-    def schema(self, name: str, table_id: int, lease: Lease | None = None) -> TableSchema:
+    def schema(self, name: str, table_id: int, lease: Lease | None = None, tenant: Tenant | None = None) -> TableSchema:
         """The table, at a snapshot if one is given, if it still is the one the client means (0: whichever is there)."""
         try:
-            schema = self.store.table(name, lease)
+            schema = self.store.table(name, lease, tenant)
         except NotFound as error:
             if table_id:
                 error.details["stale"] = True

@@ -9,6 +9,7 @@
     predicate_text    predicates and values as people type them
     changes           what was committed to a table after a timestamp
     subscriptions     what a subscriber asks for, and what it is told
+    tenants           readers and writers of some rows, and what keeps them to these
     outcomes          what ``outcome(token)`` answers when there is no commit timestamp to give
     surface           the short names of the public surface
 

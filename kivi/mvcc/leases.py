@@ -30,6 +30,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Final
 
 from kivi.errors import InvalidArgument, ResourceExhausted, SnapshotTooOld
+from kivi.model.tenants import Tenant
 from kivi.mvcc.watermark import Watermark
 
 __all__ = ["Lease", "Leases"]
@@ -39,7 +40,8 @@ _TOLD_MAX: Final = 256
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """An open snapshot at ``ts``. ``ended`` says why it can no longer be read, or is empty. ``used``: it was read."""
+    """An open snapshot at ``ts``. ``ended`` says why it can no longer be read, or is empty. ``used``: it was read.
+    ``tenant``: whose rows alone it shows, and takes."""
 
     id: int
     ts: int
@@ -49,6 +51,7 @@ class Lease:
     ended: str = ""
     used: bool = False
     pinned: bool = False
+    tenant: Tenant | None = None
 
 
 @dataclass(eq=False)
@@ -80,7 +83,7 @@ class Leases:
     def __len__(self) -> int:
         return len(self._open)
 
-    def open(self, as_of: int | None = None, ttl_s: float | None = None) -> Lease:
+    def open(self, as_of: int | None = None, ttl_s: float | None = None, tenant: Tenant | None = None) -> Lease:
         """A lease on the watermark, or on ``as_of``. Raises InvalidArgument for a snapshot in the future."""
         with self.lock:
             self._expire()
@@ -91,7 +94,9 @@ class Leases:
                 raise InvalidArgument(f"as_of {ts} is past the watermark {watermark}: wait for it with min_snapshot")
             if ts < 0:
                 raise InvalidArgument(f"as_of {ts} is negative")
-            return self._opened(ts, self.clock() + self.limit(ttl_s))
+            lease = self._opened(ts, self.clock() + self.limit(ttl_s))
+            lease.tenant = tenant
+            return lease
 
     def open_together(self, count: int) -> list[Lease]:
         """So many leases on the watermark, all on one S."""
@@ -123,12 +128,12 @@ class Leases:
                 counts[ts] = counts.get(ts, 0) + 1
             return lease
 
-    def blind(self) -> Lease:
+    def blind(self, tenant: Tenant | None = None) -> Lease:
         """The watermark as a start timestamp, for a transaction that reads nothing: no version is kept for it.
 
         It must not be read with. It never ends by itself: its commit is judged by the conflict facts.
         """
-        return Lease(0, self.watermark.value, math.inf, False)
+        return Lease(0, self.watermark.value, math.inf, False, tenant=tenant)
 
     def _note(self, lease: Lease) -> None:
         """Puts its deadline on the heap, which is rebuilt when most of it is about leases that have ended."""

@@ -7,9 +7,11 @@ import pyarrow.compute as pc
 
 from kivi.arrow.dictionaries import is_coded
 from kivi.errors import InvalidArgument, ResourceExhausted
+from kivi.model.schema import TableSchema
+from kivi.model.tenants import Tenant
 from kivi.runtime.settings import Settings
 
-__all__ = ["check_batch_token", "check_events", "check_token", "too_long"]
+__all__ = ["check_batch_token", "check_events", "check_tenant", "check_token", "too_long"]
 
 
 def check_token(token: str) -> None:
@@ -39,6 +41,19 @@ def check_events(batch: pa.RecordBatch, settings: Settings) -> None:
             longest = pc.max(pc.binary_length(column)).as_py() or 0
             if longest > settings.max_value_bytes:
                 raise too_long(name, longest, settings)
+
+
+def check_tenant(tenant: Tenant | None, schema: TableSchema, batch: pa.RecordBatch) -> None:
+    """Raises PermissionDenied for a row that is not the tenant's, also one with a null there, or without the column."""
+    if tenant is None:
+        return
+    value = tenant.value(schema)
+    if tenant.column not in batch.schema.names:
+        raise tenant.foreign(schema)
+    column = batch.column(tenant.column)
+    distinct = (column.dictionary_decode() if is_coded(column) else column).unique()
+    if distinct.to_pylist() not in ([], [value]):
+        raise tenant.foreign(schema)
 
 
 def too_long(column: str, length: int, settings: Settings) -> ResourceExhausted:

@@ -25,7 +25,7 @@ from typing import Any
 import pyarrow as pa
 
 from kivi.engine import Engine, WriteBatch
-from kivi.errors import DataLoss, InvalidArgument, Unavailable
+from kivi.errors import DataLoss, InvalidArgument, NotFound, Unavailable
 from kivi.events.settled_files import StoredGroup
 from kivi.log import CommitLog
 from kivi.model.declarations import with_columns
@@ -34,6 +34,7 @@ from kivi.model.levels import altered_schema
 from kivi.model.roles import with_role
 from kivi.model.scans import Scan
 from kivi.model.schema import OperatorCall, TableSchema
+from kivi.model.tenants import Tenant
 from kivi.mvcc.groups import Outcome, Writes, WriteSet
 from kivi.mvcc.leases import Lease
 from kivi.mvcc.record import Once
@@ -203,10 +204,20 @@ class Store(Wiring):
 
     # -- tables -------------------------------------------------------------------------------------------
 
-    def table(self, name: str, lease: Lease | None = None) -> TableSchema:
-        """The definition that readers see now, or at a snapshot; to one that sees none, the newest. Raises NotFound."""
+    def table(self, name: str, lease: Lease | None = None, tenant: Tenant | None = None) -> TableSchema:
+        """The definition that readers see now, or at a snapshot; to one that sees none, the newest. Raises NotFound,
+        and for what a tenant (the snapshot's, if it has one) cannot see PermissionDenied."""
         self.check_open()
-        return self.catalog.visible.table(name) if lease is None else self.catalog.table(name, lease.ts)
+        tenant = tenant if lease is None else lease.tenant
+        try:
+            schema = self.catalog.visible.table(name) if lease is None else self.catalog.table(name, lease.ts)
+        except NotFound:  # which names those that there are
+            if tenant is not None:
+                raise tenant.refusal(name) from None
+            raise
+        if tenant is not None:
+            tenant.check(schema)
+        return schema
 
     def tables(self) -> list[TableSchema]:
         self.check_open()
@@ -291,6 +302,8 @@ class Store(Wiring):
             raise InvalidArgument("changes come in commit order: read them without order_by and offset")
         if wanted.changes is not None and wanted.changes.retractions == "fail" and schema.expires is not None:
             wanted = replace(wanted, changes=replace(wanted.changes, retractions="ignore"))
+        if lease.tenant is not None:
+            wanted = lease.tenant.narrowed(schema, wanted)
         wanted = self.hierarchies.resolved(lease, schema, wanted, txn)
         if wanted.changes is not None and txn is None:
             return self.changes.scan(lease, schema, wanted, wanted.changes)
@@ -298,6 +311,8 @@ class Store(Wiring):
 
     def answer(self, lease: Lease, schema: TableSchema, wanted: Scan) -> Answer:
         """A rollup, or the answer of a question, as record batches that say how they were made."""
+        if lease.tenant is not None:
+            wanted = lease.tenant.narrowed(schema, wanted)
         return self.reads.answer(lease, schema, self.hierarchies.resolved(lease, schema, wanted))
 
     def shared_events(self, lease: Lease) -> SharedEvents:
@@ -308,10 +323,10 @@ class Store(Wiring):
         self.check_open()
         return Txn(lease or self.begin(), self.settings, self)
 
-    def blind_transaction(self) -> Txn:
+    def blind_transaction(self, tenant: Tenant | None = None) -> Txn:
         """One that will read nothing (so no insert either), which keeps no snapshot and costs consolidation nothing."""
         self.check_open()
-        return Txn(self.leases.blind(), self.settings, self)
+        return Txn(self.leases.blind(tenant), self.settings, self)
 
     @property
     def is_node(self) -> bool:

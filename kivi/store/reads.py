@@ -128,6 +128,8 @@ class Reads:
             own = self._own(lease, schema, txn)
             if own:
                 versions = [txn.overlay(schema, v, own.get(key)) for key, v in zip(raw, versions, strict=True)]
+        if (tenant := lease.tenant) is not None:
+            versions = [v if tenant.is_key(schema, key) else None for key, v in zip(keys, versions, strict=True)]
         rows = (None if v is None else projection.row(key, v) for key, v in zip(raw, versions, strict=True))
         return [None if row is None else projection.narrowed(row) for row in rows]
 
@@ -154,7 +156,8 @@ class Reads:
         return schema is not None and not self.shards.is_partial(schema) and GetPlan.of(schema, None) is not None
 
     def get_each(self, plan: GetPlan, wanted: Sequence[tuple[Lease, bytes]]) -> list[tuple[Any, ...] | None]:
-        """Rows by encoded key, each at a snapshot of its own, as the plan's columns; None where there is no row."""
+        """Rows by encoded key, each at a snapshot of its own, which is no tenant's, as the plan's columns; None where
+        there is no row."""
         self.check_open()
         schema = plan.schema
         asked = self.shards.of_keys(schema, [key for _, key in wanted])
@@ -264,6 +267,8 @@ class Reads:
         """A scan of some dozen rows of fixed width, as values of its columns; None: it is not that, call ``scan``."""
         self.check_open()
         if schema.kind == "event" or wanted.where is not None or wanted.limit is None or wanted.limit > FEW_ROWS:
+            return None
+        if lease.tenant is not None:  # who has a predicate
             return None
         if wanted.changes is not None or wanted.is_answered:
             return None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kivi.errors import SnapshotTooOld, Unavailable
+from kivi.model.tenants import Tenant
 from kivi.mvcc.commit import Committer
 from kivi.mvcc.leases import Lease, Leases
 from kivi.mvcc.replicated import ReplicatedCommitter
@@ -37,6 +38,7 @@ class Snapshots:
         ttl_s: float | None = None,
         max_staleness_s: float | None = None,
         fresh: bool = False,
+        tenant: Tenant | None = None,
     ) -> Lease:
         """A lease on the watermark, on a commit timestamp or on a moment (microseconds UTC).
 
@@ -63,7 +65,7 @@ class Snapshots:
                 self._reach(as_of_ts, timeout_s)
             else:
                 as_of_ts = min(as_of_ts, self.watermark.value)
-        return self.leases.open(as_of_ts, ttl_s)
+        return self.leases.open(as_of_ts, ttl_s, tenant)
 
     def _no_older_than(self, bound_s: float, timeout_s: float) -> int:
         """A commit timestamp that has all that was acknowledged so long ago: one that is known, or else that of now, if

@@ -31,7 +31,7 @@ from kivi.delta.runs import DeltaRun
 from kivi.encoding.base_rows import Version
 from kivi.encoding.event_names import EventNames
 from kivi.encoding.keys import decode_key, encode_key, encode_key_columns
-from kivi.errors import InvalidArgument, KiviError, ResourceExhausted, RowExists
+from kivi.errors import InvalidArgument, KiviError, PermissionDenied, ResourceExhausted, RowExists
 from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
 from kivi.mvcc.groups import Single
@@ -41,7 +41,7 @@ from kivi.mvcc.verdict import EXISTENCE, Collision, Guard
 from kivi.runtime.checksum import crc32
 from kivi.runtime.settings import Settings
 from kivi.store.catalog import RETRACTIONS, TABLES, View, late_row, retraction_row, schema_guards
-from kivi.store.checks import check_events, too_long
+from kivi.store.checks import check_events, check_tenant, too_long
 from kivi.store.late_deltas import few_in_time, runs_in_time
 from kivi.store.overwrite import Generations
 from kivi.store.retention import remembered
@@ -175,33 +175,39 @@ class Txn:
 
     def put(self, schema: TableSchema, key: tuple[Any, ...], values: Mapping[str, Any]) -> None:
         """Upsert of the named columns."""
-        raw = encoded_key(schema, key)
+        raw = self._own_key(schema, key)
         self._set(schema, raw, then_put(self.rows.get((schema.id, raw)), _indexed(schema, values)), values)
 
     def delta(self, schema: TableSchema, key: tuple[Any, ...], values: Mapping[str, Any]) -> None:
         """Deltas of the named columns, by their operators."""
-        raw = encoded_key(schema, key)
+        raw = self._own_key(schema, key)
         op = then_delta(schema, self.rows.get((schema.id, raw)), _indexed(schema, values))
         self._set(schema, raw, op, values)
 
     def insert(self, schema: TableSchema, key: tuple[Any, ...], values: Mapping[str, Any]) -> None:
         """Strict: RowExists if this transaction sees the row, own writes included."""
-        raw = encoded_key(schema, key)
+        raw = self._own_key(schema, key)
         if self.host.has_row(self.lease, schema, raw, self):
             raise RowExists(table=schema.name, key=caller_key(schema, raw))
         self._set(schema, raw, then_insert(_indexed(schema, values)), values)
 
     def delete(self, schema: TableSchema, key: tuple[Any, ...]) -> None:
         """The row is gone; harmless if it was not there."""
-        self._set(schema, encoded_key(schema, key), then_delete(), {})
+        self._set(schema, self._own_key(schema, key), then_delete(), {})
 
     def guard(self, schema: TableSchema, key: tuple[Any, ...], column: str | None) -> None:
         """The commit conflicts with a concurrent write of the cell; ``column`` None: of the row."""
         index = EXISTENCE if column is None else schema.index_of[column]
-        raw = encoded_key(schema, key)
+        raw = self._own_key(schema, key)
         self._count(1, len(raw))
         self._use(schema)
         self.guards.add(Guard(schema.id, raw, index))
+
+    def _own_key(self, schema: TableSchema, key: tuple[Any, ...]) -> bytes:
+        """Encoded. Raises PermissionDenied for the key of another tenant's row."""
+        if self.lease.tenant is not None:
+            self.lease.tenant.check_key(schema, key)
+        return encoded_key(schema, key)
 
     def retract(self, schema: TableSchema, wanted: Scan) -> int:
         """Removes the events of the snapshot that a scan would give.
@@ -234,6 +240,8 @@ class Txn:
 
     def overwrite(self, schema: TableSchema) -> None:
         """The table is empty from here on; what the transaction writes to it then is its new content."""
+        if self.lease.tenant is not None:
+            raise PermissionDenied("overwriting a table removes the rows of all: this access token is for some of them")
         schema.check_overwritable()
         self._not_retracted(schema)
         self._count(1, 0)
@@ -266,6 +274,8 @@ class Txn:
         """
         self._not_retracted(schema)
         staged = self.host.load_stages(schema, stage_ids)
+        for stage in staged:
+            check_tenant(self.lease.tenant, schema, stage.batch)
         self._use(schema)
         if schema.kind == "row":
             self.staged_rows.setdefault(schema.id, []).extend(dict.fromkeys(stage.sequence for stage in staged))
@@ -287,6 +297,7 @@ class Txn:
         Raises RowExists, naming the first, before anything is written.
         """
         check_events(batch, self.settings)
+        check_tenant(self.lease.tenant, schema, batch)
         self._count(batch.num_rows, int(batch.nbytes))
         self._use(schema)
         batch = plain(batch)
@@ -339,6 +350,7 @@ class Txn:
         if batch.num_rows == 0:
             return
         check_events(batch, self.settings)
+        check_tenant(self.lease.tenant, schema, batch)
         self._not_retracted(schema)
         self._count(1, int(batch.nbytes))
         self._use(schema)
@@ -480,6 +492,9 @@ def prepare(
     ``new``: the generations that the tables it overwrites will have. ``row_floors``: of aggregates with retention.
     ``rules`` judge what it brings: each table after those from whose events they raise some for it.
     """
+    if (tenant := txn.lease.tenant) is not None:
+        for table in {table for table, _ in txn.rows}:
+            tenant.check_views(txn.schemas[table], view.views.get(table, ()))
     start_ts = txn.start_ts if in_views.lease is None else in_views.lease.ts
     commit = Commit(BLIND if txn.blind and in_views.lease is None else start_ts, batch=batch)
     own_rows = [(new.id(table), key, op) for (table, key), op in txn.rows.items()]

@@ -238,6 +238,8 @@ class Wiring:
 
     def find_events(self, txn: Txn, schema: TableSchema, wanted: Scan) -> EventNames:
         """The names of the events of a scan, without those that the transaction has retracted already."""
+        if txn.lease.tenant is not None:
+            wanted = txn.lease.tenant.narrowed(schema, wanted)
         return self._retractable(txn, schema, self.hierarchies.resolved(txn.lease, schema, wanted, txn))
 
     def _is_behind(self, part: Part) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from kivi_server.auth import Access, Grant, Tokens
+from kivi_server.auth import FOR_TENANTS, Access, Grant, Tokens
+from kivi_server.http.front import CALL
 from kivi_server.requests import stopping
 from kivi_server.sessions import Sessions
 from starlette.requests import Request
@@ -31,10 +32,18 @@ class Door:
                 "this listener is not on loopback and the server has no token file, so it takes no writes over HTTP: "
                 "start it with --token-file, or with --http on localhost"
             )
-        grant.require(need, what, *tables)
+        if request.scope[CALL].partition("/")[0] not in FOR_TENANTS:
+            grant.require_all_rows(what)
+        self.require(grant, need, what, *tables)
         if self.sessions.stopping:
             raise stopping()
         return grant
+
+    def require(self, grant: Grant, need: Access, what: str, *tables: str) -> None:
+        """Raises PermissionDenied."""
+        grant.require(need, what, *tables)
+        for table in tables if grant.tenant is not None else ():
+            self.store.table(table, tenant=grant.tenant)
 
 
 def _peer(scope: Any) -> str:

@@ -50,6 +50,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from dataclasses import replace
 from operator import itemgetter
 from typing import Any, Final
 
@@ -69,7 +70,7 @@ from kivi.errors import InvalidArgument, KiviError, Unauthenticated
 from kivi.live.lives import Live
 from kivi.model.predicate_text import split_names, where
 from kivi.model.schema import TableSchema
-from kivi.model.subscriptions import Change, Update, applied
+from kivi.model.subscriptions import Change, Query, Update, applied
 
 __all__ = ["Channels", "Wanted"]
 
@@ -96,15 +97,23 @@ class Wanted:
             raise InvalidArgument("parameter table is required")
         self.table = self.given["table"]
         grant.require(Access.READ, "subscribing", self.table)
-        schema = door.store.table(self.table)
+        self.tenant = grant.tenant
+        schema = door.store.table(self.table, tenant=self.tenant)
         self.arguments = self._arguments(door, schema, several["prefix"], last)
         self.of_events = self.arguments.of_events(schema)
         if is_part and self.of_events:
             raise InvalidArgument(f"events of {self.table!r} have a stream of their own: give an order and a limit")
         if is_part:
             self.arguments.heartbeat_ms = max(self.arguments.interval_ms, _SOON_MS)
-        self.arguments.bound(schema)  # says what is wrong with it, before there is an answer
-        self.key: Hashable = (is_part, *several["prefix"], None, *sorted(self.given.items()))
+        self.bound(schema)  # says what is wrong with it, before there is an answer
+        self.key: Hashable = (self.tenant, is_part, *several["prefix"], None, *sorted(self.given.items()))
+
+    def bound(self, schema: TableSchema) -> Query:
+        """The query, of the rows that the caller may see. Raises SchemaError, InvalidArgument, PermissionDenied."""
+        query = self.arguments.bound(schema)
+        if self.tenant is None:
+            return query
+        return replace(query, scan=self.tenant.narrowed(schema, query.scan))
 
     @staticmethod
     def all_of(door: Door, grant: Grant, request: Request) -> list[Wanted]:
@@ -192,6 +201,8 @@ class Channels:
                     if now is None:
                         raise Unauthenticated("the token of this stream was withdrawn")
                     now.require(Access.READ, "subscribing", *tables)
+                    if now.tenant != grant.tenant:
+                        raise Unauthenticated("the token of this stream is for other rows by now")
                     yield text
         except Exception as error:
             yield b"event: error\ndata: %b\n\n" % body_of(told_error(error, "a stream over HTTP", request))
@@ -218,7 +229,7 @@ class Channels:
             del self._channels[channel.key]
 
     async def _events(self, wanted: Wanted) -> AsyncIterator[bytes]:
-        async with _subscribed(self._door, wanted.arguments) as (live, following):
+        async with _subscribed(self._door, wanted) as (live, following):
             async for update in following:
                 _, text = await _rendered(self._door, live, update, f"{update.ts}.{update.skip}")
                 yield text
@@ -272,7 +283,7 @@ class _Channel:
 
     async def _follow(self) -> None:
         try:
-            async with _subscribed(self._door, self._wanted.arguments) as (live, following):
+            async with _subscribed(self._door, self._wanted) as (live, following):
                 async for update in following:
                     await self._tell(live, update)
         except Exception as error:
@@ -344,11 +355,12 @@ class _Listener:
 
 
 @contextlib.asynccontextmanager
-async def _subscribed(door: Door, wanted: SubscribeArguments) -> AsyncIterator[tuple[Live, AsyncIterator[Update]]]:
+async def _subscribed(door: Door, wanted: Wanted) -> AsyncIterator[tuple[Live, AsyncIterator[Update]]]:
     """A subscription, and its updates, each asked for when the one before has been worked on."""
     hub, loop = door.sessions.hub, asyncio.get_running_loop()
     schema = door.store.table(wanted.table)
-    opening = loop.run_in_executor(door.sessions.reads, hub.subscribe, wanted.table, wanted.bound, wanted.terms(schema))
+    terms = wanted.arguments.terms(schema)
+    opening = loop.run_in_executor(door.sessions.reads, hub.subscribe, wanted.table, wanted.bound, terms)
     try:
         live = await asyncio.shield(opening)
     except asyncio.CancelledError:  # the client has gone, and its subscription is still being made

@@ -89,11 +89,11 @@ class Series:
     slot_ms: int
 
 
-def counters(store: Store, allows: Callable[[str], bool]) -> dict[str, Counter]:
+def counters(store: Store, sees: Callable[[TableSchema], bool]) -> dict[str, Counter]:
     """All metrics of the tables that may be read, by name."""
     found: dict[str, Counter] = {}
     for table in store.tables():
-        stored = stored_slot(table) if table.kind == "aggregate" and allows(table.name) else None
+        stored = stored_slot(table) if table.kind == "aggregate" and sees(table) else None
         if stored is None:
             continue
         for column in table.columns:

@@ -66,19 +66,19 @@ class Prometheus:
                 if not _LABEL.match(name):
                     raise InvalidArgument(f"{name!r} is no name of a label")
                 if name == NAME and not asked.several("match[]"):
-                    return sorted(counters(self._store, grant.allows))
+                    return sorted(counters(self._store, grant.sees))
                 return sorted({each[name] for each in self._series(asked, grant) if each.get(name)})
             case "metadata":
                 wanted, limit = asked.one("metric"), int(asked.number("limit", 1e9))
-                known = sorted(counters(self._store, grant.allows).items())
+                known = sorted(counters(self._store, grant.sees).items())
                 described = {_family(each): [_described(each)] for _, each in known[:limit]}
                 return {name: each for name, each in described.items() if wanted in ("", name)}
         return {"version": "2.42.0", "application": f"kivi {self._sessions.version}", "features": {}}
 
     def _evaluated(self, asked: _Asked, times_ms: Any, grant: Grant) -> Value:
         node = parsed(asked.required("query"))
-        lease = self._store.begin()
-        known = counters(self._store, grant.allows)
+        lease = self._store.begin(tenant=grant.tenant)
+        known = counters(self._store, grant.sees)
         now_us = self._store.committer.now_us()
         cache: dict[tuple[tuple[Matching, ...], int, int], list[Series]] = {}
 
@@ -124,10 +124,10 @@ class Prometheus:
 
     def _series(self, asked: _Asked, grant: Grant) -> list[Labels]:
         """Of all slots that are kept: an aggregate has a series as long as it has a row."""
-        known = counters(self._store, grant.allows)
+        known = counters(self._store, grant.sees)
         texts = asked.several("match[]")
         selectors = [_selector(text) for text in texts] or [[]]
-        lease, found = self._store.begin(), dict[tuple[tuple[str, str], ...], Labels]()
+        lease, found = self._store.begin(tenant=grant.tenant), dict[tuple[tuple[str, str], ...], Labels]()
         try:
             for matching in selectors:
                 for counter in selected(known, matching):

@@ -128,13 +128,13 @@ class Query:
     def answer(self, sessions: Sessions, grant: Grant) -> Answered:
         """In a thread. Raises what the question deserves."""
         store = sessions.store
-        lease = begun(store, *snapshot_of(self.given))
+        lease = begun(store, *snapshot_of(self.given), grant.tenant)
         try:
             schema = store.table(self.table, lease)
             wanted = self._wanted(schema)
             answer = store.answer(lease, schema, wanted.bound(schema))
             table = gathered(answer, wanted.arrow_schema(schema))
-            explanation = answer.explanation(grant.allows) if self.given.get("explain") else ""
+            explanation = answer.explanation(grant.allows) if self.given.get("explain") and grant.tenant is None else ""
             return Answered(table.slice(0, self.limit), lease.ts, table.num_rows > self.limit, explanation)
         finally:
             store.release(lease)
@@ -188,7 +188,7 @@ class Sql:
         wanted = SqlArguments(self.given["sql"], self.given.get("parameters"))
         parameters = b"" if wanted.batch is None else bytes(encode_ipc(wanted.batch))
         store = sessions.store
-        lease = begun(store, *snapshot_of(self.given))
+        lease = begun(store, *snapshot_of(self.given), grant.tenant)
         try:
             with store.shared_events(lease) as shared:
                 question = SqlTables(sessions.translator, lambda: grant, lease, shared).question(

@@ -26,11 +26,12 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Executor
+from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 from urllib.parse import parse_qs
 
 from kivi_server import metrics
-from kivi_server.auth import Access
+from kivi_server.auth import Access, Grant
 from kivi_server.http import prometheus as prometheus_api
 from kivi_server.http.access import Door
 from kivi_server.http.bodies import Bodies
@@ -170,15 +171,17 @@ class Routes:
         tag = self._shared.tag(self._store.changed_at, grant.name)
         if _matches(request, tag):
             return _unchanged(tag)
-        found = [schema.description() for schema in self._store.tables() if grant.allows(schema.name)]
+        found = [schema.description() for schema in self._store.tables() if grant.sees(schema)]
         return _json({"tables": plain(found, exact=True)}, ETag=tag, **_REVALIDATE)
 
     async def describe(self, request: Request) -> Response:
         name = request.path_params["table"]
-        self._door.enter(request, Access.READ, "reading definitions", name)
+        grant = self._door.enter(request, Access.READ, "reading definitions", name)
 
         def described() -> Any:
-            schema = self._store.table(name)
+            schema = self._store.table(name, tenant=grant.tenant)
+            if grant.tenant is not None:  # all else is about the rows of all
+                return schema.description()
             return schema.described(self._store.statistics(schema), self._store.retracted_in_backups(schema))
 
         return _json(plain(await self._in(self._sessions.reads, described), exact=True))
@@ -186,41 +189,43 @@ class Routes:
     async def rows(self, request: Request) -> Response:
         grant = self._door.enter(request, Access.READ, "reading")
         asked = Asked(request.url.query)
-        grant.require(Access.READ, "reading", asked.table)
+        self._door.require(grant, Access.READ, "reading", asked.table)
         form = asked.given.get("format", "json")
         if form not in ("json", "csv"):
             raise InvalidArgument(f"parameter format is json or csv, not {form!r}")
 
         def text() -> Answer:
-            table, ts, more = read(self._sessions, asked)
+            table, ts, more = read(self._sessions, asked, grant.tenant)
             rows = rows_of(table)
             if form == "csv":
                 return Answer(csv_of(table.column_names, rows), CSV, ts, more)
             return Answer(compact([plain(row) for row in rows]), JSON, ts, more)
 
-        return await self._get(request, asked, f"rows.{form}", text)
+        return await self._get(request, asked, f"rows.{form}", grant, text)
 
     async def table_rows(self, request: Request) -> Response:
-        self._door.enter(request, Access.READ, "reading", request.path_params["table"])
+        grant = self._door.enter(request, Access.READ, "reading", request.path_params["table"])
         asked = Asked(request.url.query, request.path_params["table"])
         media = accepted(request.headers.get("accept", ""), asked.given.get("format"))
 
         def render() -> Answer:
-            table, ts, more = read(self._sessions, asked)
+            table, ts, more = read(self._sessions, asked, grant.tenant)
             return Answer(rendered(media, table, {"snapshot": ts, "more": more}), media, ts, more)
 
-        return await self._get(request, asked, _FORMS[media], render)
+        return await self._get(request, asked, _FORMS[media], grant, render)
 
-    async def _get(self, request: Request, asked: Asked, form: str, work: Callable[[], Answer]) -> Response:
+    async def _get(
+        self, request: Request, asked: Asked, form: str, grant: Grant, work: Callable[[], Answer]
+    ) -> Response:
         if not asked.is_now:
             await self._reached(asked.min_snapshot)
             return _answered(await self._in(self._sessions.questions, work))
         upto, changed = self._shared.changed([asked.table])
-        tag = self._shared.tag(changed, form)
+        tag = self._shared.tag(changed, form if grant.tenant is None else f"{form}-{grant.name}")
         if _matches(request, tag):
             return _unchanged(tag, upto)
         answer = await self._shared.answer(
-            (form, asked.question), changed, lambda: self._in(self._sessions.questions, work)
+            (form, asked.question, grant.tenant), changed, lambda: self._in(self._sessions.questions, work)
         )
         return _answered(answer, max(upto, answer.ts), ETag=tag)
 
@@ -231,7 +236,7 @@ class Routes:
         media = accepted(request.headers.get("accept", ""))
         async with self._bodies.read(request, _QUESTION_BYTES_MAX) as body:
             query = Query.of(body)
-        grant.require(Access.READ, "reading", query.table)
+        self._door.require(grant, Access.READ, "reading", query.table)
 
         def work() -> Answer:
             table, ts, more, explanation = query.answer(self._sessions, grant)
@@ -243,7 +248,9 @@ class Routes:
             return _answered(await self._in(self._sessions.questions, work))
         upto, changed = self._shared.changed([query.table])
         answer = await self._shared.answer(
-            (media, query.question, grant.tables), changed, lambda: self._in(self._sessions.questions, work)
+            (media, query.question, grant.tables, grant.tenant),
+            changed,
+            lambda: self._in(self._sessions.questions, work),
         )
         return _answered(answer, max(upto, answer.ts))
 
@@ -269,24 +276,28 @@ class Routes:
 
     async def append(self, request: Request) -> Response:
         table = request.path_params["table"]
-        self._door.enter(request, Access.WRITE, "writing", table)
+        grant = self._door.enter(request, Access.WRITE, "writing", table)
         if unknown := request.query_params.keys() - {"late"}:
             raise InvalidArgument(f"there is no parameter {min(unknown)!r}; there is late")
-        token = token_of(request.headers)
+        token = token_of(request.headers, grant.tenant)
         media = request.headers.get("content-type", "")
         async with self._bodies.read(request) as body:
             wanted = Appended(table, media, body, request.query_params.get("late", "fail"))
-            return _json({"commit_ts": await committed(self._sessions, wanted.prepare, token)})
+            return _json(
+                {"commit_ts": await committed(self._sessions, partial(wanted.prepare, tenant=grant.tenant), token)}
+            )
 
     async def transaction(self, request: Request) -> Response:
         grant = self._door.enter(request, Access.WRITE, "writing")
-        token = token_of(request.headers)
+        token = token_of(request.headers, grant.tenant)
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
             raise UnsupportedMediaType(f"a transaction is {JSON}: set Content-Type")
         async with self._bodies.read(request) as body:
             wanted = await self._in(self._sessions.writes, Operations, body)
-            grant.require(Access.WRITE, "writing", *wanted.tables)
-            return _json({"commit_ts": await committed(self._sessions, wanted.prepare, token)})
+            self._door.require(grant, Access.WRITE, "writing", *wanted.tables)
+            return _json(
+                {"commit_ts": await committed(self._sessions, partial(wanted.prepare, tenant=grant.tenant), token)}
+            )
 
     def _prometheus(self, path: str) -> Handler:
         async def prometheus(request: Request) -> Response:

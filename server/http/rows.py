@@ -56,6 +56,7 @@ from kivi.model.predicate_text import parse_moment, parse_value, split_names, wh
 from kivi.model.rollups import rolled_outputs, stored_slot
 from kivi.model.schema import TableSchema
 from kivi.model.slots import Slot
+from kivi.model.tenants import Tenant
 from kivi.store.facade import Lease, Scan, Store
 
 __all__ = [
@@ -179,10 +180,10 @@ class Found(NamedTuple):
     more: bool
 
 
-def read(sessions: Sessions, asked: Asked) -> Found:
+def read(sessions: Sessions, asked: Asked, tenant: Tenant | None = None) -> Found:
     """In a thread: it may take long. Raises what the request deserves."""
     store = sessions.store
-    lease = begun(store, asked.given.get("as_of"), asked.min_snapshot)
+    lease = begun(store, asked.given.get("as_of"), asked.min_snapshot, tenant)
     try:
         schema = store.table(asked.table, lease)
         if _rolls_up(schema, asked):
@@ -217,15 +218,15 @@ def gathered(batches: Any, types: Any) -> Any:
     return pa.Table.from_batches(kept, types if not kept else None)
 
 
-def begun(store: Store, as_of: str | None, min_snapshot: int | None) -> Lease:
+def begun(store: Store, as_of: str | None, min_snapshot: int | None, tenant: Tenant | None = None) -> Lease:
     """The snapshot: of a commit timestamp or a moment, as text, or the newest one from ``min_snapshot`` on."""
     if as_of is None:
-        return store.begin(min_snapshot=min_snapshot, timeout_s=TIMEOUT_S)
+        return store.begin(min_snapshot=min_snapshot, timeout_s=TIMEOUT_S, tenant=tenant)
     if (ts := whole(as_of)) is not None:
-        return store.begin(as_of_ts=ts, min_snapshot=min_snapshot, timeout_s=TIMEOUT_S)
+        return store.begin(as_of_ts=ts, min_snapshot=min_snapshot, timeout_s=TIMEOUT_S, tenant=tenant)
     moment = parse_moment(as_of, "parameter as_of")
     as_of_us = (moment - _EPOCH) // dt.timedelta(microseconds=1)
-    return store.begin(as_of_us=as_of_us, min_snapshot=min_snapshot, timeout_s=TIMEOUT_S)
+    return store.begin(as_of_us=as_of_us, min_snapshot=min_snapshot, timeout_s=TIMEOUT_S, tenant=tenant)
 
 
 def _where(schema: TableSchema, asked: Asked) -> Expr | None:

@@ -41,6 +41,7 @@ from kivi.arrow.records import event_batch
 from kivi.errors import CommitUnknown, InvalidArgument, NotFound, RowExists
 from kivi.model.predicate_text import parse_value
 from kivi.model.schema import TableSchema
+from kivi.model.tenants import Tenant
 from kivi.store.facade import Store, Txn
 
 __all__ = ["Appended", "Operations", "committed", "token_of"]
@@ -58,10 +59,12 @@ _LINES: Final = frozenset({NDJSON, "application/ndjson", "application/jsonl"})
 _TEXTUAL: Final = frozenset({"timestamp", "bytes", "decimal", "float64"})
 
 
-def token_of(headers: Mapping[str, str]) -> str | None:
-    """The request token. Raises InvalidArgument."""
+def token_of(headers: Mapping[str, str], tenant: Tenant | None = None) -> str | None:
+    """The request token, as it is kept. Raises InvalidArgument."""
     token = headers.get("idempotency-key")
-    return None if token is None else check_token(token)
+    if token is None:
+        return None
+    return check_token(token) if tenant is None else tenant.own_token(check_token(token))
 
 
 class Appended:
@@ -73,9 +76,9 @@ class Appended:
         if self._media not in (JSON, ARROW) and self._media not in _LINES:
             raise UnsupportedMediaType(f"an append is {JSON}, {NDJSON} or {ARROW}, not {media!r}: set Content-Type")
 
-    def prepare(self, sessions: Sessions) -> Txn:
+    def prepare(self, sessions: Sessions, tenant: Tenant | None) -> Txn:
         """In a thread. Raises what it deserves."""
-        txn = sessions.store.blind_transaction()
+        txn = sessions.store.blind_transaction(tenant)
         try:
             schema = sessions.store.table(self.table, txn.lease)
             txn.append(schema, self._batch(sessions, schema), drop_late=self._drop_late)
@@ -110,15 +113,15 @@ class Operations:
         self._operations = [_checked(i, each) for i, each in enumerate(operations)]
         self.tables = {str(each["table"]) for each in self._operations}
 
-    def prepare(self, sessions: Sessions) -> Txn:
+    def prepare(self, sessions: Sessions, tenant: Tenant | None) -> Txn:
         """In a thread. Raises what it deserves."""
         store = sessions.store
         if self._snapshot is not None:
-            txn = store.transaction(store.begin(as_of_ts=self._snapshot))
+            txn = store.transaction(store.begin(as_of_ts=self._snapshot, tenant=tenant))
         elif any(each["op"] in ("insert", "guard") for each in self._operations):
-            txn = store.transaction()
+            txn = store.transaction(store.begin(tenant=tenant))
         else:
-            txn = store.blind_transaction()
+            txn = store.blind_transaction(tenant)
         try:
             for each in self._operations:
                 _apply(store, txn, each)

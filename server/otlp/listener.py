@@ -61,5 +61,6 @@ class Listener:
     async def Export(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> ExportTraceServiceResponse:
         grant = self._tokens.grant(context.invocation_metadata() or ())
         grant.require(self.NEEDS["Export"], "exporting spans", *self.exports.tables)
+        grant.require_all_rows("exporting spans")
         self.sessions.clients.of(grant, context.peer()).take(1)
         return response(await self.exports.take(data, decode, grant.allows))
