@@ -35,6 +35,8 @@ _LONG: Final = frozenset(
         "Consolidate",
         "Checkpoint",
         "Backup",
+        "MoveShards",
+        "CancelMove",
         "Subscribe",
     }
 )

@@ -82,17 +82,16 @@ class ReadGroups:
         plan = self._plan(get)
         if plan is None:
             return None
-        if plan.schema.alterations:  # a snapshot of before reads another definition
-            seen_ts = transaction.lease.ts if transaction.lease else self._store.watermark()
-            if seen_ts < plan.schema.altered_ts:
-                return None
+        seen_ts = transaction.lease.ts if transaction.lease else self._store.watermark()
+        if plan.schema.alterations and seen_ts < plan.schema.altered_ts:  # it reads another definition
+            return None
         keys = []
         for key in get.keys:
             encoded = plan.key(from_values(key.values))
             if encoded is None:
                 return None
             keys.append(encoded)
-        if self._store.shards.lacks(plan.schema, keys):  # other nodes are asked, in a pool
+        if self._store.shards.lacks(plan.schema, keys, seen_ts):  # other nodes are asked, in a pool
             return None
         return Read(asked, transaction, begins, plan, keys)
 

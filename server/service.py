@@ -51,6 +51,8 @@ _NEEDS: Final = {
     "Watermark": Access.READ,
     "Stats": Access.READ,
     "ClusterStatus": Access.READ,
+    "MoveShards": Access.ADMIN,
+    "CancelMove": Access.ADMIN,
     "ListBatchScopes": Access.READ,
     **alerting.NEEDS,
     **topics.NEEDS,
@@ -72,7 +74,9 @@ _NEEDS: Final = {
 }
 Progress = Callable[[int, int], None]
 _MANY: Final = frozenset({"Exchange", "Subscribe"})  # streams of requests, which are counted one by one
-_WHOLE: Final = frozenset({"Consolidate", "Checkpoint", "Backup"})  # not for tokens of some tables
+_WHOLE: Final = frozenset(
+    {"Consolidate", "Checkpoint", "Backup", "MoveShards", "CancelMove"}
+)  # not for tokens of some tables
 _PROGRESS_S: Final = 0.1
 """How often a client that creates an aggregate hears how far that is."""
 
@@ -348,6 +352,14 @@ class Service(RuleCalls, alerting.AlertCalls, topics.TopicCalls):
 
     def ClusterStatus(self, request: pb.ClusterStatusRequest, _: Grant) -> pb.ClusterStatusResponse:
         return pb.ClusterStatusResponse(**self.store.cluster_status().described())
+
+    def MoveShards(self, request: pb.MoveShardsRequest, _: Grant) -> pb.MoveShardsResponse:
+        move = self.store.move_shards(request.shards, request.to, request.source or None, copy=request.copy)
+        return pb.MoveShardsResponse(move=move)
+
+    def CancelMove(self, request: pb.CancelMoveRequest, _: Grant) -> pb.CancelMoveResponse:
+        self.store.cancel_move(request.move)
+        return pb.CancelMoveResponse()
 
     def Checkpoint(self, request: pb.CheckpointRequest, _: Grant) -> pb.CheckpointResponse:
         if not request.path:

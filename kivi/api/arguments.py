@@ -701,6 +701,17 @@ def check_keep(keep: object) -> int | None:
     return _number_or_none(keep, "keep is a number of backups from 1 on, or None for all", 1, 2**31)
 
 
+def check_move(shards: object, to: object, source: object, copy: object) -> None:
+    """Arguments of ``move_shards``, but for what only a node knows. Raises InvalidArgument."""
+    for name, value in (("shards", shards), ("to", to), ("source", source)):
+        if not (isinstance(value, str) and value) and not (name == "source" and value is None):
+            raise InvalidArgument(f"{name} is a text, like '0-15' for shards and an address for nodes, not {value!r}")
+    if not isinstance(copy, bool):
+        raise InvalidArgument(f"copy is True or False, not {copy!r}")
+    if copy and source is not None:
+        raise InvalidArgument("with copy=True nobody gives the shards up: leave source out")
+
+
 def directory(path: object) -> str:
     """A path as text. Raises InvalidArgument."""
     if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):

@@ -466,6 +466,20 @@ class Database(RuleMethods, Alerting, Topics, ABC, Generic[Tx, Snap]):
         thing that somebody has to do. See ``kivi.cluster.status``. Raises InvalidArgument if it is no node."""
 
     @abstractmethod
+    def move_shards(self, shards: str, to: str, *, source: str | None = None, copy: bool = False) -> str:
+        """Has a node of the cluster take the shards of sharded tables, like "0-15,40", and another one give them up
+        when it has them; returns the id of the move, which goes on by itself (``cluster_status()["moves"]``).
+
+        Nodes are named by address or number. ``source`` is the one that gives them up, by default the only other one
+        that holds some of them; ``copy=True``: both keep them. Raises InvalidArgument if that cannot be.
+        """
+
+    @abstractmethod
+    def cancel_move(self, move: str) -> None:
+        """Ends a move of shards, by its id, whose new owner has not got them yet. Harmless if it is over. Raises
+        InvalidArgument if it is too late."""
+
+    @abstractmethod
     def checkpoint(self, path: Any) -> None:
         """A consistent copy of the store in a new directory ``path``, on the machine where the store is.
 

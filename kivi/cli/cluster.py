@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from typing import Any
 
 from kivi.cli.text import print_rows, print_value
@@ -13,6 +14,7 @@ from kivi.errors import InvalidArgument, Unavailable
 __all__ = ["begin", "shards", "status"]
 
 _NODES = ("node", "state", "address", "version", "watermark", "behind", "behind s", "silent s", "agrees", "disk free")
+_LOOK_S = 0.2
 _COPIES = ("server", "leads", "current", "away", "behind")
 
 
@@ -39,18 +41,47 @@ def status(db: Any, args: argparse.Namespace) -> int:
 
 
 def shards(db: Any, args: argparse.Namespace) -> int:
-    """Which nodes hold which shards: 1 if nobody holds some."""
+    """Which nodes hold which shards: 1 if nobody holds some. Or moves them."""
+    match args.words:
+        case []:
+            return _held(db, args)
+        case ["move", named] if args.to:
+            move = db.move_shards(named, args.to, source=args.source, copy=args.copy)
+            print(f"move {move} of the shards {named} to {args.to}: kivi cluster shards says how far it is")
+            while args.wait and any(one["id"] == move for one in db.cluster_status()["moves"]):
+                time.sleep(_LOOK_S)
+            return 0
+        case ["cancel", move]:
+            db.cancel_move(move)
+            return 0
+        case _:
+            raise InvalidArgument("kivi cluster shards [move SHARDS --to NODE | cancel MOVE]")
+
+
+def _held(db: Any, args: argparse.Namespace) -> int:
     from kivi.log.shards import parse_shards, refined, shown_shards
 
-    live = [(one, parse_shards(one["shards"])) for one in db.cluster_status()["nodes"] if one["state"] == "live"]
+    found = db.cluster_status()
+    live = [(one, parse_shards(one["shards"])) for one in found["nodes"] if one["state"] == "live"]
     rows = []
     for cut in refined(held for _, held in live):
         holders = [one["address"] or one["node"] for one, held in live if not cut & ~held]
         rows.append({"shards": shown_shards(cut), "nodes": ", ".join(holders)})
+    moves: list[dict[str, Any]] = found["moves"]
     if args.output == "json":
-        print_value({"shards": rows}, "json")
+        print_value({"shards": rows, "moves": moves}, "json")
     else:
         print_rows(rows, ("shards", "nodes"), args.output)
+        address = {one["node"]: one["address"] or one["node"] for one in found["nodes"]}
+        for move in moves:
+            source = address.get(move["source"], move["source"]) or "nobody"
+            state = (
+                f"there since {move['since']}, given up when nobody reads below" if move["since"] else "being copied"
+            )
+            print(
+                f"move {move['id']}: shards {move['shards']} to {address.get(move['to'], move['to'])}, given up by "
+                f"{source}: {move['problem'] or state}"
+            )
     return 0 if all(row["nodes"] for row in rows) else 1
 
 

@@ -728,9 +728,16 @@ def parser() -> argparse.ArgumentParser:
     text = "its nodes, its log, and what somebody has to do; 1 if there is something"
     sub = actions.add_parser("status", help=text, description=text, parents=[common], allow_abbrev=False)
     sub.set_defaults(run=cluster_status, connects=True)
-    text = "which of its nodes hold which shards of sharded tables; 1 if nobody holds some"
+    text = "which of its nodes hold which shards of sharded tables; 1 if nobody holds some. With words: move them"
     sub = actions.add_parser("shards", help=text, description=text, parents=[common], allow_abbrev=False)
     sub.set_defaults(run=cluster_shards, connects=True)
+    text = "nothing, or 'move' and shards like 0-15, or 'cancel' and the id of a move"
+    sub.add_argument("words", metavar="WORD", nargs="*", help=text)
+    sub.add_argument("--to", metavar="NODE", help="move: who takes them, by address or number")
+    text = "move: who gives them up; default: the only other node that holds them"
+    sub.add_argument("--from", dest="source", metavar="NODE", help=text)
+    sub.add_argument("--copy", action="store_true", help="move: nobody gives them up")
+    sub.add_argument("--wait", action="store_true", help="move: until it is over")
     for name, text in (
         ("adopt", "make a cluster of the store in DIR, which nobody has open: with a log that begins after it"),
         ("reseed", "end a cluster's log, and begin anew with the best node: with DIR, which nobody has open"),

@@ -20,6 +20,7 @@ from kivi.api.arguments import (
     TailArguments,
     ViewArguments,
     check_keep,
+    check_move,
     check_names,
     check_place,
     check_rows,
@@ -439,6 +440,15 @@ class Core:
     def cluster_status(self) -> Steps[dict[str, Any]]:
         reply = yield from self.call("ClusterStatus", service_pb2.ClusterStatusRequest())
         return as_dict(reply)
+
+    def move_shards(self, shards: str, to: str, *, source: str | None = None, copy: bool = False) -> Steps[str]:
+        check_move(shards, to, source, copy)
+        request = service_pb2.MoveShardsRequest(shards=shards, to=to, source=source or "", copy=copy)
+        reply = yield Unary("MoveShards", request, None)
+        return str(reply.move)
+
+    def cancel_move(self, move: str) -> Steps[None]:
+        yield Unary("CancelMove", service_pb2.CancelMoveRequest(move=move), None)
 
     def checkpoint(self, path: Any) -> Steps[None]:
         yield Unary("Checkpoint", service_pb2.CheckpointRequest(path=directory(path)), None)

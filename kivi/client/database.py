@@ -313,6 +313,7 @@ class Database(interface.Database[Transaction, Snapshot]):
     consolidate = asks(Core.consolidate)
     stats = asks(Core.stats)
     cluster_status = asks(Core.cluster_status)
+    move_shards, cancel_move = asks(Core.move_shards), asks(Core.cancel_move)
     checkpoint = asks(Core.checkpoint)
     backup = asks(Core.backup)
 

@@ -82,10 +82,10 @@ class Asking:
 
     # -- who asks ---------------------------------------------------------------------------------
 
-    def plan(self, shards: int, without: frozenset[int]) -> list[tuple[int, int]]:
+    def plan(self, shards: int, without: frozenset[int], ts: int) -> list[tuple[int, int]]:
         """As of ``kivi.store.spanning.Owners``."""
         log = self._log
-        return log.members.owners(shards, besides=log.node, time_us=log.place.time_us, without=without)
+        return log.members.owners(shards, besides=log.node, time_us=log.place.time_us, without=without, ts=ts)
 
     def ask(self, node: int, request: bytes) -> Iterator[bytes]:
         """As of ``kivi.store.spanning.Owners``."""

@@ -29,20 +29,22 @@ from typing import Any, Final
 
 from kivi.cluster.asking import Asking
 from kivi.cluster.founding import first_log_of
-from kivi.cluster.status import SILENT_S, ClusterStatus, LogCopy, LogStatus, NodeStatus
+from kivi.cluster.moving import Moving
+from kivi.cluster.status import SILENT_S, ClusterStatus, LogCopy, LogStatus, MoveStatus, NodeStatus
 from kivi.cluster.streams import LOG_BYTES, generation_of, genesis_of, open_stream
 from kivi.encoding.keyspaces import meta_key
 from kivi.engine import Engine, WriteBatch
 from kivi.errors import DataLoss, InvalidArgument, KiviError, NotFound, Unavailable
 from kivi.log import CommitLog
 from kivi.log.members import Member, State, truncation
+from kivi.log.moves import Move
 from kivi.log.natslink import Nats
 from kivi.log.replicated import Place, ReplicatedLog
 from kivi.log.shards import EVERY, parse_shards, shown_shards
 from kivi.mvcc.replicated import PLACE, ReplicatedCommitter
 from kivi.runtime.settings import Settings
 from kivi.store.facade import Store
-from kivi.store.opening import claim_node, give_up_shards, held_shards
+from kivi.store.opening import claim_node, held_shards, hold_shards, rows_since
 
 __all__ = ["ClusterNode"]
 
@@ -119,7 +121,7 @@ class ClusterNode:
             self._number = claim_node(path, name, self.generation, empty=not self._genesis, shards=wanted)
             self.store = Store.open(path, settings=settings, make_log=self._log_of)
             opened.callback(self.store.crash)
-            self.store.shards.held = held_shards(path)
+            self.store.shards.held, self.store.shards.since = held_shards(path), rows_since(path)
             self._wanted = self.store.shards.held if wanted is None else wanted
             reads = Nats(servers, timeout_s=timeout_s, **login or {})
             opened.callback(reads.close)
@@ -128,6 +130,8 @@ class ClusterNode:
             opened.callback(self.asking.close)
             self.store.spanning.owners = self.asking
             self.store.before_copy, self.store.cluster_status = self._hold, self.status
+            self.moving = Moving(self)
+            self.store.move_shards, self.store.cancel_move = self.moving.move, self.moving.cancel
             self.stream.on_news = self._news.set
             self._threads = [
                 threading.Thread(target=run, name=f"kivi-cluster-{run.__name__}", daemon=True)
@@ -137,7 +141,7 @@ class ClusterNode:
                 thread.start()
             opened.callback(self._end)
             self._catch_up(timeout_s)
-            self.committer.newest(timeout_s, [self._live().entry()])  # it has all that there is, and is known
+            self.committer.newest(timeout_s, [self.live().entry()])  # it has all that there is, and is known
             self._give_up_shards()
             opened.pop_all()
 
@@ -167,8 +171,20 @@ class ClusterNode:
                 "copy of this one for example, before this one gives them up"
             )
         if self._wanted != self.store.shards.held:
-            give_up_shards(self._path, self._wanted)
-            self.store.shards.held = self._wanted
+            self.holds(self._wanted)
+
+    def holds(self, held: int, since: int | None = None) -> None:
+        """Notes that it holds these shards: fewer, or ``since`` a commit timestamp more, which base has now."""
+        shards = self.store.shards
+        rows = [(cts, some & held) for cts, some in shards.since if some & held]
+        if since is not None and (new := held & ~shards.held):
+            rows.append((since, new))
+        hold_shards(self._path, held, rows)
+        self._wanted = held
+        if since is not None:  # at no moment there is more to be read than there is
+            shards.since = tuple(rows)
+        shards.held = held
+        shards.since = tuple(rows)
 
     def _log_of(self, engine: Engine) -> CommitLog:
         starts = (int.from_bytes(engine.get(_BOOT) or b"", "little") >> _CHANCE_BITS) + 1
@@ -236,6 +252,7 @@ class ClusterNode:
             try:
                 self._say()
                 self.asking.sweep()
+                self.moving.look()
             except KiviError as error:
                 _log.debug("nothing is said now: %s", error.message)
             except Exception:
@@ -243,7 +260,7 @@ class ClusterNode:
 
     def _say(self) -> None:
         if self.log.proposed < 2:  # while nothing comes back it need not be said again
-            self.committer.say([self._live().entry()], lambda error, number: None)
+            self.committer.say([self.live().entry()], lambda error, number: None)
         if self.log.place.sequence - self.log.needed > _SLACK:
             self.store.consolidator.save_place()
         with self.committer.entry_lock:
@@ -291,8 +308,10 @@ class ClusterNode:
         if held is None or held.state is not State.JOINING:
             raise Unavailable("the log was truncated before it could be kept for a copy: try again")
 
-    def _live(self) -> Member:
+    def live(self, held: int | None = None) -> Member:
+        """What it says of itself. ``held``: the shards that it is to hold."""
         at, disk = self.log.place, os.statvfs(self._path)
+        held = self._wanted if held is None else held
         about = {
             **self.about,
             "watermark": self.committer.watermark.value,
@@ -301,13 +320,14 @@ class ClusterNode:
             "age_s": round(self.log.age_s, 3),
             "disk_free": disk.f_bavail * disk.f_frsize,
             "disk": disk.f_blocks * disk.f_frsize,
+            "moves": self.moving.problem or True,
         }
         if self._own_server is not None:
             about["server_problem"], about["server_restarts"] = self._own_server()
         member = Member(self.id, State.LIVE, self.log.needed, about)
-        if self._wanted == EVERY:
+        if held == EVERY:
             return member
-        return member.with_shards(self._wanted).with_snapshots(*self.store.leases.told())
+        return member.with_shards(held).with_snapshots(*self.store.leases.told())
 
     # -- what is to be known ----------------------------------------------------------------------
 
@@ -319,6 +339,7 @@ class ClusterNode:
             log = None
         with self.committer.entry_lock:
             members, floor, at = list(self.log.members), self.log.members.floor, self.log.place
+            moves = list(self.log.members.moves.values())
         failed = self.log.failed or self.log.lost_suffix
         return ClusterStatus(
             cluster=self.name,
@@ -327,6 +348,20 @@ class ClusterNode:
             nodes=tuple(self._node_status(member, at, log) for member in members),
             log=log,
             failed="" if failed is None else failed.message,
+            moves=tuple(self._move_status(move, members) for move in moves),
+        )
+
+    @staticmethod
+    def _move_status(move: Move, members: list[Member]) -> MoveStatus:
+        to = next((member for member in members if member.node == move.to), None)
+        problem = "" if to is None else to.about.get("moves")
+        return MoveStatus(
+            id=move.id,
+            shards=shown_shards(move.shards),
+            to=f"{move.to:x}",
+            source="" if move.source is None else f"{move.source:x}",
+            since=move.since,
+            problem=problem if isinstance(problem, str) and not move.since else "",
         )
 
     def _node_status(self, member: Member, at: Place, log: LogStatus | None) -> NodeStatus:
@@ -376,6 +411,7 @@ class ClusterNode:
         self._nats.close()
 
     def _end(self) -> None:
+        self.moving.close()
         self._ending = True
         self._ended.set()
         self._news.set()

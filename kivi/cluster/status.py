@@ -9,7 +9,7 @@ from typing import Any, Final
 from kivi.log.members import State
 from kivi.log.shards import parse_shards, refined, shown_shards
 
-__all__ = ["ClusterStatus", "LogCopy", "LogStatus", "NodeStatus"]
+__all__ = ["ClusterStatus", "LogCopy", "LogStatus", "MoveStatus", "NodeStatus"]
 
 SILENT_S: Final = 30.0
 """A node that has said nothing for so long, by the log's time, is not the one that others leave the log to."""
@@ -72,6 +72,19 @@ class LogStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class MoveStatus:
+    """Shards on their way to a node, from another one, or from none (""), which keeps them then. ``since``: the commit
+    timestamp from which the new owner has them; 0: not yet, perhaps because of a ``problem``."""
+
+    id: str
+    shards: str
+    to: str
+    source: str
+    since: int = 0
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterStatus:
     """``node`` is the one that answers; ``floor``: the first message that somebody may need. ``log`` is None while its
     servers do not answer; ``failed`` says what keeps the node from going on."""
@@ -82,6 +95,7 @@ class ClusterStatus:
     nodes: tuple[NodeStatus, ...]
     log: LogStatus | None
     failed: str = ""
+    moves: tuple[MoveStatus, ...] = ()
 
     def problems(self) -> list[str]:
         """A sentence for each state that somebody has to do something about, which it says."""
@@ -135,6 +149,9 @@ class ClusterStatus:
                 yield f"the disk of {named} is almost full: make room"
 
     def _of_shards(self) -> Iterator[str]:
+        for move in self.moves:
+            if move.problem:
+                yield f"the shards {move.shards} are not moved to node {move.to} yet, which tries again: {move.problem}"
         found = self.shards()
         for held, nodes in found if len(found) > 1 else ():
             if not nodes:

@@ -30,6 +30,7 @@ from kivi.api.arguments import (
     ViewArguments,
     check_batch,
     check_keep,
+    check_move,
     check_names,
     check_place,
     check_rows,
@@ -527,6 +528,15 @@ class Database(Alerting, Topics, interface.Database[Transaction, Snapshot]):
         self.store.check_open()
         found: dict[str, Any] = self.store.cluster_status().described()
         return found
+
+    def move_shards(self, shards: str, to: str, *, source: str | None = None, copy: bool = False) -> str:
+        self.store.check_open()
+        check_move(shards, to, source, copy)
+        return self.store.move_shards(shards, to, source, copy=copy)
+
+    def cancel_move(self, move: str) -> None:
+        self.store.check_open()
+        self.store.cancel_move(move)
 
     def checkpoint(self, path: Any) -> None:
         self.store.checkpoint(directory(path))

@@ -97,6 +97,11 @@ class EventStore:
         return self._base.meta().upto
 
     @property
+    def block_size(self) -> tuple[int, int]:
+        """Events and bytes of a block, at most."""
+        return self._block_rows, self._block_bytes
+
+    @property
     def open_views(self) -> int:
         return len(self._readers)
 
@@ -441,6 +446,15 @@ class EventStore:
         self._waiting.append((self._readers.newest(), data))
         if files and not in_engine:
             self._waiting_files.append((self._readers.newest(), files))
+
+    def replaced(self, meta: Meta, data: list[int], files: list[SettledFile], batch: WriteBatch) -> None:
+        """``retire`` where all blocks are others now (``kivi.events.rewriting``)."""
+        self.retire(meta, data, files, batch)
+        self._compacted = 0, 0
+
+    def let_go(self, data: list[int]) -> None:
+        """Data that meta names as out of use, and that no view has seen."""
+        self._waiting.append((0, data))
 
     def _delete_dead(self) -> int:
         oldest = self._readers.oldest()

@@ -142,7 +142,7 @@ class Group:
                 if overwritten and isinstance(live, EventsLive):
                     raise SnapshotTooOld(f"table {schema.name!r} was overwritten: subscribe again", table=schema.name)
             except KiviError as error:
-                self._failed(live, error)
+                self.failed(live, error)
 
     def _advance(self, lease: Lease, commits: Sequence[Committed], again: bool) -> list[Live]:
         raise NotImplementedError
@@ -153,19 +153,19 @@ class Group:
 
     def fail_all(self, error: KiviError) -> list[Live]:
         """It cannot be brought up to date. Those that this ends."""
-        return [self._failed(live, error) for live in (*self.lives, *self.joining)]
+        return [self.failed(live, error) for live in (*self.lives, *self.joining)]
 
     def _selected(self, matcher: Matcher[Live], columns: Columns, touched: set[Live]) -> list[tuple[Live, list[int]]]:
         """Which subscriptions select which rows. One whose predicate fails ends with its error, and is touched."""
         found = []
         for live, at in list(matcher.selected(columns)):
             if isinstance(at, OutOfRange):
-                touched.add(self._failed(live, at))
+                touched.add(self.failed(live, at))
             else:
                 found.append((live, at))
         return found
 
-    def _failed(self, live: Live, error: KiviError) -> Live:
+    def failed(self, live: Live, error: KiviError) -> Live:
         live.failure = error
         self.remove(live)
         return live
@@ -175,7 +175,7 @@ class Group:
         try:
             window = read_window(self.store, lease, self.schema, live.query)
         except KiviError as error:
-            self._failed(live, error)
+            self.failed(live, error)
             return
         live.window = window
         self._hold(live)
@@ -258,7 +258,7 @@ class RowGroup(Group):
         try:
             current = rolled_again(self.store, lease, self.schema, live, keys)
         except KiviError as error:
-            self._failed(live, error)
+            self.failed(live, error)
             return True
         if not current or live.window.short:
             self._read_again(live, lease)
@@ -329,7 +329,7 @@ class RowGroup(Group):
                 try:
                     held = live.failure is None and window.put(key, rows[i])
                 except KiviError as error:
-                    self._failed(live, error)
+                    self.failed(live, error)
                     held = False
                 if held:
                     all_holders.setdefault(key, set()).add(live)
@@ -449,7 +449,7 @@ class EventGroup(Group):
                 live.window.put(event_key(last, place), rows[i])
             live.window.dropped.clear()
         except KiviError as error:
-            self._failed(live, error)
+            self.failed(live, error)
 
     def _hold(self, live: RowsLive) -> None:
         """Events do not change: nobody looks for who holds one."""

@@ -105,6 +105,7 @@ class Hub:
         self.durable = DurableSubscriptions(store)
         self._connections = Connections(self.durable)
         self._parts = Parts(self._schedule)
+        self._held = store.shards.held
         self.ticks = self.told = 0
         self.tick_s = 0.0
 
@@ -475,6 +476,9 @@ class Hub:
             again = self._lost > self.ts
             touched: list[Live] = []
             commits.sort(key=lambda commit: commit.cts)
+            if (held := self._store.shards.held) != self._held:
+                touched += self._given_up()
+                self._held = held
             for group in list(self._groups.values()):  # also without a commit: a retention floor has a timestamp too
                 try:
                     touched += group.advance(lease, commits, again)
@@ -493,6 +497,15 @@ class Hub:
         for live in touched:
             if live.then is not None and live.dirty:
                 self._schedule.put(live, live.due)
+
+    def _given_up(self) -> Iterator[Live]:
+        """Ends what needs shards that this node has given up: it goes on at a node that holds them."""
+        for group in self._groups.values():
+            for live in (*group.lives, *group.joining):
+                try:
+                    self._store.shards.check(group.schema, asked_shards(group.schema, live.query.scan))
+                except Unavailable as error:
+                    yield group.failed(live, error)
 
     # -- telling --------------------------------------------------------------------------------------------------
 

@@ -12,9 +12,10 @@ The *floor* is the first message that has to be there. An entry moves it up, and
 node needs: so an entry that came before a node said so wins, and that node learns from the log that it is too late.
 Deleting what lies below the floor may then be done by anybody, at any time, twice.
 
-A live node holds a set of the *shards* (``kivi.log.shards``), by default all of them. It may give some up, and never
-takes any: who is to hold them begins with a copy of a node that does. No shard that a node holds is ever left without
-one: to give up or to evict the last holder of a shard is void, and the floor does not move while a shard has none.
+A live node holds a set of the *shards* (``kivi.log.shards``), by default all of them. It may give some up, and takes
+others by a move alone (``kivi.log.moves``): what it says by itself never adds any, since it may be an old word that
+comes late. No shard that a node holds is ever left without one: to give up or to evict the last holder of a shard is
+void, and the floor does not move while a shard has none.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from typing import Any, Final
 
 from kivi.errors import DataLoss, InvalidArgument, Unavailable
 from kivi.log import Entry, Kind
+from kivi.log.moves import Move
 from kivi.log.shards import EVERY, parse_shards, refined, shown_shards
 
 __all__ = ["JOINING_US", "Member", "Members", "State", "truncation"]
@@ -43,6 +45,8 @@ _HEARD_US: Final = 10_000_000
 _TOLD_US: Final = 3_000_000
 """For so long nobody folds past what a silent node has told of its snapshots."""
 _BEHIND_S: Final = 2.0
+_NOW: Final = 2**64
+"""Later than every commit timestamp."""
 _ANSWERS_US: Final = 4_000_000
 """Nodes say something each second, at least."""
 
@@ -90,6 +94,10 @@ class Members:
         self.floor: int = saved["floor"] if saved else 1
         rows = saved["nodes"] if saved else []
         self._of = {row[0]: Member(row[0], State(row[1]), *row[2:]) for row in rows}
+        self.moves: dict[str, Move] = {}
+        """Those that are not over, by their id."""
+        for move in map(Move.of, saved.get("moves", ()) if saved else ()):
+            self.moves[move.id] = move
         self.cuts: tuple[int, ...] = self._cuts()
         """Sets of shards, of which every node holds each wholly or not at all: together all shards."""
 
@@ -113,10 +121,14 @@ class Members:
             content = json.loads(bytes(entry.body[0]))
             if entry.kind is Kind.TRUNCATE:
                 self._truncate(int(content), time_us)
+                return
+            if isinstance(content, dict):
+                self._moves(content)
             else:
                 node, state, needed, about = content
                 self._said(Member(node, State(state), needed, about, time_us))
-                self.cuts = self._cuts()
+            self._end_moves()
+            self.cuts = self._cuts()
         except (ValueError, TypeError, InvalidArgument) as error:
             raise DataLoss(f"an entry about the nodes of a cluster cannot be read: {error}") from error
 
@@ -129,10 +141,75 @@ class Members:
                 self._of[new.node] = dataclasses.replace(old, state=State.EVICTED)
             return
         if new.state is State.LIVE and old is not None and old.state is not State.JOINING:
+            for move in self.moves.values():  # it does not give up yet what it has just been given
+                if move.to == new.node and move.since:
+                    new = new.with_shards(new.shards | move.shards)
             given_to = self.held(besides=new.node, heard_us=new.said_us - _HEARD_US)
             if (kept := old.shards & (new.shards | ~given_to)) != new.shards:
                 new = new.with_shards(kept)
         self._of[new.node] = new if new.needed >= self.floor else dataclasses.replace(new, state=State.EVICTED)
+
+    # -- moves --------------------------------------------------------------------------------------------
+
+    def _moves(self, content: dict[str, Any]) -> None:
+        """An entry about a move; void if it does not fit what there is."""
+        if "move" in content:
+            move = Move.of(content["move"])
+            if not move.since and move.id not in self.moves and self.why_not(move) is None:
+                self.moves[move.id] = move
+        elif "there" in content:
+            id_, since = content["there"]
+            if (there := self.moves.get(id_)) is not None and not there.since and since > 0:
+                to = self._of[there.to]  # a move to a node that is not live any more has ended
+                self.moves[id_] = dataclasses.replace(there, since=since)
+                self._of[to.node] = to.with_shards(to.shards | there.shards)
+        elif (asked := self.moves.get(content["cancel"])) is not None and not asked.since:
+            del self.moves[asked.id]
+
+    def why_not(self, move: Move) -> str | None:
+        """What keeps shards from being moved so, for whoever asks; None: nothing does."""
+        to, source = self._of.get(move.to), None if move.source is None else self._of.get(move.source)
+        if to is None or to.state is not State.LIVE:
+            return f"no live node {move.to:x} is known"
+        if not all(member.about.get("moves") for member in self._of.values() if member.state is State.LIVE):
+            return "some nodes are of a version that does not know of moves: upgrade them first"
+        if not move.shards:
+            return "no shards are named"
+        if any(other.shards & move.shards for other in self.moves.values()):
+            return "some of these shards are being moved: wait until that is over, or cancel it"
+        if move.source is None and not move.shards & ~to.shards:
+            return "that node holds them already"
+        if to.shards != EVERY and to.shards | move.shards == EVERY:
+            return (
+                "it would hold all shards then, and would not know in which order commits brought events of several of "
+                "them: begin a node that is to hold all with a copy of one that does"
+            )
+        if move.source is not None and (source is None or source.state is not State.LIVE or source is to):
+            return f"the node {move.source:x} that is to give them up is not another live one"
+        if source is not None and move.shards & ~source.shards:
+            return f"node {source.node:x} holds {shown_shards(source.shards)} alone, and cannot give up the others"
+        if missing := move.shards & ~to.shards & ~self.held(besides=to.node):
+            return f"no other live node holds {shown_shards(missing)}"
+        return None
+
+    def _end_moves(self) -> None:
+        """Those that are over, and those that nobody can carry out any more."""
+        for move in list(self.moves.values()):
+            to, source = self._of.get(move.to), None if move.source is None else self._of.get(move.source)
+            gone = to is None or to.state is not State.LIVE
+            done = source is None or source.state is not State.LIVE or not source.shards & move.shards
+            if done if move.since else gone:
+                del self.moves[move.id]
+
+    def held_at(self, member: Member, ts: int) -> int:
+        """The shards that a node holds, without those whose rows it does not have as of a commit timestamp."""
+        shards = member.shards
+        for move in list(self.moves.values()):
+            if move.to == member.node and move.since > ts:
+                shards &= ~move.shards
+        return shards
+
+    # -- who holds what -----------------------------------------------------------------------------------
 
     def held(self, *, besides: int | None = None, heard_us: int = 0) -> int:
         """The shards that live nodes hold, but for one of them, and for those that were not heard since then."""
@@ -168,22 +245,23 @@ class Members:
         return self.is_heard(node, time_us, _ANSWERS_US)
 
     def owners(
-        self, shards: int, *, besides: int, time_us: int, without: frozenset[int] = frozenset()
+        self, shards: int, *, besides: int, time_us: int, without: frozenset[int] = frozenset(), ts: int = _NOW
     ) -> list[tuple[int, int]]:
         """Other nodes, heard within 10 s, that together hold these shards, as few as can be told, each with its part.
+        ``ts``: the commit timestamp as of which their rows are read.
 
         Raises Unavailable if some have no other node.
         """
         heard = [
-            member
+            (member, self.held_at(member, ts))
             for member in list(self._of.values())
             if member.node not in {besides, *without} and self.is_heard(member.node, time_us)
         ]
-        heard.sort(key=lambda member: (member.node - besides) % 2**64)  # so that nodes ask different ones
+        heard.sort(key=lambda one: (one[0].node - besides) % 2**64)  # so that nodes ask different ones
         found, left = list[tuple[int, int]](), shards
         while left:
-            some = [member for member in heard if member.shards & left]
-            best = max(some, key=lambda m: (self.answers(m.node, time_us), (m.shards & left).bit_count()), default=None)
+            some = [(member.node, held & left) for member, held in heard if held & left]
+            best = max(some, key=lambda one: (self.answers(one[0], time_us), one[1].bit_count()), default=None)
             if best is None:
                 raise Unavailable(
                     f"no other node that was heard lately holds {shown_shards(left)}, and answers: try again in a "
@@ -191,8 +269,8 @@ class Members:
                     shards=shown_shards(left),
                     addresses=[],
                 )
-            found.append((best.node, best.shards & left))
-            left &= ~best.shards
+            found.append(best)
+            left &= ~best[1]
         return found
 
     def holders(self, shards: int) -> list[Member]:
@@ -224,7 +302,11 @@ class Members:
 
     def encode(self) -> dict[str, Any]:
         """For ``saved``."""
-        return {"floor": self.floor, "nodes": [dataclasses.astuple(member) for member in self._of.values()]}
+        return {
+            "floor": self.floor,
+            "nodes": [dataclasses.astuple(member) for member in self._of.values()],
+            **({"moves": [move.saved() for move in self.moves.values()]} if self.moves else {}),
+        }
 
 
 def truncation(below: int) -> Entry:

@@ -74,6 +74,7 @@ class Leases:
         self._deadlines: list[tuple[float, int]] = []
         self._others: dict[int, Lease] = {}  # of other nodes' snapshots
         self._bound: int | None = None
+        self._stay: int | None = None
         self.has_no_room: Callable[[], bool] = lambda: False
         """Whether memory cannot wait for other nodes: what they have not opened yet may be too old for them then."""
         self.horizon = self.watermark.value
@@ -223,8 +224,16 @@ class Leases:
                 if ts >= self.horizon or ts in self._kept:
                     self._others[ts] = self.pin(ts)
 
+    def stay(self, ts: int | None) -> None:
+        """Nothing above ``ts`` is folded from now on, whatever memory that takes; None: it may be again.
+
+        Not below what is folded already: the watermark, or what was one.
+        """
+        with self.lock:
+            self._stay = ts
+
     def _upto(self) -> int:
-        upto = self.watermark.value
+        upto = self.watermark.value if self._stay is None else min(self.watermark.value, self._stay)
         return upto if self._bound is None or self.has_no_room() else min(upto, self._bound)
 
     def boundaries(self) -> tuple[int, list[int]]:

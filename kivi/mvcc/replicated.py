@@ -90,6 +90,8 @@ class ReplicatedCommitter(Committer):
         self.later: Callable[[Callable[[], object]], None] = lambda run: threading.Thread(
             target=run, daemon=True
         ).start()
+        self.trim: Callable[[Part], None] = lambda part: None
+        """Leaves out of a part of its own what this node does not apply."""
         self.is_sharded: Callable[[int], bool] = lambda table: False
         self.gathering, self.deduplication, self.pins = Gathering(), Deduplication(), Pins(self.leases)
         self.touches = Touches()
@@ -275,6 +277,10 @@ class ReplicatedCommitter(Committer):
         items = self._proposed.pop(n, None) if arrived.mine else None
         if items is None:
             items = self.decode(arrived)
+        else:
+            for item in items:
+                if isinstance(item, Part):
+                    self.trim(item)
         turn = _Turn()
         with self.watermark.gathered():
             with self.entry_lock:

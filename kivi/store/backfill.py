@@ -122,6 +122,7 @@ class Backfill:
             done = 0
             combining = [Combining(part, _PIECE_ROWS) for part in parts]
             with self._events(schemas[0], upto) as (view, recent):
+                self.store.shards.check(schemas[0])  # it may have given some up since it was asked
                 total = view.rows + sum(batch.num_rows for batch in recent)
                 batches = itertools.chain(view.scan(naming=_ORDER), recent)
                 for chunk in chunks(batches, self.store.settings.block_rows):

@@ -101,7 +101,7 @@ def _made(
         with store.consolidator.paused() as watermark:
             store.engine.checkpoint(os.path.join(aside, "engine"))
             link_files(store.engine, str(store.parts.path), aside)
-            objects = cold_objects(store.engine)
+            objects, held = cold_objects(store.engine), checkpoint.shards_said(store)
         title = f"{moment.replace('-', '').replace(':', '').replace('+0000', 'Z')}-{watermark}"
         whole = os.path.join(repository, title)
         pins += store.cold.pin(objects, whole)
@@ -126,7 +126,7 @@ def _made(
                 continue
         files[name] = (size, _copied(path, target))
         copied += size
-    checkpoint.begin_copy(store, partial, watermark)
+    checkpoint.begin_copy(store, partial, watermark, held)
     about = {"source": source, "watermark": watermark, "files": files, "pins": pins}
     with open(os.path.join(partial, _MANIFEST), "w", encoding="utf-8") as file:
         json.dump(about, file)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import secrets
 import shutil
+from typing import Any
 
 from kivi.errors import DiskFull, InvalidArgument, NotAStore, Unavailable
 from kivi.events.cold_tier import ColdObject
@@ -14,7 +15,7 @@ from kivi.runtime.files import is_no_space, sync_directory
 from kivi.store.host import Running
 from kivi.store.opening import cluster_of, content_of, mark, no_space
 
-__all__ = ["begin_copy", "checkpoint", "followers_copy"]
+__all__ = ["begin_copy", "checkpoint", "followers_copy", "shards_said"]
 
 
 def checkpoint(store: Running, path: str) -> int:
@@ -46,9 +47,9 @@ def checkpoint(store: Running, path: str) -> int:
         with store.cold.kept():
             with store.consolidator.paused() as position:
                 _copy_base(store, partial)
-                objects = cold_objects(store.engine)
+                objects, held = cold_objects(store.engine), shards_said(store)
             pins = store.cold.pin(objects, path)
-        begin_copy(store, partial, position)
+        begin_copy(store, partial, position, held)
         os.rename(partial, path)
         made = path
         sync_directory(parent)
@@ -90,8 +91,18 @@ def followers_copy(store: Running, path: str) -> int:
     return position
 
 
-def begin_copy(store: Running, path: str, position: int) -> None:
-    """Beside a copy of the engine: an empty log after ``position``, and an identity of its own."""
+def shards_said(store: Running) -> dict[str, Any]:
+    """What the marker says of shards. While the consolidator is paused that is true of a copy of base, too: shards that
+    are taken are named when base has them, and what is given up is applied until it is no longer named."""
+    if store.parts.path is None:
+        return {}
+    content = content_of(store.parts.path)
+    return {name: content[name] for name in ("shards", "since") if name in content}
+
+
+def begin_copy(store: Running, path: str, position: int, held: dict[str, Any]) -> None:
+    """Beside a copy of the engine: an empty log after ``position``, and an identity of its own. ``held``: what
+    ``shards_said`` gave when it was copied."""
     from kivi.log.segmented import SegmentedLog
 
     store_id = secrets.token_bytes(16)
@@ -100,6 +111,4 @@ def begin_copy(store: Running, path: str, position: int) -> None:
     )
     source = None if store.parts.path is None else cluster_of(store.parts.path)
     more = {} if source is None else {"copy_of": [source, store.parts.store_id.hex()]}
-    if store.parts.path is not None and "shards" in (content := content_of(store.parts.path)):
-        more["shards"] = content["shards"]
-    mark(path, store_id, **more)
+    mark(path, store_id, **more, **held)

@@ -96,12 +96,8 @@ def prepare_events(
     bytes_raised = [(table, [encode_ipc(trimmed(batch, view.by_id[table]))], at) for table, batch, at in raised]
     record = EventsRecord(schema.id, (token, digest), derived, encoded, places, of_runs, rules.rule_ts, bytes_raised)
     body = record.encode()
-    held, rows = shards.held_events(schema, kept)
-    if rows is not None:
-        record.places = rows if places is None else places[rows]
-        runs = [(table, shards.held_run(view.by_id.get(table), run)) for table, run in runs]
     guards = [schema_guard(table) for table in (schema.id, *(table for table, _, _ in raised))]
-    part = Events(derived_at, record, held, runs, members, answer, guards, body, raised)
+    part = Events(derived_at, record, kept, runs, members, answer, guards, body, raised)
     earliest = earliest_times([(schema, [kept])])
     if earliest:
         part.on_check = partial(retention.check, earliest)

@@ -107,6 +107,7 @@ class Store(Wiring):
                 self.engine.flush()
             self.catalog.on_touch, self.catalog.on_define = self.prefix.changed, self.prefix.defined
             self.committer.decode = partial(decoded, self)
+            self.committer.trim = partial(self.shards.trim, known=self.catalog.schema_of)
             self.shards.cuts = lambda log=self.committer.log: log.members.cuts  # type: ignore[misc]
             self.shards.of_cluster = True
             self.shards.holders = self.committer.log.addresses
@@ -116,6 +117,9 @@ class Store(Wiring):
         """Called before the store is copied."""
         self.cluster_status: Callable[[], Any] = _no_cluster
         """What a node of a cluster says of it (``kivi.cluster.status``)."""
+        self.move_shards: Callable[..., str] = lambda *_, **__: _no_cluster()
+        self.cancel_move: Callable[[str], None] = lambda id_: _no_cluster()
+        """Moves of shards between nodes (``kivi.cluster.moving``)."""
         self._tables = Tables(self.catalog, self.commits, self.transaction, self.check_open)
         self.drop = self._tables.drop
         rules = Rules(

@@ -22,7 +22,7 @@ import logging
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -47,17 +47,19 @@ __all__ = [
     "claim_node",
     "cluster_of",
     "content_of",
-    "give_up_shards",
+    "held_as_said",
     "held_shards",
+    "hold_shards",
     "is_new",
     "mark",
     "no_space",
     "open_parts",
+    "rows_since",
 ]
 
 _log = logging.getLogger("kivi")
 
-FORMAT: Final = 9
+FORMAT: Final = 10
 """The format on disk. A program refuses a larger one; it opens a smaller one, and makes it its own.
 
 1  the first
@@ -74,7 +76,10 @@ FORMAT: Final = 9
    durable subscriptions by what they ask for, in the commits that make and forget them (``kivi.live.index``)
 8  only a node of a cluster, whose log is elsewhere: nothing may be written but what that log brings
 9  only a node of a cluster, or a copy of one, that holds some of the shards (``kivi.store.shards``): no whole store
+10 likewise, and it has rows of some of them from a commit timestamp on only (``kivi.store.moving``)
 """
+FORMAT_SHARDS: Final = 9
+"""The format of a node that holds some of the shards, since ever."""
 FORMAT_NODE: Final = 8
 """The format of a node that holds everything."""
 FORMAT_ALONE: Final = 7
@@ -241,15 +246,18 @@ def claim_node(path: str, cluster: str, generation: bytes, *, empty: bool = True
     node = int.from_bytes(secrets.token_bytes(7), "little")
     release, _ = claim(path, {LOG_SERVER})
     try:
-        mark(path, generation, cluster=cluster, node=node, **_named(held))
+        since = () if is_new(path) else rows_since(path)
+        mark(path, generation, cluster=cluster, node=node, **held_as_said(held, since))
         shutil.rmtree(os.path.join(path, "log"), ignore_errors=True)
     finally:
         release()
     return node
 
 
-def _named(held: int) -> dict[str, str]:
-    return {} if held == EVERY else {"shards": shown_shards(held)}
+def held_as_said(held: int, since: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    """What a marker says of shards: which are whole, and of which there are rows since when only (``rows_since``)."""
+    kept = [[cts, shown_shards(some & held)] for cts, some in since if some & held]
+    return {**({} if held == EVERY else {"shards": shown_shards(held)}), **({"since": kept} if kept else {})}
 
 
 def held_shards(path: str) -> int:
@@ -258,10 +266,16 @@ def held_shards(path: str) -> int:
     return EVERY if said is None else parse_shards(said)
 
 
-def give_up_shards(path: str, held: int) -> None:
-    """From here on the node holds no more than these."""
+def rows_since(path: str) -> tuple[tuple[int, int], ...]:
+    """Commit timestamps, and shards whose rows are there from then on only."""
+    return tuple((int(cts), parse_shards(shards)) for cts, shards in content_of(path).get("since", ()))
+
+
+def hold_shards(path: str, held: int, since: Sequence[tuple[int, int]]) -> None:
+    """From here on the node holds these, whatever it held; ``since`` as of ``rows_since``."""
     content = content_of(path)
-    mark(path, bytes.fromhex(content["store_id"]), cluster=content["cluster"], node=content["node"], **_named(held))
+    more = held_as_said(held, since)
+    mark(path, bytes.fromhex(content["store_id"]), cluster=content["cluster"], node=content["node"], **more)
 
 
 def cluster_of(path: str) -> str | None:
@@ -290,7 +304,7 @@ def mark(path: str, store_id: bytes, **more: Any) -> None:
     """
     content = {"format": FORMAT_ALONE, "store_id": store_id.hex(), "operators": operators.ids(), **more}
     if "cluster" in more or "shards" in more:
-        content["format"] = FORMAT if "shards" in more else FORMAT_NODE
+        content["format"] = FORMAT if "since" in more else FORMAT_SHARDS if "shards" in more else FORMAT_NODE
     temporary = os.path.join(path, _MARKER_NEW)
     with open(temporary, "w", encoding="utf-8") as file:
         json.dump(content, file)

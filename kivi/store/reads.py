@@ -91,13 +91,13 @@ class Reads:
 
     def check_visible(self, lease: Lease, schema: TableSchema, shards: int = EVERY) -> None:
         """Raises unless a snapshot sees the table, and this store has all of these shards of it."""
-        self.shards.check(schema, shards)
+        self.shards.check(schema, shards, lease.ts)
         self._check_seen(lease, schema)
 
     def missing(self, lease: Lease, schema: TableSchema, shards: int) -> int:
         """``check_visible`` for reads that may span owners: of the shards those that others are asked for."""
         self._check_seen(lease, schema)
-        return self.spanning.missing(schema, shards)
+        return self.spanning.missing(schema, shards, lease.ts)
 
     def _check_seen(self, lease: Lease, schema: TableSchema) -> None:
         lease.used = True
@@ -295,7 +295,7 @@ class Reads:
         rows: Iterator[tuple[bytes, Version]] = iter(())
         if txn is None or not txn.sees_none(schema):
             asked = asked_shards(schema, wanted)
-            if self.spanning.missing(schema, asked):
+            if self.spanning.missing(schema, asked, lease.ts):
                 rows = self.spanning.pairs(lease, schema, asked, (start, end), reverse=wanted.reverse)
             else:
                 rows = self.reader.scan(lease, schema, start, end, reverse=wanted.reverse, check_every=every)
@@ -360,7 +360,7 @@ class Reads:
         view, waiting, own = self._viewed(lease, schema, events, txn)
         captured = Captured(schema, view, waiting, own, txn is not None)
         is_own = txn is not None and txn.sees_none(schema)
-        if asked is None or is_own or not self.spanning.missing(schema, asked):
+        if asked is None or is_own or not self.spanning.missing(schema, asked, lease.ts):
             return captured
         spanned = SpannedView(self.spanning, lease, replace(captured, own=()), asked)
         return replace(captured, view=spanned, recent=())

@@ -161,7 +161,7 @@ class Rollups:
             return self.selected_here(lease, schema, where, bounds, times, read)
 
         asked = self.asked & asked_shards(schema, Scan(where=where))
-        if not self.spanning.missing(schema, asked):
+        if not self.spanning.missing(schema, asked, lease.ts):
             return here()
         rows = self.spanning.rows(lease, schema, asked, bounds, here=here, where=where, times=times)
         return _counted(rows, read)

@@ -47,27 +47,47 @@ from kivi.log.shards import EVERY, SHARDS, shown_shards
 from kivi.model.expressions import Expr, terms_of
 from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
+from kivi.mvcc.groups import Events, Part, Single
 
 __all__ = ["Shards", "asked_shards", "is_in"]
 
 _CUT_ROWS: Final = 64
 """Fewer events, or rows of a run, are not cut: a piece costs more than it saves."""
 _NAMED_MAX: Final = 64
+_NOW: Final = 2**64
 Row = tuple[int, bytes, RowOp]
 Known = Callable[[int], TableSchema | None]
 
 
 @dataclass(slots=True)
 class Shards:
-    """``held``: by this store. ``cuts``: sets of shards of which every node holds each wholly or not at all.
-    ``holders``: the addresses of the nodes that hold all of some shards; ``parts``: of each node, which of them."""
+    """``held``: by this store. ``taking``: what it is being given, and applies already. ``since``: commit timestamps,
+    and shards whose rows it has from there on only, while it has all of their events (``kivi.store.moving``).
+
+    ``cuts``: sets of shards of which every node holds each wholly or not at all. ``holders``: the addresses of the
+    nodes that hold all of some shards; ``parts``: of each node, which of them."""
 
     held: int = EVERY
+    taking: int = 0
+    since: tuple[tuple[int, int], ...] = ()
     cuts: Callable[[], Sequence[int]] = lambda: (EVERY,)
     holders: Callable[[int], Sequence[str]] = lambda shards: ()
     parts: Callable[[int], Sequence[tuple[str, int]]] = lambda shards: ()
     of_cluster: bool = False
     _bits: dict[int, Array] = field(default_factory=dict)
+
+    @property
+    def applied(self) -> int:
+        """The shards of which this store applies what the log brings."""
+        return self.held | self.taking
+
+    def held_at(self, schema: TableSchema, ts: int) -> int:
+        """Those of which it has all that a snapshot at ``ts`` sees of a table."""
+        held = self.held
+        for cts, shards in self.since if schema.kind != "event" else ():
+            if cts > ts:
+                held &= ~shards
+        return held
 
     # -- what a gateway publishes -----------------------------------------------------------------
 
@@ -104,18 +124,37 @@ class Shards:
         """Whether this store may not have all of a table."""
         return self.held != EVERY and schema is not None and bool(schema.shard_by)
 
+    def trim(self, part: Part, known: Known) -> None:
+        """Leaves out of a part that this process has published what is not applied here, when it comes back: as all
+        others decode it, at the same place of the log."""
+        if self.held == EVERY:
+            return
+        if isinstance(part, Single):
+            part.commit.derived = self.held_rows(part.commit.derived, known)
+            part.events = [
+                (table, batch if (schema := known(table)) is None else self.held_events(schema, batch)[0])
+                for table, batch in part.events
+            ]
+            part.runs = [(table, self.held_run(known(table), run)) for table, run in part.runs]
+        elif isinstance(part, Events) and (schema := known(part.record.table)) is not None:
+            record = part.record
+            part.batch, rows = self.held_events(schema, part.batch)
+            if rows is not None:
+                record.places = rows if record.places is None else record.places[rows]
+            part.runs = [(table, self.held_run(known(table), run)) for table, run in part.runs]
+
     def held_events(self, schema: TableSchema, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Array | None]:
-        """Those of the shards that are held, and their places; None: all of them."""
+        """Those of the shards that are applied, and their places; None: all of them."""
         if not self.is_partial(schema) or not batch.num_rows:
             return batch, None
-        rows = np.flatnonzero(self.bits(self.held)[shards_of_events(schema, batch, SHARDS)])
+        rows = np.flatnonzero(self.bits(self.applied)[shards_of_events(schema, batch, SHARDS)])
         return (batch, None) if len(rows) == batch.num_rows else (batch.take(pa.array(rows)), rows.astype(np.uint64))
 
     def held_run(self, schema: TableSchema | None, run: DeltaRun) -> DeltaRun:
         """The rows of the shards that are held."""
         if schema is None or not self.is_partial(schema) or not run.rows:
             return run
-        rows = np.flatnonzero(self.bits(self.held)[shards_of_keys(schema, run.keys, SHARDS)])
+        rows = np.flatnonzero(self.bits(self.applied)[shards_of_keys(schema, run.keys, SHARDS)])
         return run if len(rows) == run.rows else _taken(run, rows)
 
     def held_rows(self, rows: Iterable[Row], known: Known) -> list[Row]:
@@ -127,7 +166,7 @@ class Shards:
             for table, key, op in rows
             if (schema := known(table)) is None
             or not schema.shard_by
-            or self.held >> shard_of_key(schema, key, SHARDS) & 1
+            or self.applied >> shard_of_key(schema, key, SHARDS) & 1
         ]
 
     def read_events(self, schema: TableSchema, data: Any) -> tuple[list[pa.RecordBatch], Array | None]:
@@ -141,10 +180,10 @@ class Shards:
             return [batch], rows
         found, places = list[pa.RecordBatch](), list[Array]()
         for piece in pieces:
-            if not piece.shards & self.held:
+            if not piece.shards & self.applied:
                 continue
             batch, rows = together([padded(batch, schema) for batch in own_batches(piece.data[0])]), None
-            if piece.shards & ~self.held:
+            if piece.shards & ~self.applied:
                 batch, rows = self.held_events(schema, batch)
             assert piece.places is not None
             found.append(batch)
@@ -163,9 +202,9 @@ class Shards:
         runs = [
             (piece.shards, DeltaRun.from_buffer(schema, 0, piece.data[0]))
             for piece in pieces
-            if piece.shards & self.held
+            if piece.shards & self.applied
         ]
-        return [self.held_run(schema, run) if shards & ~self.held else run for shards, run in runs]
+        return [self.held_run(schema, run) if shards & ~self.applied else run for shards, run in runs]
 
     def bits(self, shards: int) -> Array:
         """By number, whether a shard is among these."""
@@ -185,13 +224,14 @@ class Shards:
             asked |= 1 << shard_of_key(schema, key, SHARDS)
         return asked
 
-    def lacks(self, schema: TableSchema, keys: Sequence[bytes]) -> bool:
-        """Whether rows of an aggregate with some of these keys are on other nodes."""
-        return self.is_partial(schema) and bool(self.of_keys(schema, keys) & ~self.held)
+    def lacks(self, schema: TableSchema, keys: Sequence[bytes], ts: int = _NOW) -> bool:
+        """Whether rows of an aggregate with some of these keys are on other nodes, at a snapshot."""
+        return self.is_partial(schema) and bool(self.of_keys(schema, keys) & ~self.held_at(schema, ts))
 
-    def check(self, schema: TableSchema, asked: int = EVERY) -> None:
-        """Raises Unavailable for a read that may have rows of shards that are not held here; it says who holds them."""
-        if not self.is_partial(schema) or not asked & ~self.held:
+    def check(self, schema: TableSchema, asked: int = EVERY, ts: int = _NOW) -> None:
+        """Raises Unavailable for a read that may have rows of shards that are not held here, at a snapshot; it says who
+        holds them."""
+        if not self.is_partial(schema) or not asked & ~self.held_at(schema, ts):
             return
         there = list(self.holders(asked))
         by = ", ".join(schema.shard_by)

@@ -65,6 +65,7 @@ _POSITION_BITS: Final = 40
 _ROWS: Final = 4_096
 _FIRST_ROWS: Final = 64
 _MANY: Final = 2**62
+_NOW: Final = 2**64
 _WAIT_S: Final = 5.0
 Pairs = list[tuple[bytes, Version]]
 
@@ -72,8 +73,9 @@ Pairs = list[tuple[bytes, Version]]
 class Owners(Protocol):
     """The other nodes, and the way to them."""
 
-    def plan(self, shards: int, without: frozenset[int]) -> Sequence[tuple[int, int]]:
-        """Which node is asked for which of the shards. Raises Unavailable if nobody holds some of them."""
+    def plan(self, shards: int, without: frozenset[int], ts: int) -> Sequence[tuple[int, int]]:
+        """Which node is asked for which of the shards, as of a commit timestamp. Raises Unavailable if nobody holds
+        some of them."""
 
     def ask(self, node: int, request: bytes) -> Iterator[bytes]:
         """The frames of ``Spanning.serve`` there, which begins at the call. Raises what it raises, and Unavailable."""
@@ -123,20 +125,20 @@ class Spanning:
     shards: Shards
     owners: Owners | None = None
 
-    def missing(self, schema: TableSchema, asked: int) -> int:
-        """The shards of a read that this store lacks. Raises Unavailable if nobody has them."""
-        if not self.shards.is_partial(schema) or not (missing := asked & ~self.shards.held):
+    def missing(self, schema: TableSchema, asked: int, ts: int) -> int:
+        """The shards of a read at a snapshot that this store lacks. Raises Unavailable if nobody has them."""
+        if not self.shards.is_partial(schema) or not (missing := asked & ~self.shards.held_at(schema, ts)):
             return 0
         if self.owners is None:
-            self.shards.check(schema, asked)
+            self.shards.check(schema, asked, ts)
         else:
-            self._plan(schema, missing, frozenset())
+            self._plan(schema, missing, frozenset(), ts)
         return missing
 
-    def _plan(self, schema: TableSchema, shards: int, without: frozenset[int]) -> Sequence[tuple[int, int]]:
+    def _plan(self, schema: TableSchema, shards: int, without: frozenset[int], ts: int) -> Sequence[tuple[int, int]]:
         assert self.owners is not None
         try:
-            return self.owners.plan(shards, without)
+            return self.owners.plan(shards, without, _NOW if schema.kind == "event" else ts)
         except Unavailable as error:
             raise Unavailable(
                 f"this read of {schema.name!r} may have rows of the shards {shown_shards(shards)}: {error.message}",
@@ -170,7 +172,8 @@ class Spanning:
     ) -> Iterator[FixedRows]:
         """The rows of a range of keys, of whomever, in key order: those of which ``where`` and ``times`` are true.
         ``here`` gives those of this store, and perhaps of shards that it does not hold."""
-        missing = asked & ~self.shards.held
+        held = self.shards.held_at(schema, lease.ts)
+        missing = asked & ~held
         request = {
             "where": None if where is None else to_plain(where),
             "times": times,
@@ -179,8 +182,8 @@ class Spanning:
             "reverse": reverse,
         }
         sources = [self._rows_elsewhere(lease, schema, missing, request)]
-        if asked & self.shards.held:
-            sources.append(self._of(schema, here(), asked & self.shards.held))
+        if asked & held:
+            sources.append(self._of(schema, here(), asked & held))
         return _merged_rows(RowLayout.of(schema), sources, reverse)
 
     def pairs(
@@ -222,7 +225,7 @@ class Spanning:
         layout = RowLayout.of(schema)
         parts = [
             self._rows_of(lease, schema, node, part, asked, without, self._begun(lease, schema, node, part, asked))
-            for node, part in self._plan(schema, shards, without)
+            for node, part in self._plan(schema, shards, without, lease.ts)
         ]
         return _merged_rows(layout, parts, asked.get("reverse", False))
 
@@ -277,7 +280,7 @@ class Spanning:
         """A node that holds all of these; None: there is none."""
         assert self.owners is not None
         try:
-            plan = self.owners.plan(asked, frozenset())
+            plan = self.owners.plan(asked, frozenset(), _NOW)
         except Unavailable:
             return None
         return plan[0][0] if len(plan) == 1 else None
@@ -292,7 +295,7 @@ class Spanning:
     ) -> Iterator[pa.RecordBatch]:
         parts = [
             self._events_of(lease, schema, node, part, wanted, without, self._begun(lease, schema, node, part, wanted))
-            for node, part in self._plan(schema, shards, without)
+            for node, part in self._plan(schema, shards, without, lease.ts)
         ]
         return _merged_events(parts, wanted["reverse"])
 
@@ -354,6 +357,33 @@ class Spanning:
                 yield batch
 
         return _by_code(found(), reverse) if wanted.get("by_shard") else found()
+
+    # -- what a new owner copies (kivi.store.moving) ------------------------------------------------
+
+    def rows_to_take(self, lease: Lease, schema: TableSchema, shards: int) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        """Keys and rows of these shards, as base has them, of whoever holds them."""
+        layout = RowLayout.of(schema)
+        everything = {"where": None, "times": (None, None), "start": None, "end": None, "reverse": False}
+        for portion in self._rows_elsewhere(lease, schema, shards, everything):
+            yield portion.keys.to_pylist(), layout.bytes_of(portion.rows)
+
+    def events_to_take(self, lease: Lease, captured: Events, shards: int) -> Iterator[pa.RecordBatch]:
+        """All events of these shards, of whoever holds them, among those of the shards that are held here: in commit
+        order, with STAMP."""
+        schema = captured.schema
+        columns = [column.name for column in schema.columns]
+        wanted = {
+            "after": 0,
+            "times": (None, None),
+            "where": None,
+            "reverse": False,
+            "columns": columns,
+            "by_shard": True,
+        }
+        sources = [self._events_elsewhere(lease, schema, shards, wanted)]
+        if self.shards.held:
+            sources.append(self._events_here(captured, self.shards.held, wanted))
+        return (batch.drop_columns([_CODE, POSITION]) for batch in _merged_events(sources, reverse=False))
 
     # -- what an owner does -----------------------------------------------------------------------
 

@@ -528,7 +528,7 @@ def prepare(
             commit.appends.append(Bulk(table, staged.sequence, []))
             as_sent.append(commit.appends[-1])
             brought.append(padded(staged.batch, schema))
-        events += [(table, shards.held_events(schema, batch)[0]) for batch in brought]
+        events += [(table, batch) for batch in brought]
         aggregates = new.aggregates_of(old, view)
         if (raised := rules.raised(schema)) is not None:
             try:
@@ -602,7 +602,7 @@ def _derive(
         derived, late = runs_in_time(aggregates, row_floors, events)
         by_id = {aggregate.id: aggregate for aggregate in aggregates}
         for aggregate_id, run in derived:
-            runs.append((aggregate_id, shards.held_run(by_id[aggregate_id], run)))
+            runs.append((aggregate_id, run))
             commit.runs.append(Bulk(aggregate_id, 0, shards.cut_run(by_id[aggregate_id], run)))
     commit.derived += [late_row(aggregate_id, left_out) for aggregate_id, left_out in late.items()]
     return events

@@ -89,9 +89,10 @@ def test_r16_a_commit_that_may_have_been_sent_is_not_told_as_refused(refusal: Ex
 def test_every_call_is_known_to_be_repeatable_or_not() -> None:
     """A new one is not repeated before somebody has said that it may be."""
     once = {
-        "AlterAggregate", "AlterTable", "Backup", "Checkpoint", "Consolidate", "CreateAggregate", "CreateAggregates",
-        "CreateAlert", "CreateRule", "CreateTable", "CreateView", "DropAlert", "DropRule", "DropSubscription",
-        "DropTable", "SilenceAlert",
+        "AlterAggregate", "AlterTable", "Backup", "CancelMove", "Checkpoint", "Consolidate", "CreateAggregate",
+        "CreateAggregates", "CreateAlert", "CreateRule", "CreateTable", "CreateView", "DropAlert", "DropRule",
+        "DropSubscription",
+        "DropTable", "MoveShards", "SilenceAlert",
     }  # fmt: skip
     streams = {"Exchange", "Stage", "Subscribe"}
     known = {method.name for method in service_pb2.DESCRIPTOR.services_by_name["Kivi"].methods}

@@ -37,8 +37,8 @@ class Halves:
     def __init__(self, node: ClusterNode, whole: ClusterNode) -> None:
         self.node, self.whole = node, whole
 
-    def plan(self, shards: int, without: frozenset[int]) -> Sequence[tuple[int, int]]:
-        return self.node.asking.plan(shards, without | {self.whole.id})
+    def plan(self, shards: int, without: frozenset[int], ts: int) -> Sequence[tuple[int, int]]:
+        return self.node.asking.plan(shards, without | {self.whole.id}, ts)
 
     def ask(self, node: int, request: bytes) -> Iterator[bytes]:
         return self.node.asking.ask(node, request)

@@ -4,23 +4,34 @@ from __future__ import annotations
 
 import functools
 import operator
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 from kivi.encoding.shards import shard_of
+from kivi.errors import DiskFull, NotFound, SnapshotTooOld, Unavailable
 from kivi.log.members import State
+from kivi.log.moves import Move, asked_entry, cancelled_entry, there_entry
 from kivi.log.shards import EVERY, SHARDS, shown_shards
+from kivi.store.moving import is_needed_below, take
 from tests.cluster.simulation import VALUES, Node, Simulation
 from tests.oracle import Mismatch, Op
 
 __all__ = ["Sharded"]
 
 
+class Killed(Exception):
+    pass
+
+
 class Sharded(Simulation):
     """Every value of the column by which events are sharded is of another shard. Small appends are cut as well."""
 
     SHARD_BY = ("a",)
-    STEPS = (*(step for step in Simulation.STEPS if step[0] != "retract"), ("narrow", 3), ("many", 3))
+    STEPS = (
+        *(step for step in Simulation.STEPS if step[0] != "retract"),
+        ("narrow", 3), ("many", 3),
+    )  # fmt: skip
+    MEANWHILE = ("pump", "pump", "many", "append_each", "commit", "begin", "work", "fold", "look", "snapshot", "live")
 
     def run(self, steps: int) -> None:
         with patch("kivi.store.shards._CUT_ROWS", 2):
@@ -44,8 +55,7 @@ class Sharded(Simulation):
         node = self._serving()
         if node is None or node.store is None or node.wanted != node.held:
             return
-        known = [node.log.members.find(id_) for id_ in self.lost]
-        if not all(member is not None and member.state is State.EVICTED for member in known):
+        if not self._none_is_lost(node):
             return
         schema = node.store.table("e")
         shards = [1 << shard_of(schema, (a,), SHARDS) for a in VALUES]
@@ -53,6 +63,114 @@ class Sharded(Simulation):
         node.wanted = node.held & ~given_up
         node.say_live()
         self.note(f"narrow {node.id}")
+
+    # -- moves ------------------------------------------------------------------------------------------
+
+    def do_ask(self) -> None:
+        """Somebody asks a node for a move of some shards from one node to another, or to both."""
+        node = self._serving()
+        if node is None or node.store is None or len(node.log.members.moves) > 1:
+            return
+        there, source = self.rng.sample(self.nodes, 2) if len(self.nodes) > 1 else (node, node)
+        schema = node.store.table("e")
+        shards = 1 << shard_of(schema, (self.rng.choice(VALUES),), SHARDS)
+        given = source.id if self.rng.random() < 0.7 else None
+        move = Move(f"move {next(self.attempts)}", shards, there.id, given)
+        if there.held == EVERY or node.log.members.why_not(move) is not None:
+            return
+        node.say(asked_entry(move))
+        self.note(f"asked {move}")
+
+    def do_take(self) -> None:
+        """The new owner copies the shards while others go on, and may die over it."""
+        for node in self.nodes:
+            moves = [move for move in node.log.members.moves.values() if move.to == node.id and not move.since]
+            if not node.serves or not moves or self.copying or node.wanted != node.held:
+                continue
+            self._take(node, moves[0])
+            return
+
+    def _take(self, node: Node, move: Move) -> None:
+        store = node.store
+        assert store is not None
+
+        def hold(held: int, since: int) -> None:
+            rows = [(cts, some & node.held) for cts, some in node.since if some & node.held]
+            node.since = store.shards.since = (*rows, (since, held & ~node.held))
+            node.held = node.wanted = store.shards.held = held
+
+        def check() -> None:
+            self.now_us += self.rng.randint(1, 5_000)
+            self._happen()
+            if node.store is not store or node.log.failed is not None:
+                raise Unavailable("it was stopped")
+            if self.rng.random() < 0.04:
+                raise Killed
+            for _ in range(self.rng.randint(0, 3)):
+                getattr(self, f"do_{self.rng.choice(self.MEANWHILE)}")()
+            node.pump()
+            if self.rng.random() < 0.5:
+                store.consolidate()
+
+        if self.rng.random() < 0.7 and len(node.snapshots) < 4:  # one that is open before, and read after
+            node.snapshots.append(node.db.snapshot())
+            for _ in range(3):
+                self.do_many()
+                self.do_append_each()
+                self._pump_all()
+        if not node.serves or node.store is not store:
+            return
+        self.copying = True
+        node.client.calm = True
+        try:
+            with self._waiting_for(node):
+                since = take(cast(Any, store), move.shards, hold=hold, check=check)
+        except Killed:
+            self.note("killed while taking")
+            if node.store is store:
+                node.kill()
+                self.after(self.rng.randint(10_000, 1_000_000), lambda: self._back(node))
+        except (Unavailable, SnapshotTooOld, NotFound, DiskFull) as error:
+            self.note(f"untaken {type(error).__name__}")
+        else:
+            self.note(f"taken {move} {since}")
+            self._pump_all()
+            for snap in node.snapshots:
+                self._look(node, snap)
+            node.say(there_entry(move.id, since))
+        finally:
+            self.copying = False
+            node.client.calm = False
+
+    def _pump_all(self) -> None:
+        for one in self.nodes:
+            if one.runs:
+                one.pump()
+
+    def do_give(self) -> None:
+        """An old owner gives up what the new one has, if nobody reads below."""
+        for node in self.nodes:
+            if not node.serves or node.store is None or node.wanted != node.held:
+                continue
+            for move in node.log.members.moves.values():
+                if move.source == node.id and move.since and self._none_is_lost(node):
+                    if is_needed_below(node.store, move.since):
+                        self.note("needed below")
+                        continue
+                    node.wanted = node.held & ~move.shards
+                    node.say_live()
+                    self.note(f"give {move}")
+                    return
+
+    def do_cancel(self) -> None:
+        node = self._serving()
+        if node is not None and node.log.members.moves:
+            node.say(cancelled_entry(self.rng.choice(list(node.log.members.moves))))
+
+    def _none_is_lost(self, node: Node) -> bool:
+        """Whether the log knows of every node that is gone for good."""
+        known = [node.log.members.find(id_) for id_ in self.lost]
+        return all(member is not None and member.state is State.EVICTED for member in known)
 
     def do_many(self) -> None:
         """A transaction of so many events that its deltas are a run."""
@@ -66,3 +184,14 @@ class Sharded(Simulation):
         txn = tx._txn
         assert txn is not None
         self._send(node, token, [Op("append", "e", events=events)], None if txn.blind else txn.start_ts, txn)
+
+
+class Moving(Sharded):
+    """Shards are moved all the time."""
+
+    STEPS = (
+        ("pump", 60), ("begin", 6), ("work", 10), ("commit", 8), ("append_each", 6), ("many", 6), ("retry", 6),
+        ("snapshot", 5), ("look", 10), ("fold", 6), ("pin", 1.5), ("read_at_pin", 4), ("live", 10), ("truncate", 2),
+        ("kill", 0.6), ("stop", 0.3), ("renew", 0.4), ("evict", 0.3), ("define", 0.5),
+        ("narrow", 5), ("ask", 8), ("take", 8), ("give", 8), ("cancel", 0.3),
+    )  # fmt: skip

@@ -102,6 +102,8 @@ class Node:
         self.store: Store | None = None
         self.held = self.wanted = EVERY
         """The shards of which it has everything, and those that it is to have."""
+        self.since: tuple[tuple[int, int], ...] = ()
+        """Shards whose rows it has from a commit timestamp on only."""
 
     def start(self) -> None:
         sim = self.simulation
@@ -120,7 +122,7 @@ class Node:
         assert isinstance(committer, ReplicatedCommitter)
         committer.later = sim.derive
         self.log.on_arrival = partial(self._arrived, committer, self.log.on_arrival)
-        self.store.shards.held = self.held
+        self.store.shards.held, self.store.shards.since = self.held, self.since
         self.store.spanning.owners = Others(self)
         self.db = Database(self.store)
         self.snapshots = []
@@ -143,7 +145,7 @@ class Node:
     def say_live(self) -> None:
         """And which shards it is to hold: it gives others up once that is said, and counts."""
         wanted, store = self.wanted, self.store
-        live = Member(self.id, State.LIVE, self.log.needed)
+        live = Member(self.id, State.LIVE, self.log.needed, {"moves": True})
         if wanted != EVERY and self.store is not None:
             live = live.with_snapshots(*self.store.leases.told())
 
@@ -155,6 +157,8 @@ class Node:
                 self.held = store.shards.held = wanted
             elif self.wanted == wanted:  # nobody else holds what it would give up
                 self.wanted = self.held
+            if self.held & ~known.shards and all(move.to != self.id for move in self.log.members.moves.values()):
+                self.held = self.wanted = store.shards.held = self.held & known.shards  # what it took was cancelled
 
         self.say((live if wanted == EVERY else live.with_shards(wanted)).entry(), done=said)
 
@@ -199,10 +203,13 @@ class Node:
         if self.log.place.time_us > sim.now_us + 1_000_000:
             raise Mismatch(f"node {self.id} takes a clock for the time that is ahead of all others")
 
-    def holds(self, a: int) -> bool:
-        """Whether it has the events and rows of this value of the column by which they are sharded."""
+    def holds(self, a: int, ts: int) -> bool:
+        """Whether it has the events and rows of this value of the column by which they are sharded, at a snapshot."""
         assert self.store is not None
-        return self.held == EVERY or bool(self.held >> shard_of(self.store.table("e"), (a,), SHARDS) & 1)
+        held = self.held
+        for cts, shards in self.since:
+            held &= ~shards if cts > ts else EVERY
+        return self.held == EVERY or bool(held >> shard_of(self.store.table("e"), (a,), SHARDS) & 1)
 
     def scan(self, reader: Any, table: str) -> list[dict[str, Any]]:
         rows = list(reader.scan(table))
@@ -215,14 +222,17 @@ class Others:
 
     node: Node
 
-    def plan(self, shards: int, without: frozenset[int]) -> list[tuple[int, int]]:
+    def plan(self, shards: int, without: frozenset[int], ts: int) -> list[tuple[int, int]]:
         log = self.node.log
-        return log.members.owners(shards, besides=self.node.id, time_us=log.place.time_us, without=without)
+        return log.members.owners(shards, besides=self.node.id, time_us=log.place.time_us, without=without, ts=ts)
 
     def ask(self, node: int, request: bytes) -> Iterator[bytes]:
         """Which may go away at any moment."""
         sim = self.node.simulation
         for there in sim.nodes:
+            if sim.copying and there.id == node and there.serves:  # it is waited for
+                for _ in range(30):
+                    there.pump()
             if there.id == node and there.serves and there.store is not None and sim.rng.random() > 0.05:
                 for i, frame in enumerate(there.store.spanning.serve(request, timeout_s=0.0)):
                     if i and sim.rng.random() < 0.1:
@@ -246,6 +256,8 @@ class Simulation:
     """``run(steps)``, then ``finish()``, which checks."""
 
     SHARD_BY: tuple[str, ...] = ()
+    copying = False
+    """Whether a node takes shards, and others go on meanwhile."""
     KINDS: tuple[str, ...] = (
         "put", "delta", "delta", "delta", "insert", "delete", "guard", "guard", "append", "append", "staged", "get",
     )  # fmt: skip
@@ -307,9 +319,16 @@ class Simulation:
         engine.reopen()
         return engine
 
-    def _started(self, engine: MemoryEngine, id_: int | None = None, held: int = EVERY) -> Node:
+    def _started(
+        self,
+        engine: MemoryEngine,
+        id_: int | None = None,
+        held: int = EVERY,
+        since: tuple[tuple[int, int], ...] = (),
+    ) -> Node:
         node = Node(self, next(self._ids) if id_ is None else id_, engine)
-        node.held = node.wanted = held
+        node.held, node.since = held, since
+        node.wanted = held
         node.start()
         return node
 
@@ -439,7 +458,7 @@ class Simulation:
             case "get":
                 own = tuple(op for op in one.ops if op.kind != "guard")
                 for name in (table, "agg"):
-                    if name == "agg" and not one.node.holds(*key):
+                    if name == "agg" and not one.node.holds(*key, tx.start_ts):
                         continue
                     found = tx.get(name, key)
                     self.oracle.read(Read(tx.start_ts, name, key, found, own, f"node {one.node.id}"))
@@ -730,7 +749,7 @@ class Simulation:
                     rows = snap.scan(table, where=kivi.col("a") == a)
                     found = [{**row, "ts": micros(row["ts"])} for row in rows]
             except Unavailable:
-                if node.holds(a):
+                if node.holds(a, snap.ts):
                     raise
                 self.counted["elsewhere"] += 1
                 continue
@@ -739,7 +758,7 @@ class Simulation:
                     raise
                 self.counted[type(error).__name__] += 1
                 continue
-            self.counted["in parts" if node.holds(a) else "asked of another"] += 1
+            self.counted["in parts" if node.holds(a, snap.ts) else "asked of another"] += 1
             key = None if only is not None else (a,)
             self.oracle.read(Read(snap.ts, table, key, found, (), f"node {node.id}", only))
 
@@ -904,8 +923,8 @@ class Simulation:
         batch = WriteBatch()
         batch.delete(_BOOT)
         engine.write(batch)
-        held = source.held  # as of what was copied
-        self.after(self.rng.randint(1, 3_000_000), lambda: self.nodes.append(self._started(engine, id_, held)))
+        held = source.held, source.since  # as of what was copied
+        self.after(self.rng.randint(1, 3_000_000), lambda: self.nodes.append(self._started(engine, id_, *held)))
 
     def _replace(self) -> None:
         """There are fewer nodes than there should be."""

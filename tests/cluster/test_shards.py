@@ -30,7 +30,7 @@ from kivi.store.facade import Store
 from kivi.store.reads import Reads
 from kivi.store.shards import Shards
 from kivi.store.spanning import Spanning
-from tests.cluster.sharded import Sharded
+from tests.cluster.sharded import Moving, Sharded
 from tests.cluster.test_operation import Nodes
 from tests.conftest import require
 from tests.log.natscluster import NatsCluster
@@ -48,6 +48,14 @@ def test_what_a_node_holds_is_the_replay_of_the_log_and_it_asks_others_for_the_r
     assert simulation.counted["commits"] > 10
     assert simulation.counted["in parts"] > 10
     assert simulation.counted["spanned"] > 10
+
+
+@pytest.mark.parametrize("seed", [1, 4, 7])
+def test_shards_are_moved_at_one_place_of_the_log(seed: int) -> None:
+    simulation = Moving(seed)
+    simulation.run(260)
+    simulation.finish()
+    assert simulation.counted["taken"] and simulation.counted["in parts"] > 10
 
 
 # -- sets ---------------------------------------------------------------------------------------------
@@ -193,7 +201,7 @@ class Mortal:
     def __init__(self, frames: Callable[[dict[str, Any]], list[bytes]], lives: int) -> None:
         self.frames, self.lives = frames, lives
 
-    def plan(self, shards: int, without: frozenset[int]) -> list[tuple[int, int]]:
+    def plan(self, shards: int, without: frozenset[int], ts: int) -> list[tuple[int, int]]:
         return [(1 if 1 not in without else 2, shards)]
 
     def ask(self, node: int, request: bytes) -> Iterator[bytes]:
@@ -279,6 +287,57 @@ def counted(one: Any, at_least: int) -> dict[str, int]:
             with pytest.raises(kivi.Unavailable, match="may have rows of the shards 0-63"):
                 list(snap.changes("calls", since=0))
     return counts
+
+
+def test_shards_move_between_nodes_that_run(nodes: Nodes, tmp_path: Path) -> None:
+    one = nodes.start("one")
+    db = Database(one.store)
+    db.create_event_table("calls", event_time="ts", columns={"ts": "timestamp", "user": "string", "us": "int64"},
+                          shard_by=["user"])  # fmt: skip
+    db.create_aggregate("sums", source="calls", group_by=["user"], measures={"n": kivi.count(), "us": kivi.sum("us")})
+    append(db, 2)
+    for name in ("low", "new"):
+        db.checkpoint(str(tmp_path / name))
+    low, new = nodes.start("low", "0-31"), nodes.start("new", "32-39")
+    append(Database(new.store), 1)
+    with pytest.raises(kivi.InvalidArgument, match="it would hold all shards"):
+        db.move_shards("32-63", "low", source="one")
+    with pytest.raises(kivi.InvalidArgument, match="no live node is 'two'"):
+        db.move_shards("0", "two")
+    with pytest.raises(kivi.InvalidArgument, match="one, low hold some of the shards 0-15: say which one"):
+        db.move_shards("0-15", "new")
+    db.move_shards("0-15", "new", source="low")
+    append(Database(low.store), 1)
+    with Database(low.store).snapshot(min_snapshot=one.store.watermark()) as old:
+        wait_until(lambda: new.store.shards.held == parse_shards("0-15,32-39"))
+        wait_until(lambda: low.status().moves and low.status().moves[0].since)
+        append(Database(one.store), 1)
+        last = one.store.watermark()
+        for who in (new, low, one):
+            assert counted(who, last) == dict.fromkeys(USERS, 5)
+        assert [row["n"] for row in old.scan("sums", limit=5)] == [4] * 5
+        assert low.store.shards.held == HALF, "somebody reads there at a snapshot that the new owner has not"
+        assert low.status().moves
+    wait_until(lambda: not low.status().moves and low.store.shards.held == parse_shards("16-31"))
+    append(Database(low.store), 1)
+    nodes.stop("new")
+    new = nodes.start("new")
+    new.store.consolidate()
+    append(Database(new.store), 1)
+    last = new.store.watermark()
+    for who in (new, low, one):
+        assert counted(who, last) == dict.fromkeys(USERS, 7)
+    assert new.store.shards.held == parse_shards("0-15,32-39")
+    back = db.move_shards(
+        "0-15", "low", source="new"
+    )  # what it has of these from before is not taken for what there is
+    wait_until(
+        lambda: all(move.id != back for move in one.status().moves) and new.store.shards.held == parse_shards("32-39")
+    )
+    append(Database(low.store), 1)
+    last = low.store.watermark()
+    for who in (new, low, one):
+        assert counted(who, last) == dict.fromkeys(USERS, 8)
 
 
 def test_shards_move_with_copies(nodes: Nodes, tmp_path: Path) -> None:

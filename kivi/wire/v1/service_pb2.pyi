@@ -370,7 +370,7 @@ class ClusterStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ClusterStatusResponse(_message.Message):
-    __slots__ = ("cluster", "node", "floor", "nodes", "log", "failed", "problems")
+    __slots__ = ("cluster", "node", "floor", "nodes", "log", "failed", "problems", "moves")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     FLOOR_FIELD_NUMBER: _ClassVar[int]
@@ -378,6 +378,7 @@ class ClusterStatusResponse(_message.Message):
     LOG_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     PROBLEMS_FIELD_NUMBER: _ClassVar[int]
+    MOVES_FIELD_NUMBER: _ClassVar[int]
     cluster: str
     node: str
     floor: int
@@ -385,7 +386,52 @@ class ClusterStatusResponse(_message.Message):
     log: LogStatus
     failed: str
     problems: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, cluster: _Optional[str] = ..., node: _Optional[str] = ..., floor: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., log: _Optional[_Union[LogStatus, _Mapping]] = ..., failed: _Optional[str] = ..., problems: _Optional[_Iterable[str]] = ...) -> None: ...
+    moves: _containers.RepeatedCompositeFieldContainer[MoveStatus]
+    def __init__(self, cluster: _Optional[str] = ..., node: _Optional[str] = ..., floor: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., log: _Optional[_Union[LogStatus, _Mapping]] = ..., failed: _Optional[str] = ..., problems: _Optional[_Iterable[str]] = ..., moves: _Optional[_Iterable[_Union[MoveStatus, _Mapping]]] = ...) -> None: ...
+
+class MoveStatus(_message.Message):
+    __slots__ = ("id", "shards", "to", "source", "since", "problem")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    TO_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    shards: str
+    to: str
+    source: str
+    since: int
+    problem: str
+    def __init__(self, id: _Optional[str] = ..., shards: _Optional[str] = ..., to: _Optional[str] = ..., source: _Optional[str] = ..., since: _Optional[int] = ..., problem: _Optional[str] = ...) -> None: ...
+
+class MoveShardsRequest(_message.Message):
+    __slots__ = ("shards", "to", "source", "copy")
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    TO_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    COPY_FIELD_NUMBER: _ClassVar[int]
+    shards: str
+    to: str
+    source: str
+    copy: bool
+    def __init__(self, shards: _Optional[str] = ..., to: _Optional[str] = ..., source: _Optional[str] = ..., copy: _Optional[bool] = ...) -> None: ...
+
+class MoveShardsResponse(_message.Message):
+    __slots__ = ("move",)
+    MOVE_FIELD_NUMBER: _ClassVar[int]
+    move: str
+    def __init__(self, move: _Optional[str] = ...) -> None: ...
+
+class CancelMoveRequest(_message.Message):
+    __slots__ = ("move",)
+    MOVE_FIELD_NUMBER: _ClassVar[int]
+    move: str
+    def __init__(self, move: _Optional[str] = ...) -> None: ...
+
+class CancelMoveResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class NodeStatus(_message.Message):
     __slots__ = ("node", "state", "address", "version", "watermark", "applied", "behind", "behind_s", "needed", "silent_s", "disk_free_bytes", "disk_bytes", "agrees", "server_problem", "server_restarts", "shards")

@@ -1,0 +1,104 @@
+"""An event table whose blocks are made anew, with more events than it had: all at once, or not at all.
+
+::
+
+    make      block by block, each named in meta as out of use: what a crash leaves is deleted when the table is opened
+    swap      one engine batch: the new headers, and no longer the old ones and the settled files
+
+Views that are open go on with what they have, until they close. What a view at an earlier snapshot would see, and the
+new blocks do not have, is refused from then on: events below the retention floor, and retracted ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from kivi.arrow.dictionaries import chunks, coded, written_bytes
+from kivi.encoding.event_names import STAMP
+from kivi.encoding.keyspaces import event_header_key, event_meta_key
+from kivi.engine import Engine, WriteBatch
+from kivi.events.blocks import Block
+from kivi.events.settling import Lock, data_of
+from kivi.events.store import EventStore
+
+__all__ = ["rewrite"]
+
+
+def rewrite(store: EventStore, engine: Engine, batches: Iterable[Any], upto: int, *, lock: Lock) -> int:
+    """``batches``: all events at or below ``upto`` that a snapshot there sees, in commit order, with STAMP; none above
+    it is in blocks, nor will be meanwhile. How many events there are now."""
+    made, headers, count = list[int](), list[tuple[bytes, bytes]](), 0
+    last, in_commit = 0, 0
+    try:
+        for chunk in _of_a_block(batches, *store.block_size):
+            stamps = chunk.column(STAMP).to_numpy().astype(np.uint64)
+            cts, counts = np.unique(stamps, return_counts=True)
+            first = in_commit if int(cts[0]) == last else 0
+            in_commit = int(counts[-1]) + (first if len(cts) == 1 else 0)
+            last = int(cts[-1])
+            count += chunk.num_rows
+            with lock:
+                base, _, _ = store.parts
+                meta = base.meta()
+                number, batch, held = meta.next, WriteBatch(), WriteBatch()
+                base.add(held, number, number, coded(chunk.drop_columns([STAMP])), (cts, counts), first=first)
+                header = event_header_key(store.schema.id, number)
+                for key, value in held:
+                    assert value is not None
+                    if key == header:
+                        headers.append((key, value))
+                    else:
+                        batch.put(key, value)
+                meta.next += 1
+                meta.dead.append(number)
+                made.append(number)
+                batch.put(event_meta_key(store.schema.id), meta.encode())
+                engine.write(batch)
+        with lock:
+            _swap(store, made, headers, count, upto)
+    except BaseException:
+        with lock:
+            store.let_go(made)
+        raise
+    return count
+
+
+def _of_a_block(batches: Iterable[Any], rows: int, nbytes: int) -> Iterator[Any]:
+    for chunk in chunks(batches, rows):
+        size = sum(written_bytes(column) for column in chunk.columns)
+        portion = -(-chunk.num_rows // max(1, -(-size // nbytes)))
+        yield from (chunk.slice(at, portion) for at in range(0, chunk.num_rows, portion))
+
+
+def _swap(store: EventStore, made: list[int], headers: list[tuple[bytes, bytes]], count: int, upto: int) -> None:
+    _, manifest, _ = store.parts
+    meta, blocks, files = manifest.read()
+    batch = WriteBatch()
+    for block in blocks:
+        batch.delete(event_header_key(store.schema.id, block.order))
+    for file in files:
+        manifest.delete(batch, file)
+    for key, header in headers:
+        batch.put(key, header)
+    new = set(made)
+    meta.dead = [data for data in meta.dead if data not in new]
+    meta.rows += max(0, count - _rows(blocks))
+    meta.upto = max(meta.upto, upto)
+    meta.manifest += bool(files)
+    if (floor := meta.floor_at(upto)) is not None:
+        meta.dropped = max(meta.dropped, min(cts for cts, time in meta.floors if time == floor))
+        meta.lost = max(meta.lost, upto)
+        meta.floors = [(cts, time) for cts, time in meta.floors if cts >= meta.dropped]
+    retracted = [one[0] for one in meta.retractions if one[0] <= upto]
+    meta.blanked = max([meta.blanked, *retracted])
+    meta.retractions = [(*one[:-1], one[-1] or one[0] <= upto) for one in meta.retractions]
+    data = [data for block in blocks for data in data_of(block)]
+    data += [data for file in files for data in file.erased_data]
+    store.replaced(meta, data, files, batch)
+
+
+def _rows(blocks: list[Block]) -> int:
+    return sum(block.rows for block in blocks)

@@ -1,0 +1,192 @@
+"""Taking shards while the store runs: a copy of what others hold of them at some S, and all that comes after S.
+
+::
+
+    taking    from now on what the log brings of these shards is applied; base stays where it is
+    S         a pin, the snapshot that every node keeps (``kivi.mvcc.pins``), so owners answer at it to the end
+    fold      base is what was committed up to S, and nothing else
+    erase     what base has of these shards: what was given up once, and what was applied before S
+    copy      rows of aggregates as they are at S, events up to S among those that are here (``kivi.store.spanning``)
+    flush     then the marker says that the shards are held, since S
+    held      reads find them here, and base goes on
+
+**One place.** Base holds everything at or below one S while the copy is made, so what is written into it lies below all
+that is pending: rows get later deltas in the order of their commits, as on every other node, and sums of floats are the
+same to the bit. What comes meanwhile waits in memory, and where that is full, in the log: then this node is behind, and
+the others are not.
+
+**Never half visible.** Until the end no read looks at these shards here, and a crash leaves a marker without them: then
+what is there of them is never read, as if it had been given up, and the next one begins with erasing it.
+
+**Snapshots below S** find no rows of these shards here, since base has them as of S alone (``Shards.since``): they ask
+the old owner, who gives them up when nobody reads below S (`is_needed_below`). Events have the commit that they came
+with, so they can be read at every S.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from kivi.encoding.keys import prefix_end
+from kivi.encoding.keyspaces import Space, row_key, table_prefix
+from kivi.encoding.shards import shards_of_keys
+from kivi.engine import WriteBatch
+from kivi.errors import Unavailable
+from kivi.events.rewriting import rewrite
+from kivi.log.shards import EVERY, SHARDS
+from kivi.model.schema import TableSchema
+from kivi.mvcc.leases import Lease
+from kivi.store.host import Running
+from kivi.store.reads import Reads
+
+__all__ = ["is_needed_below", "take"]
+
+_KEYS: Final = 4_096
+_PIN_S: Final = 60.0
+_TIMEOUT_S: Final = 30.0
+_LOOK_S: Final = 0.05
+_NUMBER: Final = {Space.ROW: 0, Space.VERSION: 8}
+"""Bytes behind the key of a row."""
+
+
+class Owner(Running, Protocol):
+    """A store with its reads."""
+
+    reads: Reads
+
+
+def take(store: Owner, shards: int, *, hold: Callable[[int, int], None], check: Callable[[], None]) -> int:
+    """Copies what this store lacks of these shards; it holds them when this returns: from which S on.
+
+    ``hold(shards, since)`` makes it so, for good, once all of it is on disk; ``check`` raises to give it up, and is
+    asked now and then. Raises Unavailable, SnapshotTooOld and what reading raises; then nothing has changed.
+    """
+    held, leases, consolidator = store.shards, store.leases, store.consolidator
+    lacking = shards & ~held.held
+    if not lacking:
+        return max((cts for cts, some in held.since if some & shards), default=1)
+    if held.held | lacking == EVERY:
+        raise Unavailable("this node would hold all shards, and begins with a copy of one that does for that")
+    leases.stay(leases.watermark.value)
+    try:
+        with store.committer.entry_lock:
+            held.taking = lacking
+        shared = store.snapshots.begin_shared(_TIMEOUT_S, _PIN_S)
+        assert shared is not None  # it is a node
+        name, lease = shared
+        renewed = store.clock()
+        try:
+
+            def goes_on() -> None:
+                nonlocal renewed
+                check()
+                if store.clock() - renewed > _PIN_S / 4:
+                    renewed = store.clock()
+                    store.snapshots.renew_shared(name, _PIN_S)
+
+            leases.stay(lease.ts)
+            _fold(store, lease.ts, goes_on)
+            tables = _tables(store, lease)
+            for schema in tables:
+                if schema.kind != "event":
+                    _erase(store, schema, lacking, goes_on)
+                    _copy_rows(store, lease, schema, lacking, goes_on)
+                else:
+                    _copy_events(store, lease, schema, lacking, goes_on)
+            check()
+            with consolidator.mutex:  # whoever copies the store has both, or neither
+                consolidator.flush()
+                hold(held.held | lacking, lease.ts)
+            return lease.ts
+        finally:
+            store.snapshots.renew_shared(name, 0)
+    finally:
+        with store.committer.entry_lock:
+            held.taking = 0
+        leases.stay(None)
+
+
+def _fold(store: Running, upto: int, goes_on: Callable[[], None]) -> None:
+    """Base is there then. Raises Unavailable where other nodes are long behind, whose snapshots base waits for."""
+    watermark, until = store.leases.watermark, store.clock() + _TIMEOUT_S
+    while True:
+        with store.consolidator.paused() as position:
+            pass
+        if position == upto:
+            return
+        if position > upto or store.clock() > until:
+            raise Unavailable(f"base is at {position}, and is not to be at {upto} now: it is tried again")
+        goes_on()
+        watermark.wait_for(watermark.value + 1, _LOOK_S)
+
+
+def is_needed_below(store: Running, since: int) -> bool:
+    """Whether some snapshot below ``since`` may still read rows here: one of this node, of others that ask it, a pin,
+    or one that a table's history allows."""
+    oldest = store.leases.oldest()
+    if oldest is not None and oldest < since:
+        return True
+    history_floor = store.consolidator.sweeper.history_floor_of
+    floors = [history_floor(schema) for schema in _sharded(store) if schema.kind != "event"]
+    return any(floor is not None and floor < since for floor in floors)
+
+
+def _sharded(store: Running) -> list[TableSchema]:
+    return [schema for schema in store.catalog.entered.by_id.values() if schema.shard_by]
+
+
+def _tables(store: Running, lease: Lease) -> list[TableSchema]:
+    """The sharded tables. Raises Unavailable if the snapshot does not see all of them as they are now: what is built
+    has parts of commits below it that no snapshot sees yet."""
+    for schema in (found := _sharded(store)):
+        if schema.is_building:
+            raise Unavailable(f"{schema.name!r} is being built: shards are moved when it is there")
+        if max(schema.created_ts, schema.altered_ts) > lease.ts:
+            raise Unavailable(f"{schema.name!r} was made or altered meanwhile: it is tried again")
+    return found
+
+
+def _erase(store: Running, schema: TableSchema, shards: int, goes_on: Callable[[], None]) -> None:
+    """Whatever base has of rows of an aggregate."""
+    bits = store.shards.bits(shards)
+    for space, behind in _NUMBER.items():
+        prefix = table_prefix(space, schema.id)
+        for keys in store.engine.keys(prefix, prefix_end(prefix), _KEYS):
+            rows = pa.array([key[len(prefix) : len(key) - behind] for key in keys], pa.large_binary())
+            gone = np.flatnonzero(bits[shards_of_keys(schema, rows, SHARDS)])
+            if not len(gone):
+                continue
+            batch = WriteBatch()
+            for at in gone.tolist():
+                batch.delete(keys[at])
+            with store.consolidator.mutex:
+                store.engine.write(batch)
+            goes_on()
+
+
+def _copy_rows(store: Owner, lease: Lease, schema: TableSchema, shards: int, goes_on: Callable[[], None]) -> None:
+    for keys, rows in store.reads.spanning.rows_to_take(lease, schema, shards):
+        batch = WriteBatch()
+        batch.put_all([row_key(schema.id, key) for key in keys], rows)
+        with store.consolidator.mutex:
+            store.engine.write(batch)
+        goes_on()
+
+
+def _copy_events(store: Owner, lease: Lease, schema: TableSchema, shards: int, goes_on: Callable[[], None]) -> None:
+    events = store.event_tables.of(schema.id)
+    if events is None:
+        raise Unavailable(f"{schema.name!r} was dropped meanwhile: it is tried again")
+    captured = store.reads.captured(lease, schema)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for batch in store.reads.spanning.events_to_take(lease, captured, shards):
+            yield batch
+            goes_on()
+
+    with captured.view:
+        rewrite(events, store.engine, batches(), lease.ts, lock=store.consolidator.mutex)
