@@ -175,6 +175,7 @@ class Requests(ABC):
             return
         try:
             self.access.require(Access.WRITE, "writing", *{operation.table for operation in request.operations})
+            self.client.check_writes()
             txn = self._writing(transaction)
             for operation in request.operations:
                 self.translator.apply(txn, operation, asked.bodies)
@@ -394,6 +395,9 @@ class Requests(ABC):
                 self.access.require_all_rows("a batch token")
             self._apply(asked, transaction)
             txn = self._writing(transaction)
+            if self.client.allowance.meters_writes:
+                self.client.check_writes()  # of many transactions that began together the first ones enter
+                self.client.take_writes(txn.brought, txn.nbytes)
         except BaseException as error:
             self._end(transaction)
             if isinstance(error, NotFound) and self._committed_before(asked, transaction, batch):
@@ -420,6 +424,7 @@ class Requests(ABC):
             raise InvalidArgument("KIND_APPEND_EACH is alone in a commit without a transaction, under a request token")
         (operation,) = request.operations
         self.access.require(Access.WRITE, "writing", operation.table)
+        self.client.check_writes()
         try:
             schema = self.translator.schema(operation.table, operation.table_id, tenant=self.access.tenant)
         except NotFound:
@@ -428,6 +433,7 @@ class Requests(ABC):
             raise
         batch = self.translator.batch(schema, asked.bodies.take(operation.arrow_bytes))
         check_tenant(self.access.tenant, schema, batch)
+        self.client.take_writes(batch.num_rows, batch.nbytes)
         done = self._told(asked, None)
         append = functools.partial(
             self.store.append_each, schema, batch, token=commit.token, drop_late=operation.drop_late, done=done

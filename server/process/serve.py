@@ -207,14 +207,14 @@ def _http(
     from kivi_server.http.application import application
     from kivi_server.http.listener import HttpListener
 
-    traces = None
+    otlp = None
     if intake is not None:
         from kivi_server.otlp.over_http import OverHttp
 
-        traces = OverHttp(intake)
+        otlp = OverHttp(intake)
     endpoints = _http_endpoints(options)
     is_local = all(is_loopback(host_and_port(endpoint, "--http")[0]) for endpoint in endpoints)
-    app = application(sessions, tokens, page, stats, _origins(options), traces, is_local=is_local)
+    app = application(sessions, tokens, page, stats, _origins(options), otlp, is_local=is_local)
     return HttpListener(endpoints, "--http", app, secure)
 
 
