@@ -15,7 +15,7 @@
 ``POST /v1/transactions``            a transaction
 ``POST /v1/query``, ``/v1/sql``      questions (``kivi_server.http.questions``)
 ``/api/v1/...``                      Prometheus' query API (``kivi_server.http.prometheus``)
-``POST /v1/traces``                  OTLP/HTTP: exports of spans (``kivi_server.otlp``)
+``POST /v1/traces``, ``/v1/metrics`` OTLP/HTTP: exports of spans and of metrics (``kivi_server.otlp``)
 ``GET /v1/live``                     subscriptions, as server-sent events (``kivi_server.http.live``)
 ==================================== =================================================================
 """
@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any, Final, Protocol, TypeVar
 from urllib.parse import parse_qs
@@ -54,13 +54,13 @@ from starlette.routing import Route, Router
 from kivi.errors import InvalidArgument, KiviError, NotFound, ResourceExhausted, Unavailable
 from kivi.store.facade import Txn
 
-__all__ = ["Routes", "Traces"]
+__all__ = ["Exported", "Routes"]
 
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-class Traces(Protocol):
+class Exported(Protocol):
     """What takes OTLP/HTTP: ``kivi_server.otlp.over_http``."""
 
     @property
@@ -70,21 +70,24 @@ class Traces(Protocol):
     def media(self) -> Sequence[str]: ...
 
     @property
-    def tables(self) -> list[str]: ...
+    def signals(self) -> Sequence[str]: ...
 
-    async def export(self, body: bytes, media: str, allows: Callable[[str], bool]) -> bytes: ...
+    @property
+    def tables(self) -> Mapping[str, Sequence[str]]: ...
+
+    async def export(self, signal: str, body: bytes, media: str, allows: Callable[[str], bool]) -> bytes: ...
 
     def failure(self, error: KiviError, media: str) -> tuple[bytes, float | None]: ...
 
 
 class Routes:
-    def __init__(self, door: Door, registry: CollectorRegistry, stats: metrics.Stats, traces: Traces | None) -> None:
+    def __init__(self, door: Door, registry: CollectorRegistry, stats: metrics.Stats, otlp: Exported | None) -> None:
         self._door = door
         self._sessions, self._store = door.sessions, door.store
         self._registry, self._stats = registry, stats
         self._console = Console()
         self._bodies = Bodies()
-        self._traces = traces
+        self._otlp = otlp
         self._questions = prometheus_api.Prometheus(door.sessions)
         self._shared = Shared(door.sessions)
         self._channels = Channels(door)
@@ -109,7 +112,8 @@ class Routes:
             ("POST", "/v1/query", self.query),
             ("POST", "/v1/sql", self.sql),
             ("GET", "/v1/live", self.live),
-            ("POST", "/v1/traces", self.traces),
+            ("POST", "/v1/traces", self._exports("traces")),
+            ("POST", "/v1/metrics", self._exports("metrics")),
         )
         prometheus = [
             Route(f"/api/v1/{path}", self._prometheus(path), methods=["GET", "POST"]) for path in prometheus_api.PATHS
@@ -346,23 +350,27 @@ class Routes:
 
         return prometheus
 
-    async def traces(self, request: Request) -> Response:
-        traces = self._traces
-        if traces is None:
-            raise NotFound("this server takes no spans: it needs pip install 'kivi[otlp]'")
-        media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if media not in traces.media:
-            raise UnsupportedMediaType(f"spans are {' or '.join(traces.media)}, not {media!r}: set Content-Type")
-        try:
-            grant = self._door.enter(request, Access.WRITE, "exporting spans", *traces.tables)
-            async with self._bodies.read(request, traces.bytes_max) as body:
-                return Response(await traces.export(body, media, grant.allows), media_type=media)
-        except KiviError as error:
-            request.scope[ERROR] = error
-            body, retry_s = traces.failure(error, media)
-            status = status_of(error)
-            headers = {} if retry_s is None else {"Retry-After": str(max(1, round(retry_s)))}
-            return Response(body, int(status), headers, media_type=media)
+    def _exports(self, signal: str) -> Handler:
+        async def export(request: Request) -> Response:
+            request.scope[CALL] = signal if signal == "traces" else f"otlp_{signal}"  # metrics is the server's own page
+            otlp = self._otlp
+            if otlp is None:
+                raise NotFound(f"this server takes no {signal}: it needs pip install 'kivi[otlp]'")
+            media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+            if media not in otlp.media:
+                raise UnsupportedMediaType(f"{signal} are {' or '.join(otlp.media)}, not {media!r}: set Content-Type")
+            try:
+                grant = self._door.enter(request, Access.WRITE, f"exporting {signal}", *otlp.tables[signal])
+                async with self._bodies.read(request, otlp.bytes_max) as body:
+                    return Response(await otlp.export(signal, body, media, grant.allows), media_type=media)
+            except KiviError as error:
+                request.scope[ERROR] = error
+                body, retry_s = otlp.failure(error, media)
+                status = status_of(error)
+                headers = {} if retry_s is None else {"Retry-After": str(max(1, round(retry_s)))}
+                return Response(body, int(status), headers, media_type=media)
+
+        return export
 
 
 _POLL_S: Final = 0.01

@@ -30,6 +30,8 @@ from tests.log.natscluster import NatsCluster
 from tests.serverproc import ServerProcess
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.story
+
 MIB = 1 << 20
 LOG_BYTES = 16 * MIB
 SETTINGS = Settings.of({"fold_every_s": 0.2})

@@ -149,6 +149,7 @@ def test_a_new_node_begins_with_the_copy_of_another_one(nodes: list[ServerProces
         ServerProcess(tmp_path / "alone", *nodes[0].arguments).start()
 
 
+@pytest.mark.story
 @pytest.mark.parametrize("how", ["kill", "stop"])
 def test_a_client_of_several_nodes_goes_on_with_another_one(nodes: list[ServerProcess], how: str) -> None:
     """Each node ends once and comes back, while clients commit: no call fails, and nothing counts twice."""
@@ -172,6 +173,7 @@ def test_a_client_of_several_nodes_goes_on_with_another_one(nodes: list[ServerPr
     assert {row["endpoint"]: row["us"] for row in answers[0][1]} == dict(wanted)  # type: ignore[attr-defined]
 
 
+@pytest.mark.story
 def test_clients_leave_nodes_that_stand_still(nodes: list[ServerProcess]) -> None:
     """Most of them, so that nearly every client has to: no call waits for its time limit, and none fails."""
     everywhere = ",".join(node.endpoint for node in nodes)

@@ -535,6 +535,7 @@ def test_all_calls_that_are_not_listed_are_refused(two: Two) -> None:
             assert http.get(where).status_code == 403, where
         media = {"Content-Type": "application/x-protobuf"}
         assert http.post("/v1/traces", content=b"", headers=media).status_code == 403
+        assert http.post("/v1/metrics", content=b"", headers=media).status_code == 403
     with two.all.connect(access_token=ACME) as acme:
         refused: list[Callable[[], Any]] = [
             lambda: acme.snapshot(shared=True).__enter__(),
