@@ -415,6 +415,9 @@ def open_store(options: Options, stack: contextlib.ExitStack) -> tuple[Store, Ca
 
     about = {"address": options.advertise or "", "version": metrics.version_of("kivi")}
     own = None if options.peers is None else _log_server(options, options.cluster, options.peers, stack)
+    if own is None:  # it may take a minute to know that nobody is there
+        at = [url.rpartition("@")[2].rpartition("/")[2] for url in (options.nats or "").split(",")]  # and no password
+        print(f"connecting to the log of {options.cluster} at {', '.join(at)}", flush=True)
     node = ClusterNode(
         options.data,
         options.cluster,
