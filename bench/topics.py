@@ -119,13 +119,13 @@ class _Kivi:
                 for topic in range(first, min(first + _ROWS, _TOPICS)):
                     tx.put("topics", (f"t{topic}",), parent=f"t{(topic - 1) // 10}" if topic > 10 else None)
         self._published: dict[str, list[tuple[int, Any]]] = {kind: [] for kind in _KINDS}
-        self._hottest = dict.fromkeys(_KINDS, (-1, 0, 0))
+        self._asked = dict.fromkeys(_KINDS, (-1, 0))
 
     def subscribing(self, kind: str, users: list[int], topics: Any) -> Callable[[], object]:
         column = kivi.col("topic")
         asked = [column == name if kind == "flat" else column.under(name) for name in _names(topics)]
         wanted = [{"user": f"u{u}", "name": "s", "where": where} for u, where in zip(users, asked, strict=True)]
-        self._hottest[kind] = users[0], int(topics[0]), len(self._published[kind])
+        self._asked[kind] = users[0], int(topics[0])
         return lambda: self._db.store_subscriptions(kind, wanted)
 
     def publishing(self, kind: str, topics: Any) -> Callable[[], Any]:
@@ -159,10 +159,10 @@ class _Kivi:
         took = self._server.reopened_s()
         with self._server.connect() as db:
             for kind in _KINDS:
-                user, topic, after = self._hottest[kind]
+                user, topic = self._asked[kind]
                 ts, published = self._published[kind][-1]
                 _same(f"{kind}, after a kill", db.reached(kind, ts), topics.reached(kind, published))
-                wanted, got = sum(_selected(kind, each, topic) for _, each in self._published[kind][after:]), []
+                wanted, got = sum(_selected(kind, each, topic) for _, each in self._published[kind]), []
                 with db.subscribe(kind, user=f"u{user}", name="s", interval_ms=0, heartbeat_ms=20) as live:
                     while live.ts < ts:
                         if (update := live.next(0.05)) is not None:
