@@ -305,7 +305,7 @@ class DurableSubscriptions:
             pass
 
     def _expired(self) -> Iterator[list[dict[str, Any]]]:
-        """Rows that have expired. Each part is read at a snapshot of its own: a million may take longer than one may."""
+        """Rows that have expired. Each part has a snapshot of its own: a million rows may take longer than one may."""
         now_us = self._now_us()
         user, name, read = "", "", _SWEEP_ROWS
         while read == _SWEEP_ROWS:

@@ -192,7 +192,7 @@ def test_who_follows_matches_goes_on_at_another_node(nodes: list[ServerProcess])
         ]
         db.append("calls", rows)
 
-    def told(node: ServerProcess, **since: int) -> tuple[list[Any], dict[str, int]]:
+    def told(node: ServerProcess, **since: Any) -> tuple[list[Any], dict[str, int]]:
         with kivi.connect(node.endpoint) as db:
             db.snapshot(min_snapshot=since["since"]).close()  # it may be behind the one that was killed
             with db.subscribe_matches("calls", rises, interval_ms=10, **since) as live:
