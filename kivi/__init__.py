@@ -121,6 +121,7 @@ __all__ = [
     "top",
     "transactional",
     "var",
+    "weighted_quantiles",
     "within_km",
 ]
 
@@ -162,6 +163,7 @@ _LAZY = {
     "top": "kivi.model.surface",
     "transactional": "kivi.model.surface",
     "var": "kivi.model.surface",
+    "weighted_quantiles": "kivi.model.surface",
     "within_km": "kivi.model.expressions",
 }
 _MODULES = ("aio", "client", "polars", "spark", "testing")

@@ -6,7 +6,7 @@ The token file has one token a line, with its role, the tables it is for, and li
     7f3a9c0e...         admin
     b81d44aa...         writer   tables=invocations,anomalies       rate=500 staged=1GiB
     c2e09b71...         reader   tables=endpoint_*,server_*         snapshots=20
-    a81f4e07...         writer   rows=customer:acme                 rate=200
+    a81f4e07...         writer   rows=customer:acme                 events=1000/s query=0.2/s
 
 ``rows`` binds a token to the rows with one value in one column (``kivi.model.tenants``): it sees and writes these, in
 tables that keep them apart by that column, and may make none of the calls that concern others (``FOR_TENANTS``).
@@ -14,7 +14,8 @@ tables that keep them apart by that column, and may make none of the calls that 
 A role includes those before it: ``reader``, ``writer``, ``admin`` (``read`` and ``write`` are understood; a token alone
 is an admin's). Without ``tables`` it is for all of them; with it, calls that concern the whole store (checkpoint,
 consolidate) are not for it. Whoever may append to a table thereby changes its aggregates, which follow by themselves.
-``snapshots`` counts those that are open at a time: ``db.get`` keeps none.
+``snapshots`` counts those that are open at a time: ``db.get`` keeps none; ``subscriptions`` likewise. ``events=1000/s``
+(or ``/m``, ``/h``, ``/d``), ``bytes=1MiB/s`` and ``query=0.2/s``, in seconds, are quotas (``kivi_server.quotas``).
 
 The file is read again when it has changed. One with a fault is not taken, and what was known before stays. Tokens are
 compared in constant time, all of them each time, so that timing tells nothing; they are kept as digests, and neither
@@ -31,13 +32,14 @@ import os
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Final
 
 from kivi_server.options import size_of
+from kivi_server.quotas import Quota
 
 from kivi.errors import InvalidArgument, PermissionDenied, Unauthenticated
 from kivi.model.schema import TableSchema
@@ -82,19 +84,26 @@ class Allowance:
     """How much one client may ask for; None: no limit of its own.
 
     ``rate``: requests a second, of which a second's worth may come at once. ``snapshots``: open at a time. ``staged``:
-    bytes staged and not committed.
+    bytes staged and not committed. ``subscriptions``: there at a time. ``events``: that are appended, and rows that
+    are written. ``nbytes``: of these. ``query``: seconds that reads and questions take.
     """
 
     rate: float | None = None
     snapshots: int | None = None
     staged: int | None = None
+    subscriptions: int | None = None
+    events: Quota | None = None
+    nbytes: Quota | None = None
+    query: Quota | None = None
+
+    @property
+    def meters_writes(self) -> bool:
+        return self.events is not None or self.nbytes is not None
 
     def or_else(self, other: Allowance) -> Allowance:
         """This, and ``other`` for what it leaves open."""
         return Allowance(
-            other.rate if self.rate is None else self.rate,
-            other.snapshots if self.snapshots is None else self.snapshots,
-            other.staged if self.staged is None else self.staged,
+            *(getattr(other if getattr(self, each.name) is None else self, each.name) for each in fields(Allowance))
         )
 
 
@@ -265,6 +274,7 @@ def _granted(words: list[str], name: str, where: str) -> Grant:
         access = _ROLES[role]
     tables: tuple[str, ...] = ()
     rate, snapshots, staged, tenant = None, None, None, None
+    subscriptions, events, nbytes, query = None, None, None, None
     for word in words:
         key, _, text = word.partition("=")
         try:
@@ -281,13 +291,25 @@ def _granted(words: list[str], name: str, where: str) -> Grant:
                     staged = int(_positive(size_of(text)))
                 case "rows":
                     tenant = Tenant.parse(text)
+                case "subscriptions":
+                    subscriptions = int(_positive(int(text)))
+                case "events":
+                    events = Quota.parse(text, float)
+                case "bytes":
+                    nbytes = Quota.parse(text, size_of)
+                case "query":
+                    query = Quota.parse(text, float)
                 case _:
-                    raise InvalidArgument(f"{where}: there is tables=, rows=, rate=, snapshots= and staged=")
+                    raise InvalidArgument(
+                        f"{where}: there is tables=, rows=, rate=, snapshots=, staged=, subscriptions=, events=, "
+                        "bytes= and query="
+                    )
         except ValueError:
             raise InvalidArgument(f"{where}: what follows {key}= is not right") from None
     if tenant is not None and access is Access.ADMIN:
         raise InvalidArgument(f"{where}: rows= is of readers and writers; what an admin does concerns all rows")
-    return Grant(access, tables, Allowance(rate, snapshots, staged), name, tenant)
+    allowance = Allowance(rate, snapshots, staged, subscriptions, events, nbytes, query)
+    return Grant(access, tables, allowance, name, tenant)
 
 
 def _positive(number: float) -> float:

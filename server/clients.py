@@ -1,4 +1,4 @@
-"""Clients and what each of them uses: requests a second, open snapshots, staged bytes.
+"""Clients and what each of them uses: requests a second, open snapshots, staged bytes, subscriptions, and quotas.
 
 A client is a token, however many connections use it, or without tokens a connection. What is beyond its allowance is
 refused with ``ResourceExhausted`` that names the limit, before anything was done; nobody else notices.
@@ -6,11 +6,14 @@ refused with ``ResourceExhausted`` that names the limit, before anything was don
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
+from collections.abc import Iterator
 from typing import Final
 
 from kivi_server.auth import Allowance, Grant
+from kivi_server.quotas import Bucket, Quota
 
 from kivi.errors import ResourceExhausted
 
@@ -22,7 +25,7 @@ _KNOWN_MAX: Final = 10_000  # beyond it those that have not connected for longes
 class Client:
     """One of them. Thread safe."""
 
-    __slots__ = ("_filled_at", "_lock", "_tokens", "allowance", "name")
+    __slots__ = ("_buckets", "_filled_at", "_lock", "_subscriptions", "_tokens", "allowance", "name")
 
     def __init__(self, name: str, allowance: Allowance) -> None:
         self.name = name
@@ -30,6 +33,76 @@ class Client:
         self._tokens = allowance.rate or 0.0
         self._filled_at = time.monotonic()
         self._lock = threading.Lock()
+        self._buckets: dict[str, Bucket] = {}
+        self._subscriptions = 0
+
+    # -- quotas -----------------------------------------------------------------------------------
+
+    def check_writes(self) -> None:
+        """Before a write is decoded. Raises ResourceExhausted."""
+        allowed = self.allowance
+        if allowed.meters_writes:
+            self._check("events", allowed.events, "events and rows")
+            self._check("bytes", allowed.nbytes, "of writes")
+
+    def take_writes(self, events: int, nbytes: int) -> None:
+        """Counts what is written, committed or not."""
+        allowed = self.allowance
+        if allowed.meters_writes:
+            self._take("events", allowed.events, events)
+            self._take("bytes", allowed.nbytes, nbytes)
+
+    def check_reads(self) -> None:
+        """Before something is read. Raises ResourceExhausted."""
+        self._check("query", self.allowance.query, "seconds of queries")
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Counts the time of the block as query time."""
+        quota = self.allowance.query
+        if quota is None:
+            yield
+            return
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._take("query", quota, time.monotonic() - began)
+
+    def _bucket(self, name: str, quota: Quota) -> Bucket:
+        bucket = self._buckets.get(name)
+        if bucket is None or bucket.quota != quota:  # the token's line is another by now
+            bucket = self._buckets[name] = Bucket(quota)
+        return bucket
+
+    def _check(self, name: str, quota: Quota | None, what: str) -> None:
+        if quota is not None:
+            with self._lock:
+                self._bucket(name, quota).check(f"client_{name}", what)
+
+    def _take(self, name: str, quota: Quota | None, amount: float) -> None:
+        if quota is not None:
+            with self._lock:
+                self._bucket(name, quota).take(amount)
+
+    def subscribe(self) -> None:
+        """One more subscription, until ``unsubscribe``. Raises ResourceExhausted."""
+        most = self.allowance.subscriptions
+        with self._lock:
+            if most is not None and self._subscriptions >= most:
+                raise ResourceExhausted(
+                    f"this client has {self._subscriptions} subscriptions, and {most} is its limit: end some first",
+                    limit="client_subscriptions",
+                    maximum=most,
+                    retry_s=1.0,
+                )
+            self._subscriptions += 1
+
+    def unsubscribe(self) -> None:
+        with self._lock:
+            self._subscriptions -= 1
+
+    # -- rates and what is held -------------------------------------------------------------------
 
     def take(self, requests: int) -> None:
         """Counts requests against the rate: a bucket that holds a second's worth. Raises ResourceExhausted."""
@@ -45,6 +118,7 @@ class Client:
                     f"this client asks for more than {rate:g} requests a second, its limit: slow down",
                     limit="client_rate",
                     maximum=rate,
+                    retry_s=round((1.0 - self._tokens) / rate, 3),
                 )
             self._tokens -= requests  # a message is taken whole; what it was too much is waited for
 

@@ -50,6 +50,7 @@ _SUMMED: Final = "Event blocks that were summed up, by what was read of them."
 _RULES: Final = "Events that rules judged, and what became of them."
 _COLD: Final = "Ranges of cold files that were read, by what they came from."
 _SPANS: Final = "Spans of exports that were answered, by what became of them."
+_POINTS: Final = "Points of metrics, likewise."
 _ANSWERS: Final = "Answers over HTTP that equal ones may share, by whether this one was computed."
 _ALERTS: Final = "Instances of alerts that are not inactive, by state."
 _NOTIFIED: Final = "Notifications of alerts that were delivered or given up, and times that delivering failed."
@@ -193,8 +194,14 @@ METRICS: Final[dict[str, Metric]] = {
     "otlp_spans_repeated": _counter("otlp_spans", _SPANS, ("outcome", "repeated")),
     "otlp_spans_rejected": _counter("otlp_spans", _SPANS, ("outcome", "rejected")),
     "otlp_spans_passed_over": _counter("otlp_spans", _SPANS, ("outcome", "passed_over")),
-    "otlp_commits": _counter("otlp_commits", "Transactions that spans were stored in."),
+    "otlp_points_stored": _counter("otlp_points", _POINTS, ("outcome", "stored")),
+    "otlp_points_dropped": _counter("otlp_points", _POINTS, ("outcome", "dropped")),
+    "otlp_points_repeated": _counter("otlp_points", _POINTS, ("outcome", "repeated")),
+    "otlp_points_rejected": _counter("otlp_points", _POINTS, ("outcome", "rejected")),
+    "otlp_points_passed_over": _counter("otlp_points", _POINTS, ("outcome", "passed_over")),
+    "otlp_commits": _counter("otlp_commits", "Transactions that spans and points were stored in."),
     "otlp_window_spans": _gauge("otlp_window_spans", "Span ids that are remembered, to find those sent again."),
+    "otlp_window_points": _gauge("otlp_window_points", "Ids of parts of points of metrics, likewise."),
     "otlp_tables_unfit": _gauge("otlp_tables_unfit", "Tables that spans are refused for: they have other columns."),
     "otlp_waiting_bytes": _gauge("otlp_waiting_bytes", "Exports that wait for their commit."),
 }

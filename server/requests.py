@@ -175,6 +175,7 @@ class Requests(ABC):
             return
         try:
             self.access.require(Access.WRITE, "writing", *{operation.table for operation in request.operations})
+            self.client.check_writes()
             txn = self._writing(transaction)
             for operation in request.operations:
                 self.translator.apply(txn, operation, asked.bodies)
@@ -285,7 +286,9 @@ class Requests(ABC):
             batches = self.store.scan(transaction.lease, schema, wanted)
         rows = min(opening.page_rows or limits.PAGE_ROWS, limits.PAGE_ROWS_MAX)
         page = session_pb2.ScanPage()
-        pages = Pages(self.translator.pages(batches, rows), self.sessions.pages_ahead, self.sessions.scans)
+        pages = Pages(
+            self.translator.pages(batches, rows), self.sessions.pages_ahead, self.sessions.scans, self.client.reading
+        )
         data = self._first_page(transaction, pages, page)
         if isinstance(batches, Answer):
             if self.access.tenant is None:  # it says how many rows of all were read
@@ -335,7 +338,7 @@ class Requests(ABC):
                 yield from self.sessions.workers.answer(question, left_s)
                 shared.check()
 
-        pages = Pages(followed(answer()), self.sessions.pages_ahead, self.sessions.sql_pages)
+        pages = Pages(followed(answer()), self.sessions.pages_ahead, self.sessions.sql_pages, self.client.reading)
         page = session_pb2.ScanPage()
         self._answer_page(asked, transaction, page, self._first_page(transaction, pages, page))
 
@@ -394,6 +397,9 @@ class Requests(ABC):
                 self.access.require_all_rows("a batch token")
             self._apply(asked, transaction)
             txn = self._writing(transaction)
+            if self.client.allowance.meters_writes:
+                self.client.check_writes()  # of many transactions that began together the first ones enter
+                self.client.take_writes(txn.brought, txn.nbytes)
         except BaseException as error:
             self._end(transaction)
             if isinstance(error, NotFound) and self._committed_before(asked, transaction, batch):
@@ -420,6 +426,7 @@ class Requests(ABC):
             raise InvalidArgument("KIND_APPEND_EACH is alone in a commit without a transaction, under a request token")
         (operation,) = request.operations
         self.access.require(Access.WRITE, "writing", operation.table)
+        self.client.check_writes()
         try:
             schema = self.translator.schema(operation.table, operation.table_id, tenant=self.access.tenant)
         except NotFound:
@@ -428,6 +435,7 @@ class Requests(ABC):
             raise
         batch = self.translator.batch(schema, asked.bodies.take(operation.arrow_bytes))
         check_tenant(self.access.tenant, schema, batch)
+        self.client.take_writes(batch.num_rows, batch.nbytes)
         done = self._told(asked, None)
         append = functools.partial(
             self.store.append_each, schema, batch, token=commit.token, drop_late=operation.drop_late, done=done

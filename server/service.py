@@ -192,6 +192,7 @@ class Service(RuleCalls, alerting.AlertCalls, topics.TopicCalls):
     async def Stage(self, requests: AsyncIterator[pb.StageRequest], context: Context) -> pb.StageResponse:
         grant, client = self.access("Stage", context)
         writing = functools.partial(asyncio.get_running_loop().run_in_executor, self.sessions.writes)
+        client.check_writes()
         first: pb.StageRequest | None = None
         schema: TableSchema | None = None
         batches: list[pa.RecordBatch] = []
@@ -216,6 +217,7 @@ class Service(RuleCalls, alerting.AlertCalls, topics.TopicCalls):
     def _stage(self, schema: TableSchema, batches: list[pa.RecordBatch], owner: str, client: Client) -> bytes:
         whose = f"{client.name}/"
         batch = together(batches)
+        client.take_writes(0, batch.nbytes)  # its events count where they are committed
         if client.allowance.staged is not None:
             client.check_staged(self.store.staged_bytes(whose), batch.nbytes)
         return bytes(self.store.stage_wait(schema, batch, owner=whose + owner))

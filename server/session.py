@@ -77,6 +77,8 @@ _SLOW_KEYS: Final = 128
 _FEW_ROWS: Final = 24
 _REMEMBERED: Final = 2  # times as many as may be open: those that are not say why to what was sent behind them
 _PATIENCE_S: Final = 10.0  # of a request that says nothing of it
+_READS: Final = frozenset({"get", "scan_open", "scan_next", "sql", "retract"})
+"""What counts as query time."""
 _GROUP: Final = 256  # reads or commits that are done together
 
 
@@ -368,13 +370,15 @@ class Session(Requests):
 
     def _may_write(self, tables: Iterable[str]) -> bool:
         """Whether they are of those of the token; what is not is told so by ``_do_commit``, and so is a tenant."""
-        return self.access.tenant is None and (not self.access.tables or all(map(self.access.allows, tables)))
+        if self.access.tenant is not None or self.client.allowance.meters_writes:
+            return False
+        return not self.access.tables or all(map(self.access.allows, tables))
 
     def _read_group(self) -> bool:
         """Answers the reads at the head of the inbox together; False: the first is read by itself."""
         if self.sessions.stopping or self.client.allowance.snapshots is not None or not self._scheduler.is_quick():
             return False
-        if self.access.tenant is not None:
+        if self.access.tenant is not None or self.client.allowance.query is not None:
             return False
         inbox = self._inbox
         wanted: list[Read] = []
@@ -673,7 +677,10 @@ class Session(Requests):
                     self.txns.pop(transaction.number, None)
                     self._end(transaction)
                 raise transaction.failed
-            with deadlines.until(asked.until):
+            is_read = body in _READS
+            if is_read:
+                self.client.check_reads()
+            with deadlines.until(asked.until), self.client.reading() if is_read else contextlib.nullcontext():
                 getattr(self, f"_do_{body}", self._do_nothing)(asked, transaction)
             if body != "commit":  # which has not ended
                 took = time.monotonic() - asked.received

@@ -63,6 +63,8 @@ class _Subscription:
     asked: bool = False
     """The hub is, or what it said has not left yet."""
     live: Live | None = None
+    counted: bool = False
+    """Among those of its client."""
 
 
 class Subscriptions:
@@ -153,8 +155,11 @@ class Subscriptions:
                 self._calls_ended(began)
                 self._put(one, beside())
                 return
+            self._client.subscribe()
+            one.counted = True
             live = await self._opened(wanted)
         except Exception as error:
+            self._close(one)
             self._refuse(one, error, began)
             return
         one.live = live
@@ -196,6 +201,9 @@ class Subscriptions:
         return told(error, "a subscription", f"{self._client.name}/{one.number}")
 
     def _close(self, one: _Subscription) -> None:
+        if one.counted:
+            one.counted = False
+            self._client.unsubscribe()
         if one.live is not None:
             self._hub.close(one.live)
 

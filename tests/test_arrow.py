@@ -26,7 +26,7 @@ from kivi.errors import InvalidArgument, OutOfRange, ResourceExhausted, SchemaEr
 from kivi.model.declarations import aggregate_schema, event_table_schema, row_table_schema
 from kivi.model.expressions import bind, col, matches
 from kivi.model.schema import OperatorCall as Call
-from kivi.model.types import ColumnType
+from kivi.model.types import MOMENT_MAX_US, MOMENT_MIN_US, ColumnType
 
 UTC = dt.UTC
 DECLARED = {
@@ -141,7 +141,7 @@ def test_other_time_zones_and_subclasses():
 
 VALUES = {
     "ts": st.one_of(
-        st.integers(-(2**63), 2**63 - 1),
+        st.integers(MOMENT_MIN_US, MOMENT_MAX_US),
         st.datetimes(timezones=st.sampled_from([UTC, dt.timezone(dt.timedelta(hours=-5))])),
     ),
     "b": st.booleans(),

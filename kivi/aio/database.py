@@ -42,6 +42,7 @@ from kivi.api.arguments import (
     TransactionArguments,
     ViewArguments,
     WholeArguments,
+    check_awaitable,
     check_work,
     client_timeout_s,
     endpoint_name,
@@ -541,7 +542,9 @@ class Database:
         while True:
             try:
                 async with self.transaction() as tx:
-                    result = await fn(tx)
+                    working = fn(tx)
+                    check_awaitable(working)
+                    result = await working
                 return result
             except (Retryable, SnapshotTooOld, NotFound) as error:
                 if (pause := retries.pause_s(error)) is None:

@@ -769,6 +769,21 @@ def check_work(fn: object) -> None:
         raise InvalidArgument(f"run() takes a function of a transaction, not {fn!r}")
 
 
+def check_done(result: object) -> None:
+    """Of a function that ``run`` has called: one that is async has done nothing yet. Raises InvalidArgument."""
+    if inspect.iscoroutine(result):
+        result.close()
+        raise InvalidArgument("run() takes a function that is not async: an async one is for a client of kivi.aio")
+
+
+def check_awaitable(result: object) -> None:
+    """Of a function that the asyncio client's ``run`` has called. Raises InvalidArgument."""
+    if not inspect.isawaitable(result):
+        raise InvalidArgument(
+            f"run() of a client of kivi.aio takes an async function, and this one gave {result!r:.80}"
+        )
+
+
 def plain_text(value: object, what: str) -> str:
     """Raises InvalidArgument for what is no text."""
     return _text(value, f"{what} is a text")

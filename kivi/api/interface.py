@@ -38,6 +38,7 @@ from kivi.api.arguments import (
     TransactionArguments,
     ViewArguments,
     WholeArguments,
+    check_done,
     check_work,
     patience_s,
     retract_arguments,
@@ -307,6 +308,7 @@ class Database(RuleMethods, Alerting, Topics, ABC, Generic[Tx, Snap]):
             try:
                 with self.transaction() as tx:
                     result = fn(tx)
+                    check_done(result)
                 return result
             except (Retryable, SnapshotTooOld, NotFound) as error:
                 if (pause := retries.pause_s(error)) is None:

@@ -32,6 +32,7 @@ from typing import Any, Final, TypeVar
 
 from kivi.errors import ResourceExhausted, SchemaError
 from kivi.model.schema import TableSchema
+from kivi.model.types import MOMENT_MAX_US, MOMENT_MIN_US, ColumnType, check_event_time
 
 __all__ = ["EventBatch", "EventRows", "Row"]
 
@@ -106,7 +107,9 @@ class EventRows:
             "put_large": put_large,
         }
         for i, column in enumerate(self.schema.columns):
-            names[f"to_stored_{i}"] = partial(column.type.to_stored, what=f"column {column.name!r}")
+            is_time = column.name == self.schema.event_time
+            to_stored = partial(_event_time, column.type) if is_time else column.type.to_stored
+            names[f"to_stored_{i}"] = partial(to_stored, what=f"column {column.name!r}")
             names[f"name_{i}"] = column.name
         namespace = {_OURS + name: value for name, value in names.items()}
         exec("\n".join(self._source()), namespace)
@@ -154,7 +157,8 @@ class EventRows:
             case "float64":  # what is not finite is not 0 when subtracted from itself
                 yield f"if _kivi_type({x}) is _kivi_float and {x} - {x} == 0.0: pass"
             case "timestamp":
-                yield f"if _kivi_type({x}) is _kivi_int: pass"
+                ranged = f" and {MOMENT_MIN_US} <= {x} <= {MOMENT_MAX_US}" if name == self.schema.event_time else ""
+                yield f"if _kivi_type({x}) is _kivi_int{ranged}: pass"
                 yield f"elif _kivi_type({x}) is _kivi_datetime and {x}.tzinfo is _kivi_utc:"
                 yield f"    {x} = ({x} - _kivi_epoch) // _kivi_microsecond"
             case "decimal":
@@ -238,3 +242,8 @@ def _is_plain(name: str) -> bool:
 
 def _text_bytes(value: str | bytes) -> int:
     return len(value) if isinstance(value, bytes) or value.isascii() else len(value.encode())
+
+
+def _event_time(type_: ColumnType, value: Any, what: str) -> int:
+    """Raises InvalidArgument, also for a time that no ``datetime`` holds."""
+    return check_event_time(type_.to_stored(value, what), what)

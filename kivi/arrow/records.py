@@ -52,7 +52,7 @@ from kivi.arrow.packed_events import EventBatch
 from kivi.errors import InvalidArgument, ResourceExhausted, SchemaError
 from kivi.model.names import is_text
 from kivi.model.schema import Column, TableSchema
-from kivi.model.types import ColumnType, shown
+from kivi.model.types import ColumnType, check_event_time, shown
 
 __all__ = ["DELETES", "event_batch", "row_batch", "table_batch"]
 
@@ -185,9 +185,14 @@ def _unknown(schema: TableSchema, name: object) -> SchemaError:
 
 def _batch(schema: TableSchema, arrays: list[Any]) -> Any:
     for name, array in zip(schema.by_name, arrays, strict=True):
-        if name == schema.event_time and array.null_count:
+        if name != schema.event_time:
+            continue
+        if array.null_count:
             row = pc.index(array.is_null(), True).as_py()
             raise InvalidArgument(f"records[{row}] has no {schema.event_time!r}: every event needs its event time")
+        times = flat(array).cast(pa.int64()).to_numpy()
+        for at in (times.argmin(), times.argmax()) if len(times) else ():
+            check_event_time(int(times[at]), f"records[{at}][{name!r}]")
     return pa.RecordBatch.from_arrays(arrays, list(schema.by_name))
 
 

@@ -102,9 +102,9 @@ def _tools(db: Any) -> Iterable[Callable[..., Any]]:
     def match(
         table: str,
         pattern: str,
-        partition_by: list[str],
-        define: dict[str, str],
-        measures: dict[str, str],
+        partition_by: list[str] | None = None,
+        define: dict[str, str] | None = None,
+        measures: dict[str, str] | None = None,
         within: str = "",
         start: str = "",
         end: str = "",
@@ -116,7 +116,7 @@ def _tools(db: Any) -> Iterable[Callable[..., Any]]:
         """Events that follow each other as a pattern says, as SQL's MATCH_RECOGNIZE. pattern: "A B+ C"; define:
         {"B": "us > prev(us)"}; measures: {"began": "first(A.ts)", "n": "count(B)"}; within: 15m."""
         args = argparse.Namespace(
-            table=table, pattern=pattern, by=partition_by, within=within or None, define=_words(define),
+            table=table, pattern=pattern, by=partition_by or [], within=within or None, define=_words(define),
             measure=_words(measures), skip=skip, start=start, end=end, where=where, limit=min(limit, ROWS_MAX),
         )  # fmt: skip
         return _answer(db, as_of, lambda snap: matching.asked(snap, args))

@@ -22,7 +22,7 @@ NUMBERS: Final = ("int64", "float64", "decimal")
 _ORDERED: Final = (*NUMBERS, "timestamp")
 _ANY: Final = (*_ORDERED, "bool", "string", "bytes")
 _TAKES: Final = {
-    "quantiles": NUMBERS, "avg": NUMBERS, "var": NUMBERS, "stddev": NUMBERS,
+    "quantiles": NUMBERS, "weighted_quantiles": NUMBERS, "avg": NUMBERS, "var": NUMBERS, "stddev": NUMBERS,
     "largest": _ORDERED, "smallest": _ORDERED,
     "distinct": _ANY, "first": _ANY, "last": _ANY, "argmax": _ANY, "argmin": _ANY, "top": _ANY,
 }  # fmt: skip
@@ -111,9 +111,13 @@ def _state_column(source: TableSchema, name: str, call: OperatorCall, type_: Col
         return Column(name, own.result, kind, State(own.id, kind, type_))
     by, size, result = None, 0, type_
     match kind:
-        case "quantiles":
+        case "quantiles" | "weighted_quantiles":
             size = scale_of(options.get("accuracy", 0.01))
             result = ColumnType("quantiles", 0, size)
+            if kind == "weighted_quantiles":
+                by = source.column(options.get("by")).type  # type: ignore[arg-type]
+                if by.name != "int64":
+                    raise SchemaError(f"measure {name!r}: weights are whole numbers, an int64 column, not {by}")
         case "distinct":
             size, result = precision_of(options.get("error", 0.01)), ColumnType("int64")
         case "avg" | "var" | "stddev":

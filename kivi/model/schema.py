@@ -172,7 +172,7 @@ class Measure:
 
     @property
     def by(self) -> str | None:
-        """The column that argmax and argmin compare."""
+        """The column that argmax and argmin compare, or that has the weights."""
         return dict(self.options).get("by")
 
     def to_plain(self) -> list[Any]:

@@ -18,6 +18,7 @@ __all__ = ["KINDS", "OWN", "OWN_ID_MIN", "OwnSpec", "State", "precision_of"]
 KINDS: Final = {
     "quantiles": 4, "distinct": 5, "avg": 6, "var": 7, "stddev": 8, "first": 9, "last": 10,
     "argmax": 11, "argmin": 12, "largest": 13, "smallest": 14, "top": 15,
+    "weighted_quantiles": 16,
 }  # fmt: skip
 """Name -> id, permanent: ids are written to disk and never reused. SUM, MIN and MAX have 1 to 3."""
 
@@ -55,7 +56,7 @@ def precision_of(error: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """``value``: the type of what is observed; ``by``: of what argmax and argmin compare.
+    """``value``: the type of what is observed; ``by``: of what argmax and argmin compare, and of weights.
 
     ``size``: the scale of quantiles, the bits of a distinct count's register numbers, how many values largest and
     smallest keep or top counts; 1 for a var or stddev of the whole population.

@@ -31,6 +31,7 @@ __all__ = [
     "top",
     "transactional",
     "var",
+    "weighted_quantiles",
 ]
 
 
@@ -104,6 +105,15 @@ def quantiles(source: Source, accuracy: float = 0.01, *, where: Any = None) -> O
     Reads as a ``Quantiles``; in derived columns ``quantile(name, 0.99)`` and ``fraction_below(name, 500000)``.
     """
     return _call("quantiles", source, where, accuracy=accuracy)
+
+
+def weighted_quantiles(source: Source, by: Any, accuracy: float = 0.01, *, where: Any = None) -> OperatorCall:
+    """``quantiles`` of values that each stand for as many observations as ``by``, an int64 column, says.
+
+    For what was counted before it came, such as the buckets of a histogram. Reads as a ``Quantiles``. Weights of 0 or
+    less, and null, are no observation; beyond 2**40 they count as that.
+    """
+    return _call("weighted_quantiles", source, where, accuracy=accuracy, by=_column_of("weighted_quantiles", by))
 
 
 def distinct(source: Source, error: float = 0.01, *, where: Any = None) -> OperatorCall:

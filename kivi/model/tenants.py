@@ -45,10 +45,10 @@ class Tenant:
 
     @staticmethod
     def parse(text: str) -> Tenant:
-        """Of ``column:value``. Raises InvalidArgument."""
+        """Of ``column:value``. Raises ValueError."""
         column, colon, value = text.partition(":")
         if not colon or not value or not is_name(column):
-            raise InvalidArgument("rows are named by a column and its value, like rows=customer:acme")
+            raise ValueError("rows are named by a column and its value, like customer:acme")
         return Tenant(column, value)
 
     def __str__(self) -> str:

@@ -39,11 +39,14 @@ from kivi.errors import DataLoss, InvalidArgument, OutOfRange, SchemaError
 from kivi.model.quantiles import Quantiles
 from kivi.model.values import Top, list_of
 
-__all__ = ["INT64_MAX", "INT64_MIN", "ColumnType", "shown"]
+__all__ = ["INT64_MAX", "INT64_MIN", "MOMENT_MAX_US", "MOMENT_MIN_US", "ColumnType", "check_event_time", "shown"]
 
 INT64_MIN: Final = -(2**63)
 INT64_MAX: Final = 2**63 - 1
 _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+MOMENT_MIN_US: Final = -62_135_596_800_000_000
+MOMENT_MAX_US: Final = 253_402_300_799_999_999
+"""What a ``datetime`` holds, in microseconds since 1970: the years 1 to 9999."""
 _DECIMAL: Final = re.compile(r"decimal\(\s*([0-9]{1,4})\s*,\s*([0-9]{1,4})\s*\)\Z")
 
 _EXACT: Final = decimal.Context(
@@ -289,6 +292,20 @@ def _to_bytes(type_: ColumnType, value: Any, what: str) -> bytes:
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
     raise _bad(what, value, type_)
+
+
+def check_event_time(value: int, what: str) -> int:
+    """Raises InvalidArgument for a time that no ``datetime`` holds.
+
+    One event of the year 58,000, which is nanoseconds taken for microseconds, would be in the way of every reader of
+    its table, and the clock of every alert would stand there.
+    """
+    if not MOMENT_MIN_US <= value <= MOMENT_MAX_US:
+        raise InvalidArgument(
+            f"{what} is {value} us, outside the years 1 to 9999: an event's time is a datetime, or whole microseconds "
+            "since 1970"
+        )
+    return value
 
 
 def _to_timestamp(type_: ColumnType, value: Any, what: str) -> int:

@@ -38,8 +38,9 @@ Items = tuple[Any, ...]
 class Observed(NamedTuple):
     """What a measure sees of events: those that it counts, in their order.
 
-    ``values`` of its source, in stored form (text: an Arrow array), without nulls; ``by`` likewise for argmax and
-    argmin; ``times`` the event times and ``places`` the places in their commit, for kinds that use the order.
+    ``values`` of its source, in stored form (text: an Arrow array), without nulls; ``by`` likewise for argmax,
+    argmin and weights; ``times`` the event times and ``places`` the places in their commit, for kinds that use the
+    order.
     ``stamps``: the CTS of each, where events of several commits are derived together; None: that of the run.
     """
 

@@ -15,10 +15,13 @@ from kivi.model import varints
 from kivi.model.quantiles import codes_of
 from kivi.states.kinds import Array, Items, Kind, Observed, check_lengths
 
-__all__ = ["QuantilesKind", "counted"]
+__all__ = ["QuantilesKind", "WeightedQuantilesKind", "counted"]
 
 _DENSE: Final = 8
 """Up to so many codes for each item a table of them is faster than sorting."""
+
+_WEIGHT_MAX: Final = 2**40
+"""Of one event: the counts of eight million of them fit an int64."""
 
 _BUSY: Final = 64
 """Events of a group, on average, from which on they are counted when they are derived."""
@@ -68,6 +71,14 @@ class QuantilesKind(Kind):
     def inverted(self, items: Items) -> Items:
         codes, counts = items
         return codes, np.full(len(codes), -1, np.int64) if counts is None else -counts
+
+
+class WeightedQuantilesKind(QuantilesKind):
+    """Each event is as many observations of its value as its weight says, which is the count of its item."""
+
+    def of_events(self, seen: Observed) -> Items:
+        assert seen.by is not None
+        return super().of_events(seen)[0], seen.by.clip(0, _WEIGHT_MAX)
 
 
 def counted(codes: Array, counts: Array | None, state_of: Array, states: int) -> tuple[Array, Array, Array]:

@@ -11,7 +11,7 @@ from kivi.states.distinct import DistinctKind
 from kivi.states.kinds import Kind
 from kivi.states.moments import moments_kind
 from kivi.states.own import OwnKind
-from kivi.states.quantiles import QuantilesKind
+from kivi.states.quantiles import QuantilesKind, WeightedQuantilesKind
 from kivi.states.top import TopKind
 from kivi.states.winners import ExtremesKind, WinnerKind
 
@@ -19,6 +19,7 @@ __all__ = ["check_known", "kind_of"]
 
 _MAKERS: Final[dict[str, Callable[[State], Kind]]] = {
     "quantiles": QuantilesKind,
+    "weighted_quantiles": WeightedQuantilesKind,
     "distinct": DistinctKind,
     **dict.fromkeys(("avg", "var", "stddev"), moments_kind),
     **dict.fromkeys(("first", "last", "argmax", "argmin"), WinnerKind),

@@ -171,6 +171,12 @@ class Txn:
         """The tables that it brings events for."""
         return {table for table, _ in self.appends} | {*self.staged}
 
+    @property
+    def brought(self) -> int:
+        """How many events and rows it writes."""
+        events = itertools.chain(self.appends.values(), ((one.batch for one in each) for each in self.staged.values()))
+        return len(self.rows) + len(self.retracted) + sum(map(_row_count, events))
+
     # -- own writes -------------------------------------------------------------------------------
 
     def put(self, schema: TableSchema, key: tuple[Any, ...], values: Mapping[str, Any]) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from kivi_server.auth import FOR_TENANTS, Access, Grant, Tokens
+from kivi_server.clients import Client
 from kivi_server.http.front import CALL
 from kivi_server.requests import stopping
 from kivi_server.sessions import Sessions
@@ -12,7 +13,16 @@ from starlette.requests import Request
 
 from kivi.errors import PermissionDenied
 
-__all__ = ["Door"]
+__all__ = ["Door", "client_of"]
+
+CLIENT: Final = "kivi.client"
+"""Who asks, in a request's scope."""
+
+
+def client_of(request: Request) -> Client:
+    """Of a request that has entered."""
+    client: Client = request.scope[CLIENT]
+    return client
 
 
 class Door:
@@ -26,7 +36,10 @@ class Door:
         """Raises Unauthenticated, PermissionDenied, ResourceExhausted, Unavailable while the server stops."""
         self.tokens.refresh()
         grant = self.tokens.of_header(request.headers.get("authorization", ""))
-        self.sessions.clients.of(grant, _peer(request.scope)).take(1)
+        client = request.scope[CLIENT] = self.sessions.clients.of(grant, _peer(request.scope))
+        client.take(1)
+        if need is Access.READ:  # before it waits for an answer that others wait for, too
+            client.check_reads()
         if need > Access.READ and not self.takes_writes:
             raise PermissionDenied(
                 "this listener is not on loopback and the server has no token file, so it takes no writes over HTTP: "

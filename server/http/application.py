@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from kivi_server.auth import Tokens
 from kivi_server.http.access import Door
 from kivi_server.http.front import Front
-from kivi_server.http.routes import Routes, Traces
+from kivi_server.http.routes import Exported, Routes
 from kivi_server.metrics import Stats
 from kivi_server.sessions import Sessions
 from prometheus_client.registry import CollectorRegistry
@@ -21,12 +21,12 @@ def application(
     registry: CollectorRegistry,
     stats: Stats,
     origins: Iterable[str],
-    traces: Traces | None,
+    otlp: Exported | None,
     *,
     is_local: bool,
 ) -> Front:
-    """ASGI. ``is_local``: the listener is on loopback. ``traces``: what takes OTLP/HTTP, if anything does."""
+    """ASGI. ``is_local``: the listener is on loopback. ``otlp``: what takes OTLP/HTTP, if anything does."""
     door = Door(sessions, tokens, takes_writes=is_local or tokens.asked_for)
     return Front(
-        Routes(door, registry, stats, traces).router(), sessions, origins, local_names=is_local and not tokens.asked_for
+        Routes(door, registry, stats, otlp).router(), sessions, origins, local_names=is_local and not tokens.asked_for
     )

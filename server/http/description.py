@@ -151,6 +151,14 @@ def described(version: str) -> Json:
                     failed=(JSON, _PROTOBUF),
                 )
             },
+            "/v1/metrics": {
+                "post": _operation(
+                    "OTLP/HTTP: metrics",
+                    {JSON: {"type": "object"}, _PROTOBUF: _TEXT},
+                    body={JSON: {"type": "object"}, _PROTOBUF: _TEXT},
+                    failed=(JSON, _PROTOBUF),
+                )
+            },
             "/v1/live": {
                 "get": _operation(
                     "Follows a table's rows, or events, as server-sent events",

@@ -55,6 +55,7 @@ from operator import itemgetter
 from typing import Any, Final
 
 from kivi_server.auth import Access, Grant
+from kivi_server.clients import Client
 from kivi_server.http.access import Door
 from kivi_server.http.errors import body_of
 from kivi_server.http.rendering import compact, plain
@@ -185,27 +186,31 @@ class Channels:
         self._door = door
         self._channels: dict[Hashable, _Channel] = {}
 
-    def answer(self, wanted: list[Wanted], grant: Grant, request: str) -> Response:
+    def answer(self, wanted: list[Wanted], grant: Grant, client: Client, request: str) -> Response:
         """Streams until the client leaves."""
         texts = self._events(wanted[0]) if wanted[0].of_events else self._states(wanted)
-        return _Stream(self._checked(texts, [each.table for each in wanted], grant, request))
+        return _Stream(self._checked(texts, [each.table for each in wanted], grant, client, request))
 
     async def _checked(
-        self, texts: AsyncIterator[bytes], tables: list[str], grant: Grant, request: str
+        self, texts: AsyncIterator[bytes], tables: list[str], grant: Grant, client: Client, request: str
     ) -> AsyncIterator[bytes]:
         yield b"retry: 1000\n\n"
-        try:
-            async with contextlib.aclosing(texts):  # type: ignore[type-var]
-                async for text in texts:
-                    now = self._door.tokens.now(grant)
-                    if now is None:
-                        raise Unauthenticated("the token of this stream was withdrawn")
-                    now.require(Access.READ, "subscribing", *tables)
-                    if now.tenant != grant.tenant:
-                        raise Unauthenticated("the token of this stream is for other rows by now")
-                    yield text
-        except Exception as error:
-            yield b"event: error\ndata: %b\n\n" % body_of(told_error(error, "a stream over HTTP", request))
+        with contextlib.ExitStack() as counted:
+            try:
+                for _ in tables:
+                    client.subscribe()
+                    counted.callback(client.unsubscribe)
+                async with contextlib.aclosing(texts):  # type: ignore[type-var]
+                    async for text in texts:
+                        now = self._door.tokens.now(grant)
+                        if now is None:
+                            raise Unauthenticated("the token of this stream was withdrawn")
+                        now.require(Access.READ, "subscribing", *tables)
+                        if now.tenant != grant.tenant:
+                            raise Unauthenticated("the token of this stream is for other rows by now")
+                        yield text
+            except Exception as error:
+                yield b"event: error\ndata: %b\n\n" % body_of(told_error(error, "a stream over HTTP", request))
 
     async def _states(self, several: list[Wanted]) -> AsyncIterator[bytes]:
         awake = asyncio.Event()

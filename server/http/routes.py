@@ -15,7 +15,7 @@
 ``POST /v1/transactions``            a transaction
 ``POST /v1/query``, ``/v1/sql``      questions (``kivi_server.http.questions``)
 ``/api/v1/...``                      Prometheus' query API (``kivi_server.http.prometheus``)
-``POST /v1/traces``                  OTLP/HTTP: exports of spans (``kivi_server.otlp``)
+``POST /v1/traces``, ``/v1/metrics`` OTLP/HTTP: exports of spans and of metrics (``kivi_server.otlp``)
 ``GET /v1/live``                     subscriptions, as server-sent events (``kivi_server.http.live``)
 ==================================== =================================================================
 """
@@ -24,16 +24,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 from urllib.parse import parse_qs
 
 from kivi_server import metrics
 from kivi_server.auth import Access, Grant
 from kivi_server.http import prometheus as prometheus_api
-from kivi_server.http.access import Door
+from kivi_server.http.access import Door, client_of
 from kivi_server.http.bodies import Bodies
 from kivi_server.http.console import Console
 from kivi_server.http.description import described
@@ -46,20 +45,22 @@ from kivi_server.http.rows import TIMEOUT_S, Asked, read
 from kivi_server.http.shared import Answer, Shared
 from kivi_server.http.writes import Appended, Operations, committed, token_of
 from kivi_server.logs import request_id
+from kivi_server.sessions import Sessions
 from prometheus_client.registry import CollectorRegistry
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
 
-from kivi.errors import InvalidArgument, KiviError, NotFound, Unavailable
+from kivi.errors import InvalidArgument, KiviError, NotFound, ResourceExhausted, Unavailable
+from kivi.store.facade import Txn
 
-__all__ = ["Routes", "Traces"]
+__all__ = ["Exported", "Routes"]
 
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-class Traces(Protocol):
+class Exported(Protocol):
     """What takes OTLP/HTTP: ``kivi_server.otlp.over_http``."""
 
     @property
@@ -69,21 +70,24 @@ class Traces(Protocol):
     def media(self) -> Sequence[str]: ...
 
     @property
-    def tables(self) -> list[str]: ...
+    def signals(self) -> Sequence[str]: ...
 
-    async def export(self, body: bytes, media: str, allows: Callable[[str], bool]) -> bytes: ...
+    @property
+    def tables(self) -> Mapping[str, Sequence[str]]: ...
+
+    async def export(self, signal: str, body: bytes, media: str, allows: Callable[[str], bool]) -> bytes: ...
 
     def failure(self, error: KiviError, media: str) -> tuple[bytes, float | None]: ...
 
 
 class Routes:
-    def __init__(self, door: Door, registry: CollectorRegistry, stats: metrics.Stats, traces: Traces | None) -> None:
+    def __init__(self, door: Door, registry: CollectorRegistry, stats: metrics.Stats, otlp: Exported | None) -> None:
         self._door = door
         self._sessions, self._store = door.sessions, door.store
         self._registry, self._stats = registry, stats
         self._console = Console()
         self._bodies = Bodies()
-        self._traces = traces
+        self._otlp = otlp
         self._questions = prometheus_api.Prometheus(door.sessions)
         self._shared = Shared(door.sessions)
         self._channels = Channels(door)
@@ -108,7 +112,8 @@ class Routes:
             ("POST", "/v1/query", self.query),
             ("POST", "/v1/sql", self.sql),
             ("GET", "/v1/live", self.live),
-            ("POST", "/v1/traces", self.traces),
+            ("POST", "/v1/traces", self._exports("traces")),
+            ("POST", "/v1/metrics", self._exports("metrics")),
         )
         prometheus = [
             Route(f"/api/v1/{path}", self._prometheus(path), methods=["GET", "POST"]) for path in prometheus_api.PATHS
@@ -120,6 +125,34 @@ class Routes:
 
     async def _in(self, pool: Executor, work: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(pool, work, *arguments)
+
+    async def _asked(self, request: Request, pool: Executor, work: Callable[..., T], *arguments: Any) -> T:
+        """What reads: its time counts for the client's quota."""
+        client = client_of(request)
+
+        def timed() -> T:
+            with client.reading():
+                return work(*arguments)
+
+        return await self._in(pool, timed)
+
+    async def _commit(
+        self, request: Request, wanted: Appended | Operations, grant: Grant, token: str | None
+    ) -> Response:
+        client = client_of(request)
+        client.check_writes()
+
+        def prepare(sessions: Sessions) -> Txn:
+            txn = wanted.prepare(sessions, grant.tenant)
+            try:
+                client.check_writes()  # of many that were decoded together the first ones enter
+            except ResourceExhausted:
+                txn.rollback()
+                raise
+            client.take_writes(txn.brought, txn.nbytes)
+            return txn
+
+        return _json({"commit_ts": await committed(self._sessions, prepare, token)})
 
     async def _reached(self, ts: int | None) -> None:
         """Waits for a snapshot that is to come; no thread does. Raises Unavailable when the time is up."""
@@ -219,13 +252,13 @@ class Routes:
     ) -> Response:
         if not asked.is_now:
             await self._reached(asked.min_snapshot)
-            return _answered(await self._in(self._sessions.questions, work))
+            return _answered(await self._asked(request, self._sessions.questions, work))
         upto, changed = self._shared.changed([asked.table])
         tag = self._shared.tag(changed, form if grant.tenant is None else f"{form}-{grant.name}")
         if _matches(request, tag):
             return _unchanged(tag, upto)
         answer = await self._shared.answer(
-            (form, asked.question, grant.tenant), changed, lambda: self._in(self._sessions.questions, work)
+            (form, asked.question, grant.tenant), changed, lambda: self._asked(request, self._sessions.questions, work)
         )
         return _answered(answer, max(upto, answer.ts), ETag=tag)
 
@@ -245,12 +278,12 @@ class Routes:
 
         if not query.is_now:
             await self._reached(query.given.get("min_snapshot"))
-            return _answered(await self._in(self._sessions.questions, work))
+            return _answered(await self._asked(request, self._sessions.questions, work))
         upto, changed = self._shared.changed([query.table])
         answer = await self._shared.answer(
             (media, query.question, grant.tables, grant.tenant),
             changed,
-            lambda: self._in(self._sessions.questions, work),
+            lambda: self._asked(request, self._sessions.questions, work),
         )
         return _answered(answer, max(upto, answer.ts))
 
@@ -265,12 +298,13 @@ class Routes:
             return Answer(rendered(media, table, {"snapshot": ts, "more": more}), media, ts, more)
 
         await self._reached(asked.given.get("min_snapshot"))
-        return _answered(await self._in(self._sessions.sql, work))
+        return _answered(await self._asked(request, self._sessions.sql, work))
 
     async def live(self, request: Request) -> Response:
         grant = self._door.enter(request, Access.READ, "subscribing")
         wanted = Wanted.all_of(self._door, grant, request)
-        return self._channels.answer(wanted, grant, request_id([("x-request-id", request.headers.get("x-request-id"))]))
+        name = request_id([("x-request-id", request.headers.get("x-request-id"))])
+        return self._channels.answer(wanted, grant, client_of(request), name)
 
     # -- writes --------------------------------------------------------------------------------------------
 
@@ -283,9 +317,7 @@ class Routes:
         media = request.headers.get("content-type", "")
         async with self._bodies.read(request) as body:
             wanted = Appended(table, media, body, request.query_params.get("late", "fail"))
-            return _json(
-                {"commit_ts": await committed(self._sessions, partial(wanted.prepare, tenant=grant.tenant), token)}
-            )
+            return await self._commit(request, wanted, grant, token)
 
     async def transaction(self, request: Request) -> Response:
         grant = self._door.enter(request, Access.WRITE, "writing")
@@ -295,9 +327,7 @@ class Routes:
         async with self._bodies.read(request) as body:
             wanted = await self._in(self._sessions.writes, Operations, body)
             self._door.require(grant, Access.WRITE, "writing", *wanted.tables)
-            return _json(
-                {"commit_ts": await committed(self._sessions, partial(wanted.prepare, tenant=grant.tenant), token)}
-            )
+            return await self._commit(request, wanted, grant, token)
 
     def _prometheus(self, path: str) -> Handler:
         async def prometheus(request: Request) -> Response:
@@ -311,7 +341,7 @@ class Routes:
                             given.setdefault(name, []).extend(texts)
                 answer = self._questions.answer
                 label = request.path_params.get("name", "")
-                data = await self._in(self._sessions.questions, answer, path, label, given, grant)
+                data = await self._asked(request, self._sessions.questions, answer, path, label, given, grant)
             except KiviError as error:
                 request.scope[ERROR] = error
                 status, said = prometheus_api.failure(error)
@@ -320,23 +350,27 @@ class Routes:
 
         return prometheus
 
-    async def traces(self, request: Request) -> Response:
-        traces = self._traces
-        if traces is None:
-            raise NotFound("this server takes no spans: it needs pip install 'kivi[otlp]'")
-        media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if media not in traces.media:
-            raise UnsupportedMediaType(f"spans are {' or '.join(traces.media)}, not {media!r}: set Content-Type")
-        try:
-            grant = self._door.enter(request, Access.WRITE, "exporting spans", *traces.tables)
-            async with self._bodies.read(request, traces.bytes_max) as body:
-                return Response(await traces.export(body, media, grant.allows), media_type=media)
-        except KiviError as error:
-            request.scope[ERROR] = error
-            body, retry_s = traces.failure(error, media)
-            status = status_of(error)
-            headers = {} if retry_s is None else {"Retry-After": str(max(1, round(retry_s)))}
-            return Response(body, int(status), headers, media_type=media)
+    def _exports(self, signal: str) -> Handler:
+        async def export(request: Request) -> Response:
+            request.scope[CALL] = signal if signal == "traces" else f"otlp_{signal}"  # metrics is the server's own page
+            otlp = self._otlp
+            if otlp is None:
+                raise NotFound(f"this server takes no {signal}: it needs pip install 'kivi[otlp]'")
+            media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+            if media not in otlp.media:
+                raise UnsupportedMediaType(f"{signal} are {' or '.join(otlp.media)}, not {media!r}: set Content-Type")
+            try:
+                grant = self._door.enter(request, Access.WRITE, f"exporting {signal}", *otlp.tables[signal])
+                async with self._bodies.read(request, otlp.bytes_max) as body:
+                    return Response(await otlp.export(signal, body, media, grant.allows), media_type=media)
+            except KiviError as error:
+                request.scope[ERROR] = error
+                body, retry_s = otlp.failure(error, media)
+                status = status_of(error)
+                headers = {} if retry_s is None else {"Retry-After": str(max(1, round(retry_s)))}
+                return Response(body, int(status), headers, media_type=media)
+
+        return export
 
 
 _POLL_S: Final = 0.01

@@ -1,4 +1,4 @@
-"""OpenTelemetry in: traces by OTLP/gRPC and OTLP/HTTP, from any SDK or collector, as events.
+"""OpenTelemetry in: traces and metrics by OTLP/gRPC and OTLP/HTTP, from any SDK or collector, as events.
 
 ::
 
@@ -6,9 +6,10 @@
                                                                    `-- window: the span ids of the last minutes
 
 ============ ==========================================================================
-``listener`` the call Export of gRPC; ``over_http``: the same of HTTP; ``answers``: what both say
-``exports``  each span of an export to the intake of its table, and one answer
+``listener`` the calls Export of gRPC; ``over_http``: the same of HTTP; ``answers``: what both say
+``exports``  each span and point of an export to the intake of its table, and one answer
 ``spans``    which spans count, and their columns: plain data in, plain data out
+``points``   the same of metrics, for ``metric_tables``; from there on a point's parts are as spans are
 ``recall``   the window as it was, from the table; ``kivi.arrow.id_window`` is the window
 ``intake``   the one writer: leaves out what was taken, commits, answers
 ``tables``   the table and its aggregates, created where they are missing

@@ -1,9 +1,9 @@
-"""What exporters are told, over gRPC and over HTTP: which spans were left out, and when to send again.
+"""What exporters are told, over gRPC and over HTTP: what was left out, and when to send again.
 
 ::
 
     gRPC                          HTTP
-    OK, partial_success           200   some spans cannot be used: how many, and why. They are not to be sent again
+    OK, partial_success           200   some of it cannot be used: how much, and why. That is not to be sent again
     UNAVAILABLE, RetryInfo        503   the server is stopping, or the table changes: again in a second
     RESOURCE_EXHAUSTED, RetryInfo 429   too much waits, the window or the disk is full, the client asks too often
     INVALID_ARGUMENT              400   no OTLP, or more in one request than a transaction takes: never again as it is
@@ -16,12 +16,13 @@ from typing import Final
 
 import grpc
 from kivi_server.otlp.intake import Taken
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
 from kivi.errors import KiviError
 from kivi.wire.status import status_code
 
-__all__ = ["MESSAGE_BYTES_MAX", "response", "retry_s"]
+__all__ = ["MESSAGE_BYTES_MAX", "metrics_response", "response", "retry_s"]
 
 MESSAGE_BYTES_MAX: Final = 8 << 20
 """Unpacked; twice what collectors take by default. Messages of nothing but empty spans take 85 times that in memory."""
@@ -42,7 +43,19 @@ def response(taken: Taken) -> ExportTraceServiceResponse:
     said = ExportTraceServiceResponse()
     if taken.rejected:
         said.partial_success.rejected_spans = taken.rejected.total()
-        said.partial_success.error_message = "; ".join(
-            f"{count} span{'s' if count > 1 else ''} left out: {why}" for why, count in taken.rejected.most_common()
-        )
+        said.partial_success.error_message = _reasons(taken, "span")
     return said
+
+
+def metrics_response(taken: Taken) -> ExportMetricsServiceResponse:
+    said = ExportMetricsServiceResponse()
+    if taken.rejected:
+        said.partial_success.rejected_data_points = taken.rejected.total()
+        said.partial_success.error_message = _reasons(taken, "point")
+    return said
+
+
+def _reasons(taken: Taken, item: str) -> str:
+    return "; ".join(
+        f"{count} {item}{'s' if count > 1 else ''} left out: {why}" for why, count in taken.rejected.most_common()
+    )

@@ -1,6 +1,6 @@
-"""Exports, as they come over gRPC and HTTP: decoded, each span to the intake of its table, one answer.
+"""Exports, as they come over gRPC and HTTP: decoded, each span and point to the intake of its table, one answer.
 
-An export is answered once all of its spans are durable and visible, or left out for a reason. Where a part of it fails
+An export is answered once all of it is durable and visible, or left out for a reason. Where a part of it fails
 in a way that sending it again may mend, the whole export fails, and what was stored counts once all the same. Spans
 whose table does not fit, or that the sender's token is not for, are told as left out, and the others are stored.
 """
@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from kivi_server.otlp.intake import Intake, Taken
-from kivi_server.otlp.spans import Export, Spans
-from kivi_server.otlp.tables import LLM_KIND, OUTGOING_KIND, DoesNotFit
+from kivi_server.otlp.metric_tables import METRIC_KINDS
+from kivi_server.otlp.spans import Spans
+from kivi_server.otlp.tables import INVOCATIONS_KIND, LLM_KIND, OUTGOING_KIND, DoesNotFit
 from kivi_server.requests import stopping
 from kivi_server.sessions import Sessions
 
@@ -37,13 +38,15 @@ class Exports:
         self.sessions = sessions
         self.invocations = intake(table)
         self._others = {
-            kind.name: intake(kind.name, kind=kind) for kind in (OUTGOING_KIND, LLM_KIND) if kind.name != table
+            kind.name: intake(kind.name, kind=kind)
+            for kind in (OUTGOING_KIND, LLM_KIND, *METRIC_KINDS)
+            if kind.name != table
         }
         self._bytes = 0
 
     @property
     def tables(self) -> list[str]:
-        """Those that every exporter's token has to be for."""
+        """Those that the token of every exporter of spans has to be for."""
         return [self.invocations.table]
 
     @property
@@ -51,10 +54,10 @@ class Exports:
         return (self.invocations, *self._others.values())
 
     def stats(self) -> dict[str, int | float]:
-        """Those of ``kivi_server.metrics`` that are about spans."""
+        """Those of ``kivi_server.metrics`` that are about spans and points."""
         each = [intake.stats() for intake in self._all]
         unfit = sum(intake.is_unfit for intake in self._all)
-        summed = {name: sum(stats[name] for stats in each) for name in each[0]}
+        summed = {name: sum(stats.get(name, 0) for stats in each) for name in set().union(*each)}
         return {**summed, "otlp_waiting_bytes": self._bytes, "otlp_tables_unfit": unfit}
 
     async def open(self) -> None:
@@ -68,16 +71,17 @@ class Exports:
         for intake in self._all:
             intake.stop()
 
-    async def take(self, data: bytes, decode: Callable[[bytes], Export], allows: Callable[[str], bool]) -> Taken:
+    async def take(
+        self, data: bytes, decode: Callable[[bytes], Sequence[Spans]], allows: Callable[[str], bool]
+    ) -> Taken:
         """An export as it was sent: ``decode`` reads it, off the event loop. Raises what it deserves."""
         if self.sessions.stopping:
             raise stopping()
         nbytes = len(data)
         self._reserve(nbytes)
         try:
-            export = await asyncio.get_running_loop().run_in_executor(self.sessions.writes, decode, data)
-            parts = [(self.invocations, export.invocations)]
-            parts += [(intake, spans) for spans in (export.outgoing, export.llm) if (intake := self._of(spans))]
+            brought = await asyncio.get_running_loop().run_in_executor(self.sessions.writes, decode, data)
+            parts = [(intake, spans) for spans in brought if (intake := self._of(spans))]
             for intake, spans in parts:
                 intake.check(spans)
             if self.sessions.stopping:
@@ -88,7 +92,9 @@ class Exports:
         return _together(taken)
 
     def _of(self, spans: Spans) -> Intake | None:
-        return self._others.get(spans.kind.name) if len(spans) or spans.rejected else None
+        if spans.kind is INVOCATIONS_KIND:
+            return self.invocations
+        return self._others.get(spans.kind.name) if len(spans) or spans.rejected or spans.passed_over else None
 
     def _reserve(self, nbytes: int) -> None:
         if self._bytes + nbytes > _WAITING_BYTES_MAX:
@@ -104,13 +110,13 @@ class Exports:
 
 async def _put(intake: Intake, spans: Spans, allows: Callable[[str], bool]) -> Taken:
     if not allows(intake.table):
-        return Taken(rejected=Counter({f"the access token is not for table {intake.table!r}": len(spans)}))
+        return Taken(rejected=Counter({f"the access token is not for table {intake.table!r}": spans.items}))
     if not len(spans):
         return intake.left_out(spans)
     try:
         return await intake.put(spans)
     except DoesNotFit as error:
-        return Taken(rejected=spans.rejected + Counter({error.message: len(spans)}))
+        return Taken(rejected=spans.rejected + Counter({error.message: spans.items}))
 
 
 def _together(taken: Sequence[Taken | BaseException]) -> Taken:

@@ -106,13 +106,13 @@ class Intake:
         self._writing: asyncio.Task[None] | None = None
         self.is_unfit = False
         """The table is there, and does not fit."""
-        self._counts = dict(NO_SPANS)
+        self._counts = {name: 0 for name in NO_SPANS if name.startswith((f"otlp_{kind.item}s_", "otlp_commits"))}
 
     def stats(self) -> dict[str, int | float]:
-        """Those of ``kivi_server.metrics`` that are about spans."""
+        """Those of ``kivi_server.metrics`` that are about its spans, or points."""
         return {
             **self._counts,
-            "otlp_window_spans": len(self.window),
+            f"otlp_window_{self.kind.item}s": len(self.window),
         }
 
     # -- requests ---------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ class Intake:
         settings = self.store.settings
         if len(spans) > settings.max_append_rows or spans.nbytes > settings.max_transaction_bytes:
             raise InvalidArgument(
-                f"one export brings {len(spans):,} spans of {spans.nbytes:,} bytes, more than one transaction may "
+                f"one export brings {len(spans):,} events of {spans.nbytes:,} bytes, more than one transaction may "
                 f"({settings.max_append_rows:,}, {settings.max_transaction_bytes:,}): send smaller batches"
             )
 
@@ -144,11 +144,12 @@ class Intake:
         return taken
 
     def _count(self, spans: Spans, taken: Taken) -> None:
-        self._counts["otlp_spans_stored"] += taken.stored
-        self._counts["otlp_spans_dropped"] += taken.dropped
-        self._counts["otlp_spans_repeated"] += taken.repeated
-        self._counts["otlp_spans_rejected"] += taken.rejected.total()
-        self._counts["otlp_spans_passed_over"] += spans.passed_over
+        outcomes = f"otlp_{self.kind.item}s_"
+        self._counts[f"{outcomes}stored"] += taken.stored
+        self._counts[f"{outcomes}dropped"] += taken.dropped
+        self._counts[f"{outcomes}repeated"] += taken.repeated
+        self._counts[f"{outcomes}rejected"] += taken.rejected.total()
+        self._counts[f"{outcomes}passed_over"] += spans.passed_over
 
     def _answer(self, request: _Request, taken: Taken | None, error: BaseException | None = None) -> None:
         self.sessions.commit_ended()
@@ -171,7 +172,7 @@ class Intake:
         try:
             await self._in_thread(self._schema)
         except DoesNotFit as error:
-            _log.error("spans are refused: %s", error.message)
+            _log.error("%ss are refused: %s", self.kind.item, error.message)
 
     def start(self) -> None:
         self._writing = asyncio.create_task(self.run())
@@ -228,13 +229,13 @@ class Intake:
                 return taken()
             if isinstance(outcome.error, CommitUnknown):
                 self._failure = Unavailable(
-                    "the commit log failed, and whether the last spans are in it is not known: the server has to be "
+                    "the commit log failed, and whether the last events are in it is not known: the server has to be "
                     "started again"
                 )
                 raise self._failure
             if not _passes(outcome.error):
                 raise outcome.error
-        raise Unavailable(f"table {self.table!r} changes all the time: send the spans again in a moment")
+        raise Unavailable(f"table {self.table!r} changes all the time: send them again in a moment")
 
     async def _outcome(self, txn: Txn) -> Outcome:
         """However long it takes: what comes next depends on it."""
@@ -276,9 +277,10 @@ class Intake:
             said, end = list[Taken](), 0
             for request in group:
                 rows = slice(end, end := end + len(request.spans))
-                each, count = Taken(rejected=Counter(request.spans.rejected)), int(left_out[rows].sum())
-                each.stored = int((fresh & ~late)[rows].sum())
-                each.repeated = len(late[rows]) - count - each.stored
+                items = request.spans.are_items()
+                each, count = Taken(rejected=Counter(request.spans.rejected)), int((left_out[rows] & items).sum())
+                each.stored = int(((fresh & ~late)[rows] & items).sum())
+                each.repeated = int(items.sum()) - count - each.stored
                 if self._drop_late:
                     each.dropped = count
                 elif count:
@@ -300,16 +302,21 @@ class Intake:
             self.is_unfit = False
             self._fresh = []  # are in the table
             self.window = self._window_of(schema)
-            _log.info("OpenTelemetry spans go to %s; %d of its last ids are known", schema.name, len(self.window))
+            _log.info(
+                "OpenTelemetry's %ss go to %s; %d of its last ids are known",
+                self.kind.item,
+                schema.name,
+                len(self.window),
+            )
         self._source = schema
         return schema
 
     def _window_of(self, table: TableSchema) -> Window | SharedWindow:
-        shared = self.store.shared_window(table, ("trace_id", "span_id"), self._window_s, self._spans_max)
+        shared = self.store.shared_window(table, self.kind.ids, self._window_s, self._spans_max)
         if shared is not None:
             return shared
         window = Window(self._window_s, self._spans_max)
-        recall(self.store, table, window)
+        recall(self.store, table, window, self.kind.ids)
         return window
 
 

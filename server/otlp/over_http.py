@@ -1,4 +1,4 @@
-"""OTLP/HTTP: the same exports as protobuf or JSON, for the path ``/v1/traces`` (``kivi_server.http.routes``).
+"""OTLP/HTTP: the same exports as protobuf or JSON, for ``/v1/traces``, ``/v1/metrics`` (``kivi_server.http.routes``).
 
 OTLP's JSON is that of protobuf, but for ids, which are hexadecimal. It is made a message first, so that everything
 behind it is one.
@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterator
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 from google.protobuf import json_format
+from google.protobuf.message import Message
 from google.rpc import status_pb2
-from kivi_server.otlp.answers import MESSAGE_BYTES_MAX, response, retry_s
+from kivi_server.otlp.answers import MESSAGE_BYTES_MAX, metrics_response, response, retry_s
 from kivi_server.otlp.exports import Exports
-from kivi_server.otlp.spans import Export, decode, spans_of
+from kivi_server.otlp.intake import Taken
+from kivi_server.otlp.points import decode_points, points_of
+from kivi_server.otlp.spans import Spans, decode, spans_of
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from kivi.errors import InvalidArgument, KiviError
@@ -28,22 +32,29 @@ JSON: Final = "application/json"
 _IDS: Final = ("traceId", "spanId", "parentSpanId")
 
 
+class Signal(NamedTuple):
+    """What exports are of: how they are read, and what is answered."""
+
+    of_protobuf: Callable[[bytes], Sequence[Spans]]
+    of_json: Callable[[bytes], Sequence[Spans]]
+    response: Callable[[Taken], Message]
+
+
 class OverHttp:
-    """``tables``: those that an exporter's token has to be for."""
+    """``signals``: by the end of their path. ``tables``: of each those that every exporter's token has to be for."""
 
     bytes_max: Final = MESSAGE_BYTES_MAX
     media: Final = (PROTOBUF, JSON)
+    signals: Final = ("traces", "metrics")
 
     def __init__(self, exports: Exports) -> None:
         self._exports = exports
+        self.tables = {"traces": exports.tables, "metrics": list[str]()}
 
-    @property
-    def tables(self) -> list[str]:
-        return self._exports.tables
-
-    async def export(self, body: bytes, media: str, allows: Callable[[str], bool]) -> bytes:
-        """Answers once the spans are durable and visible. Raises what the request deserves."""
-        said = response(await self._exports.take(body, decode if media == PROTOBUF else decode_json, allows))
+    async def export(self, signal: str, body: bytes, media: str, allows: Callable[[str], bool]) -> bytes:
+        """Answers once all is durable and visible. Raises what the request deserves."""
+        of = _SIGNALS[signal]
+        said = of.response(await self._exports.take(body, of.of_protobuf if media == PROTOBUF else of.of_json, allows))
         return said.SerializeToString() if media == PROTOBUF else json_format.MessageToJson(said, indent=None).encode()
 
     def failure(self, error: KiviError, media: str) -> tuple[bytes, float | None]:
@@ -53,7 +64,7 @@ class OverHttp:
         return body, retry_s(error)
 
 
-def decode_json(data: bytes) -> Export:
+def decode_json(data: bytes) -> list[Spans]:
     """Raises InvalidArgument."""
     try:
         found = json.loads(data)
@@ -65,10 +76,37 @@ def decode_json(data: bytes) -> Export:
         request = json_format.ParseDict(found, ExportTraceServiceRequest(), ignore_unknown_fields=True)
     except (ValueError, TypeError, AttributeError, RecursionError, json_format.ParseError) as error:
         raise InvalidArgument(f"this is no ExportTraceServiceRequest of OTLP in JSON: {error}") from None
-    return spans_of(request)
+    return spans_of(request).parts
 
 
 def _spans(found: Any) -> Iterator[dict[str, Any]]:
     for resource in found.get("resourceSpans", ()):
         for scope in resource.get("scopeSpans", ()):
             yield from scope.get("spans", ())
+
+
+def decode_points_json(data: bytes) -> Sequence[Spans]:
+    """Raises InvalidArgument. Ids are of exemplars alone, which are not kept."""
+    try:
+        found = json.loads(data)
+        for point in _points(found):
+            point.pop("exemplars", None)
+        request = json_format.ParseDict(found, ExportMetricsServiceRequest(), ignore_unknown_fields=True)
+    except (ValueError, TypeError, AttributeError, RecursionError, json_format.ParseError) as error:
+        raise InvalidArgument(f"this is no ExportMetricsServiceRequest of OTLP in JSON: {error}") from None
+    return points_of(request)
+
+
+def _points(found: Any) -> Iterator[dict[str, Any]]:
+    for resource in found.get("resourceMetrics", ()):
+        for scope in resource.get("scopeMetrics", ()):
+            for metric in scope.get("metrics", ()):
+                for data in metric.values():
+                    if isinstance(data, dict):
+                        yield from data.get("dataPoints", ())
+
+
+_SIGNALS: Final = {
+    "traces": Signal(decode, decode_json, response),
+    "metrics": Signal(decode_points, decode_points_json, metrics_response),
+}

@@ -21,10 +21,10 @@ from kivi.store.facade import Store
 
 __all__ = ["recall"]
 
-_IDS: Final = {"trace_id": 16, "span_id": 8}
+_WIDTHS: Final = (16, 8)
 
 
-def recall(store: Store, table: TableSchema, window: Window) -> None:
+def recall(store: Store, table: TableSchema, window: Window, ids: tuple[str, str] = ("trace_id", "span_id")) -> None:
     """Makes ``window`` that of ``table``. Commits are as old as the end of their eighth of it: kept rather too long."""
     window.clear()
     now_us = store.committer.now_us()
@@ -33,21 +33,19 @@ def recall(store: Store, table: TableSchema, window: Window) -> None:
     slots: list[list[Ids]] = [[] for _ in begins]
     lease = store.begin()
     try:
-        wanted = Scan(
-            columns=tuple(_IDS), changes=Changes(begins[0], commit_ts=True, partial=True, retractions="ignore")
-        )
+        wanted = Scan(columns=ids, changes=Changes(begins[0], commit_ts=True, partial=True, retractions="ignore"))
         for batch in store.scan(lease, table, wanted):
-            ids, commits = _ids_of(batch)
+            found, commits = _ids_of(batch)
             slot = np.searchsorted(begins, commits) - 1
             for each in np.unique(slot):
-                slots[each].append(ids[slot == each])
+                slots[each].append(found[slot == each])
     finally:
         store.release(lease)
     for back, parts in zip(range(SLOTS - 1, -1, -1), slots, strict=True):
         if parts:
-            ids = np.concatenate(parts)
-            ids = ids[first_ones(ids)]  # by other means somebody may have appended one twice
-            window.add(ids[~window.known(ids)], back * slot_us / 1e6)
+            found = np.concatenate(parts)
+            found = found[first_ones(found)]  # by other means somebody may have appended one twice
+            window.add(found[~window.known(found)], back * slot_us / 1e6)
 
 
 def _last_commit_at(store: Store, moment_us: int) -> int:
@@ -62,7 +60,7 @@ def _last_commit_at(store: Store, moment_us: int) -> int:
 
 def _ids_of(batch: pa.RecordBatch) -> tuple[Ids, npt.NDArray[Any]]:
     """Of events, and the commits they are from. Those without proper ids came by other means, and have no say."""
-    proper = [pc.equal(pc.binary_length(batch.column(name)), width) for name, width in _IDS.items()]
+    proper = [pc.equal(pc.binary_length(batch.column(i)), width) for i, width in enumerate(_WIDTHS)]
     batch = batch.filter(pc.fill_null(pc.and_(*proper), False))
-    ids = pc.binary_join_element_wise(*(batch.column(name) for name in _IDS), b"")
+    ids = pc.binary_join_element_wise(batch.column(0), batch.column(1), b"")
     return np.frombuffer(ids.buffers()[2], ID, len(ids)), batch.column(2).to_numpy()

@@ -16,6 +16,7 @@ from itertools import chain
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from google.protobuf.message import DecodeError
 from kivi_server.otlp.tables import INVOCATIONS_KIND, LLM_KIND, OUTGOING_KIND, Kind
@@ -63,7 +64,13 @@ _OUTGOING: Final = frozenset(
 )
 _WRAPPING: Final = frozenset({"create_agent", "invoke_agent", "invoke_workflow", "execute_tool"})
 """Operations that call no model themselves: the calls in them have spans of their own."""
-_TYPES: Final = {"string": pa.string(), "bytes": pa.binary(), "int64": pa.int64(), "timestamp": TIMESTAMP}
+_TYPES: Final = {
+    "string": pa.string(),
+    "float64": pa.float64(),
+    "bytes": pa.binary(),
+    "int64": pa.int64(),
+    "timestamp": TIMESTAMP,
+}
 _EVENT_BYTES: Final = 100  # of a span's event, beside its names
 _NO_TRACE, _NO_SPAN = bytes(16), bytes(8)
 
@@ -85,6 +92,15 @@ class Spans:
     def __len__(self) -> int:
         return len(self.columns["ts"])
 
+    @property
+    def items(self) -> int:
+        """How many the exporter calls them."""
+        return len(self)
+
+    def are_items(self) -> npt.NDArray[np.bool_]:
+        """Which of the events the exporter counts."""
+        return np.ones(len(self), bool)
+
 
 class Export:
     """The spans of one request, by where they go."""
@@ -96,14 +112,18 @@ class Export:
         self.outgoing = Spans(OUTGOING_KIND)
         self.llm = Spans(LLM_KIND)
 
+    @property
+    def parts(self) -> list[Spans]:
+        return [self.invocations, self.outgoing, self.llm]
 
-def decode(data: bytes) -> Export:
+
+def decode(data: bytes) -> list[Spans]:
     """An ``ExportTraceServiceRequest``. Raises InvalidArgument if it is none."""
     try:
         request = ExportTraceServiceRequest.FromString(data)
     except DecodeError:
         raise InvalidArgument("this is no ExportTraceServiceRequest of OTLP") from None
-    return spans_of(request)
+    return spans_of(request).parts
 
 
 def spans_of(request: ExportTraceServiceRequest) -> Export:
@@ -196,9 +216,9 @@ def _number(said: dict[str, str | int], names: Sequence[str]) -> int:
 
 def gathered(requests: Sequence[Spans]) -> tuple[Any, Ids]:
     """The spans of several requests, of one kind, one after the other, as an Arrow table; and their ids."""
-    types = requests[0].kind.columns
+    types, names = requests[0].kind.columns, requests[0].kind.ids
     columns = {name: list(chain.from_iterable(each.columns[name] for each in requests)) for name in types}
-    parts = chain.from_iterable(zip(columns["trace_id"], columns["span_id"], strict=True))
+    parts = chain.from_iterable(zip(*(columns[name] for name in names), strict=True))
     arrays = {name: pa.array(values, _TYPES[types[name]]) for name, values in columns.items()}
     return pa.table(arrays), np.frombuffer(b"".join(parts), ID)
 

@@ -37,7 +37,7 @@ measures that they have (``db.alter_aggregate`` adds others).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from kivi.errors import AlreadyExists, InvalidArgument, NotFound
@@ -130,13 +130,19 @@ _DERIVED: Final = {
 @dataclass(frozen=True)
 class Kind:
     """What becomes of some spans. ``groups``: of each aggregate, by the end of its name, its columns but the slot;
-    ``roles``: likewise, what it is of, for consoles."""
+    ``roles``: likewise, what it is of, for consoles; ``role``: of the table itself."""
 
     name: str
     columns: Mapping[str, str]
     groups: Mapping[str, Sequence[str]]
     measures: Mapping[str, OperatorCall]
     roles: Mapping[str, str]
+    derived: Mapping[str, str] = field(default_factory=lambda: _DERIVED)
+    role: str = TRACES
+    ids: tuple[str, str] = ("trace_id", "span_id")
+    """Of each event, 16 and 8 bytes: what is found again by them is not stored again."""
+    item: str = "span"
+    """What an exporter calls what it sends."""
 
 
 INVOCATIONS_KIND: Final = Kind(
@@ -163,7 +169,7 @@ LLM_KIND: Final = Kind(
 
 
 class DoesNotFit(InvalidArgument):
-    """A table is there that has not the columns: its spans are refused, and those of other tables are not."""
+    """A table is there that has not the columns: what is for it is refused, and what is for others is not."""
 
 
 def ensure(store: Store, name: str, retention_s: float, kind: Kind = INVOCATIONS_KIND) -> TableSchema:
@@ -176,7 +182,7 @@ def ensure(store: Store, name: str, retention_s: float, kind: Kind = INVOCATIONS
     except NotFound:
         retention = None if not retention_s else int(retention_s * 1_000_000)
         try:
-            declared = with_role(event_table_schema(name, EVENT_TIME, kind.columns, retention), TRACES)
+            declared = with_role(event_table_schema(name, EVENT_TIME, kind.columns, retention), kind.role)
             table, is_new = store.create(declared), True
         except AlreadyExists:  # a client was quicker
             table, is_new = store.table(name), False
@@ -186,13 +192,13 @@ def ensure(store: Store, name: str, retention_s: float, kind: Kind = INVOCATIONS
         for ending, groups in kind.groups.items():
             if (aggregate := f"{name}_{ending}") not in taken:
                 slots = time_slot(EVENT_TIME, "5m")
-                declared = aggregate_schema(aggregate, table, [*groups, slots], kind.measures, _DERIVED)
-                store.create(with_role(declared, kind.roles[ending]))
+                declared = aggregate_schema(aggregate, table, [*groups, slots], kind.measures, kind.derived)
+                store.create(with_role(declared, kind.roles.get(ending, "")))
     return table
 
 
 def _check(table: TableSchema, kind: Kind) -> None:
-    what = f"--otlp-table {table.name!r}" if kind is INVOCATIONS_KIND else f"table {table.name!r}, for spans,"
+    what = f"--otlp-table {table.name!r}" if kind is INVOCATIONS_KIND else f"table {table.name!r}, for {kind.item}s,"
     do = "name another table, which is then created" if kind is INVOCATIONS_KIND else "drop it, or alter it"
     if table.kind != "event" or table.event_time != EVENT_TIME:
         raise DoesNotFit(f"{what} is there already and is no event table whose event time is {EVENT_TIME!r}: {do}")

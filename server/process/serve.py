@@ -207,14 +207,14 @@ def _http(
     from kivi_server.http.application import application
     from kivi_server.http.listener import HttpListener
 
-    traces = None
+    otlp = None
     if intake is not None:
         from kivi_server.otlp.over_http import OverHttp
 
-        traces = OverHttp(intake)
+        otlp = OverHttp(intake)
     endpoints = _http_endpoints(options)
     is_local = all(is_loopback(host_and_port(endpoint, "--http")[0]) for endpoint in endpoints)
-    app = application(sessions, tokens, page, stats, _origins(options), traces, is_local=is_local)
+    app = application(sessions, tokens, page, stats, _origins(options), otlp, is_local=is_local)
     return HttpListener(endpoints, "--http", app, secure)
 
 
@@ -415,6 +415,9 @@ def open_store(options: Options, stack: contextlib.ExitStack) -> tuple[Store, Ca
 
     about = {"address": options.advertise or "", "version": metrics.version_of("kivi")}
     own = None if options.peers is None else _log_server(options, options.cluster, options.peers, stack)
+    if own is None:  # it may take a minute to know that nobody is there
+        at = [url.rpartition("@")[2].rpartition("/")[2] for url in (options.nats or "").split(",")]  # and no password
+        print(f"connecting to the log of {options.cluster} at {', '.join(at)}", flush=True)
     node = ClusterNode(
         options.data,
         options.cluster,

@@ -252,6 +252,8 @@ ALTERATIONS: dict[str, Callable[[Any], None]] = {
 }
 
 
+# In memory and by threads everything here comes to the same code: the other tests of this file go through these, too.
+@pytest.mark.parametrize("db", ["disk", "asyncio"], indirect=True)
 @pytest.mark.parametrize("alteration", ALTERATIONS)
 def test_a_snapshot_answers_as_before_an_alteration(db: Any, alteration: str) -> None:
     pytest.importorskip("duckdb"), pytest.importorskip("polars"), pytest.importorskip("pandas")

@@ -220,5 +220,14 @@ def test_what_runs_in_a_transaction_is_a_function() -> None:
             db.run(nothing)
         with pytest.raises(InvalidArgument):
             db.run(lambda tx: 1, timeout=text)
+
+        async def later(tx: Any) -> None:
+            tx.put("t", (1,), v=1)
+
+        async_one: Any = later
+        db.create_table("t", key={"k": "int64"}, columns={"v": "int64"})
+        with pytest.raises(InvalidArgument, match="not async"):  # it would have done nothing, and nobody had said so
+            db.run(async_one)
+        assert db.get("t", (1,)) is None
     with pytest.raises(InvalidArgument):
         kivi.open(5)

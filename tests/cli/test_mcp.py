@@ -67,6 +67,8 @@ async def _asked(server: ServerProcess) -> None:
             measures={"began": "first(A.ts)", "n": "count()"}, limit=3,
         )  # fmt: skip
         assert [row["n"] for row in matched["rows"]] == [2, 2, 2]
+        every = await call("match", table="calls", pattern="A", measures={"n": "count()"}, limit=2)
+        assert every["rows"] == [{"n": 1}, {"n": 1}]
         assert (await call("sql", text="select count(*) as n from calls"))["rows"] == [{"n": 600}]
         many = await call("sql", text="select us from calls order by us")
         assert len(many["rows"]) == ROWS_MAX and "ask for less" in many["more"]

@@ -173,6 +173,16 @@ def test_events_aggregates_stages_and_the_appender(server):
     run(server.endpoint, test)
 
 
+def test_a_function_that_is_not_async_is_not_run_as_one(server, accounts):
+    async def test(db: Any) -> None:
+        before = await db.watermark()
+        with pytest.raises(kivi.InvalidArgument, match="takes an async function"):
+            await db.run(lambda tx: None)
+        assert await db.watermark() == before
+
+    run(server.endpoint, test)
+
+
 def test_cancelling_a_task_that_waits_leaves_the_client_whole(server, accounts):
     async def test(db: Any) -> None:
         task = asyncio.create_task(db.run(lambda tx: tx.get(accounts, (1,))))

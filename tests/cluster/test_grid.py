@@ -27,6 +27,8 @@ from tests.log.natscluster import NatsCluster
 from tests.serverproc import ServerProcess
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.story
+
 COLUMNS = {"ts": "timestamp", "user": "string", "us": "int64"}
 EVENTS = event_table_schema("calls", "ts", COLUMNS, shard_by=["user"])
 USERS = [f"user {i}" for i in range(40)]

@@ -98,6 +98,7 @@ def _said_by(command: str, path: str | Path) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.story
 def test_nodes_and_their_servers_of_the_log_are_killed_and_nothing_is_lost(nodes: list[Node]) -> None:
     make_tables_everywhere(nodes)
     wanted = _commit(nodes, 0)
@@ -144,6 +145,7 @@ def test_nodes_and_their_servers_of_the_log_are_killed_and_nothing_is_lost(nodes
     _all_have(nodes, wanted)
 
 
+@pytest.mark.story
 def test_a_second_process_on_the_directory_is_refused_and_leaves_the_first_alone(nodes: list[Node]) -> None:
     make_tables_everywhere(nodes)
     before = nodes[0].log_server
@@ -153,6 +155,7 @@ def test_a_second_process_on_the_directory_is_refused_and_leaves_the_first_alone
     _all_have(nodes, _commit(nodes[:1], 0))
 
 
+@pytest.mark.story
 def test_copies_of_a_node_leave_the_log_out(nodes: list[Node], tmp_path: Path) -> None:
     make_tables_everywhere(nodes)
     wanted = _commit(nodes, 0)

@@ -20,6 +20,8 @@ from opentelemetry.sdk.trace import ReadableSpan
 
 from tests.otlp import Recorder, Server, export
 
+pytestmark = pytest.mark.story
+
 DEADLINE_S = 60.0
 
 

@@ -23,7 +23,8 @@ from kivi_server.http.prom_series import NAME, Series, matches
 from kivi_server.http.promql import Evaluation
 from kivi_server.http.promql import parsed as parsed_promql
 from kivi_server.otlp import spans
-from kivi_server.otlp.over_http import decode_json
+from kivi_server.otlp.over_http import decode_json, decode_points_json
+from kivi_server.otlp.points import decode_points
 
 import kivi
 from kivi.arrow.ipc import decode_ipc, encode_ipc
@@ -116,15 +117,22 @@ def _arrow(data: bytes) -> None:
 
 
 def _otlp(data: bytes) -> None:
-    """Protobuf, or JSON behind a first byte of 1."""
+    """Spans as protobuf, or as JSON behind a first byte of 1; metrics behind one of 2 or 3."""
+    readers: dict[bytes, Callable[[bytes], Sequence[spans.Spans]]] = {
+        b"\1": decode_json,
+        b"\2": decode_points,
+        b"\3": decode_points_json,
+    }
     try:
-        export = decode_json(data[1:]) if data[:1] == b"\1" else spans.decode(data[1:])
+        export = readers.get(data[:1], spans.decode)(data[1:])
     except InvalidArgument:
         return
-    for kind in (export.invocations, export.outgoing, export.llm):
-        events, ids = spans.gathered([kind])
+    for part in export:
+        events, ids = spans.gathered([part])
         assert events.num_rows == len(ids)
-        assert all(column.null_count == 0 for column in events.columns)
+        assert part.items == part.are_items().sum() <= len(ids)
+        grouped = {name for groups in part.kind.groups.values() for name in groups}
+        assert all(events.column(name).null_count == 0 for name in (*grouped, *part.kind.ids, "ts"))
 
 
 _TIMES: Final = np.arange(0, 3_600_000, 300_000, dtype=np.int64)
@@ -214,13 +222,21 @@ def _span_seed() -> bytes:
     return b"\1" + json.dumps(said).encode()
 
 
+def _point_seed() -> bytes:
+    buckets = {"offset": 3, "bucketCounts": ["1", "0", "2"]}
+    point = {"timeUnixNano": "1", "count": "4", "zeroCount": "1", "scale": 7, "positive": buckets, "sum": 9.5}
+    metric = {"name": "m", "exponentialHistogram": {"aggregationTemporality": 1, "dataPoints": [point]}}
+    said = {"resourceMetrics": [{"resource": {}, "scopeMetrics": [{"metrics": [metric]}]}]}
+    return b"\3" + json.dumps(said).encode()
+
+
 TARGETS: Final[dict[str, Target]] = {
     "keys": Target(_keys, [b"\1\3" + encode_key([_TYPES[1], _TYPES[3]], (251, "a\0b"))]),
     "rows": Target(_rows, [_row_seed()]),
     "records": Target(_records, [_commit_seed()]),
     "frames": Target(_frames),
     "arrow": Target(_arrow, [_arrow_seed()]),
-    "otlp": Target(_otlp, [_span_seed(), b"\0"]),
+    "otlp": Target(_otlp, [_span_seed(), b"\0", _point_seed(), b"\2"]),
     "promql": Target(
         _promql,
         [

@@ -46,7 +46,7 @@ async def intake(store: Store, *, retention_s: float = 0, drop_late: bool = Fals
 
 def put(to: Intake, spans: list[ReadableSpan]) -> asyncio.Task[Taken]:
     data = encode_spans(spans).SerializeToString()
-    return asyncio.create_task(to.put(decode(data).invocations))
+    return asyncio.create_task(to.put(decode(data)[0]))
 
 
 def rows(store: Store) -> int:
@@ -158,7 +158,7 @@ def test_a_restart_recalls_what_was_committed_within_the_window_and_how_long_ago
         ids = []
         for at in (0, 400, 800):
             now[0] = began + at
-            spans, of = gathered([decode(encode_spans(recorder.spans(40)).SerializeToString()).invocations])
+            spans, of = gathered([decode(encode_spans(recorder.spans(40)).SerializeToString())[0]])
             ids.append(of)
             place = {"namespace": "", "service": "", "route": "", "method": "", "ts": int(now[0] * 1e6)}
             alien = event_batch(table, [{**place, "trace_id": b"short"}, {**place, "trace_id": None}])

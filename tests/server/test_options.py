@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from kivi_server.__main__ import main as server_main
 from kivi_server.options import Options, add_arguments, host_and_port, options_of, printed
+from kivi_server.process.serve import open_store
 
 import kivi
 from kivi.cli.commands import main as cli_main
@@ -170,3 +172,16 @@ def test_a_server_that_is_told_of_no_such_port_says_so(
     told_it = ["--data", str(tmp_path / "data"), "--listen", "localhost:0", flag, "localhost:70000"]
     assert server_main(told_it) == 1
     assert f"{flag} 'localhost:70000' is not host:port" in capfd.readouterr().err
+
+
+def test_a_node_says_whom_it_waits_for_before_it_does(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def nobody(*args: object, **options: object) -> None:
+        raise kivi.Unavailable(capfd.readouterr().out)
+
+    monkeypatch.setattr("kivi.cluster.ClusterNode", nobody)
+    options = told("--data", "d", "--cluster", "apm", "--nats", "nats://me:secret@a:4222,b:4222")
+    with contextlib.ExitStack() as stack, pytest.raises(kivi.Unavailable) as caught:
+        open_store(options, stack)
+    assert caught.value.message == "connecting to the log of apm at a:4222, b:4222\n"

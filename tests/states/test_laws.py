@@ -26,6 +26,7 @@ OURS: list[tuple[Any, dict[str, Any]]] = [
     (kivi.last("x"), {"type": "bool"}),
     (kivi.argmax("x", by="y"), {"type": "bytes", "by": "float64"}),
     (kivi.argmin("x", by="y"), {"by": "timestamp"}),
+    (kivi.weighted_quantiles("x", by="n"), {"by": "int64"}),
     (kivi.largest("x", 2), {"type": "float64"}),
     (kivi.smallest("x", 3), {}),
     (kivi.top("x", 1, most=2), {"type": "string"}),

@@ -95,6 +95,12 @@ def arrow(**columns: Any) -> Any:
 
 
 WRITES: dict[str, tuple[Call, type[KiviError]]] = {
+    "an event's time in nanoseconds": (append([GOOD, GOOD | {"ts": 1_780_000_000 * 10**9}]), InvalidArgument),
+    "an event's time in nanoseconds, as Arrow": (
+        lambda tx: tx.append(E, arrow(ts=pa.array([1_780_000_000 * 10**9], pa.timestamp("us", "UTC")))),
+        InvalidArgument,
+    ),
+    "an event before the year 1": (append([GOOD | {"ts": -(2**62)}]), InvalidArgument),
     "unknown table": (lambda tx: tx.put("nowhere", (1,), v=1), NotFound),
     "unknown column": (put(nothing=1), SchemaError),
     "a key column as a value": (put(id=2), SchemaError),

@@ -1,0 +1,311 @@
+"""Quotas of tokens: what is taken in the long run, what is refused, when to ask again, and what neighbours notice."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kivi_server.auth import Tokens
+from kivi_server.clients import Client
+from kivi_server.pages import Pages
+from kivi_server.quotas import Bucket, Quota
+
+import kivi
+from kivi.errors import InvalidArgument, ResourceExhausted
+from tests.serverproc import ROOT as ROOT_FOLDER
+from tests.serverproc import ServerProcess
+
+BEGIN_US: Final = 1_767_225_600_000_000  # 2026-01-01
+ROOT, METERED, BYTES, READER, FOLLOWER = "root-q1", "metered-q2", "bytes-q3", "reader-q4", "follower-q5"
+LINES = [
+    f"{ROOT} admin",
+    f"{METERED} writer rows=customer:acme events=100/h",
+    f"{BYTES} writer rows=customer:acme bytes=1KiB/h",
+    f"{READER} reader rows=customer:acme query=0.000001/h",
+    f"{FOLLOWER} reader rows=customer:acme subscriptions=2",
+]
+
+
+def base(server: ServerProcess) -> str:
+    return next(line for line in server.output if line.startswith("http on ")).split()[-1]
+
+
+def event(i: int, customer: str = "acme") -> dict[str, Any]:
+    return {"customer": customer, "ts": BEGIN_US + i, "us": i}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    folder = tmp_path_factory.mktemp("quotas")
+    (folder / "tokens").write_text("\n".join(LINES))
+    arguments = ["--http", "localhost:0", "--token-file", str(folder / "tokens")]
+    with ServerProcess(folder / "data", *arguments) as running:
+        with running.connect(access_token=ROOT) as db:
+            columns = {"customer": "string", "ts": "timestamp", "us": "int64"}
+            db.create_event_table("calls", event_time="ts", columns=columns)
+            db.create_table("accounts", key={"customer": "string", "id": "int64"}, columns={"n": kivi.sum("int64")})
+        yield running
+
+
+steps = st.tuples(st.floats(0, 30), st.integers(1, 500))
+
+
+@given(st.floats(1, 1_000), st.sampled_from(["s", "m"]), st.lists(steps, min_size=1, max_size=60))
+def test_what_is_taken_is_the_quota_and_one_request_beyond_it(amount: float, period: str, asked: list[Any]) -> None:
+    """And who asks again when it was told to is let in."""
+    quota = Quota.parse(f"{amount}/{period}", float)
+    now, taken, largest = 100.0, 0, 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kivi_server.quotas.time.monotonic", lambda: now)
+        bucket = Bucket(quota)
+        for pause, wanted in asked:
+            now += pause
+            try:
+                bucket.check("client_events", "events")
+            except ResourceExhausted as error:
+                now += float(error.details["retry_s"]) + 0.001
+                bucket.check("client_events", "events")
+            bucket.take(wanted)
+            taken, largest = taken + wanted, max(largest, wanted)
+            assert taken <= quota.amount * (1 + (now - 100.0) / quota.period_s) + largest + 1e-6
+
+
+@pytest.mark.parametrize("word", ["events=10", "events=0/s", "bytes=1XB/s", "query=1/w", "query=/s", "subscriptions=0"])
+def test_a_quota_that_is_none_is_refused(word: str) -> None:
+    with pytest.raises(InvalidArgument, match="line 1"):
+        Tokens([f"t reader {word}"])
+
+
+def refused(call: Any, limit: str) -> float:
+    with pytest.raises(ResourceExhausted) as error:
+        call()
+    assert error.value.details["limit"] == limit
+    return float(error.value.details["retry_s"])
+
+
+def test_events_beyond_the_quota_are_refused_everywhere_and_told_when_to_come_again(server: ServerProcess) -> None:
+    with server.connect(access_token=METERED) as db, server.connect(access_token=ROOT) as root:
+        written = 0
+        with contextlib.suppress(ResourceExhausted):
+            for i in range(200):
+                if i % 2:
+                    db.append("calls", [event(i)])
+                else:
+                    with db.transaction() as tx:
+                        tx.delta("accounts", ("acme", i), n=1)
+                written += 1
+        assert 100 <= written <= 110  # what a bucket holds, and one for each 36 s that this takes
+        db_refused = [
+            lambda: db.append("calls", [event(1)]),
+            lambda: db.append("calls", [event(i) for i in range(5_000)]),
+            lambda: db.write("accounts", [{"customer": "acme", "id": 1, "n": 1}]),
+            lambda: db.stage("calls", [event(1)]),
+        ]
+        for call in db_refused:
+            assert 0 < refused(call, "client_events") <= 3_600 / 100
+        with contextlib.suppress(ResourceExhausted), db.appender("calls") as appender:
+            appender.append(**event(1))
+        with httpx.Client(base_url=base(server), headers={"Authorization": f"Bearer {METERED}"}, timeout=60) as http:
+            reply = http.post("/v1/tables/calls/append", json=[event(1)])
+            assert reply.status_code == 429 and int(reply.headers["retry-after"]) >= 1
+            assert http.get("/v1/tables/calls/rows").status_code == 200  # it may read
+        with root.snapshot() as snap:
+            assert len(list(snap.scan("calls"))) + len(list(snap.scan("accounts"))) == written
+        root.append("calls", [event(0, "beta")])  # nobody else is refused
+
+
+def test_bytes_and_query_time_and_subscriptions_have_an_end(server: ServerProcess) -> None:
+    with server.connect(access_token=BYTES) as db:
+        db.append("calls", [event(i) for i in range(1_000)])  # taken whole
+        assert refused(lambda: db.append("calls", [event(1)]), "client_bytes") > 3_600
+    with server.connect(access_token=READER) as db:
+        db.get("accounts", ("acme", 0))
+
+        def ask() -> None:
+            for read in (lambda: db.get("accounts", ("acme", 0)), lambda: scan(db), lambda: question(db)):
+                assert refused(read, "client_query") > 0
+
+        ask()
+        with httpx.Client(base_url=base(server), headers={"Authorization": f"Bearer {READER}"}, timeout=60) as http:
+            for where in ("/v1/tables/calls/rows", "/rows?table=calls", "/api/v1/query?query=x"):
+                assert http.get(where).status_code in (429, 422), where
+    with server.connect(access_token=FOLLOWER) as db:
+        with db.subscribe("calls"), db.subscribe("calls", limit=3):
+            assert refused(lambda: next(iter(db.subscribe("calls"))), "client_subscriptions") > 0
+            with httpx.Client(base_url=base(server), timeout=60) as http:
+                live = http.stream("GET", "/v1/live?table=calls", headers={"Authorization": f"Bearer {FOLLOWER}"})
+                with live as reply:
+                    assert "client_subscriptions" in next(
+                        line for line in reply.iter_lines() if line.startswith("data")
+                    )
+        deadline = time.monotonic() + 60
+        while True:  # those that were ended count no more, as soon as the server has heard of it
+            try:
+                with db.subscribe("calls") as again:
+                    next(iter(again))
+                break
+            except ResourceExhausted:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+
+
+def scan(db: Any) -> list[Any]:
+    with db.snapshot() as snap:
+        return list(snap.scan("calls"))
+
+
+def question(db: Any) -> list[Any]:
+    with db.snapshot() as snap:
+        return list(snap.query("calls", measures={"n": kivi.count()}))
+
+
+def test_a_page_that_is_read_ahead_counts() -> None:
+    client = Client("t", Tokens(["t reader query=0.01/h"]).of_header("Bearer t").allowance)
+
+    def pages() -> Iterator[Any]:
+        yield b"first", True
+        time.sleep(0.02)  # at least: the quota is half of it
+        yield b"last", False
+
+    with ThreadPoolExecutor(1) as pool:
+        read = Pages(pages(), threading.Semaphore(1), pool, client.reading)
+        assert read.next() == (b"first", True)
+        client.check_reads()
+        read.read_ahead()
+        assert read.next() == (b"last", False)
+    with pytest.raises(ResourceExhausted):
+        client.check_reads()
+
+
+def test_a_client_counts_by_the_line_that_its_token_has_now() -> None:
+    def allowance(line: str) -> Any:
+        return Tokens([line]).of_header("Bearer t").allowance
+
+    client = Client("t", allowance("t writer events=10/h"))
+    client.take_writes(11, 0)
+    with pytest.raises(ResourceExhausted):
+        client.check_writes()
+    client.allowance = allowance("t writer events=20/h")
+    client.check_writes()
+    client.allowance = allowance("t writer")
+    client.check_writes()
+
+
+# -- neighbours -----------------------------------------------------------------------------------------------------
+
+
+def at_ms(samples: list[float], quantile: float) -> float:
+    return sorted(samples)[int(len(samples) * quantile)] * 1_000
+
+
+def asks(db: Any, seconds: float) -> list[float]:
+    """A neighbour: an append, a read by key and a question of an aggregate's row, fifty of each a second at most."""
+    took, until, i = [], time.monotonic() + seconds, 0
+    while time.monotonic() < until:
+        began = time.perf_counter()
+        db.append("calls", [event(i, "beta")])
+        with db.snapshot() as snap:
+            snap.get("accounts", ("beta", 1))
+            list(snap.scan("calls_1m", prefix=("beta",), limit=5))
+        took.append(time.perf_counter() - began)
+        i += 1
+        time.sleep(max(0.0, 0.02 - took[-1]))
+    return took
+
+
+QUOTAS: Final = {"rate": 30, "events": 300, "query": 0.05}
+
+
+def pressing(endpoint: str, token: str) -> None:
+    """In a process of its own: asks for ten times each quota, from one line of its input to the next."""
+    os.nice(10)  # it is the server that is measured, and this machine has it all
+    asking: list[tuple[float, Any]] = [
+        (10 * QUOTAS["events"] / 100, lambda db: db.append("calls", [event(i) for i in range(100)])),
+        (10 * QUOTAS["rate"] - 60, lambda db: db.get("accounts", ("acme", 1))),
+        (15, question),
+        (15, scan),
+    ]
+    counts = [0, 0]
+
+    def press(per_s: float, ask: Any, stop: threading.Event) -> None:
+        with kivi.connect(endpoint, access_token=token) as db:
+            at = time.monotonic()
+            while not stop.is_set():
+                counts[0] += 1
+                try:
+                    ask(db)
+                except ResourceExhausted:
+                    counts[1] += 1
+                at = max(at + 1 / per_s, time.monotonic() - 1)
+                stop.wait(max(0.0, at - time.monotonic()))
+
+    for _ in sys.stdin:
+        counts[:], stop = [0, 0], threading.Event()
+        threads = [threading.Thread(target=press, args=(*each, stop)) for each in asking]
+        for thread in threads:
+            thread.start()
+        sys.stdin.readline()
+        stop.set()
+        for thread in threads:
+            thread.join()
+        print(*counts, flush=True)
+
+
+@pytest.mark.story
+def test_a_tenant_at_ten_times_its_quota_slows_a_neighbour_by_two_at_most(tmp_path: Path) -> None:
+    """Quiet, busy, busy, quiet: each some seconds."""
+    heavy, beta, seconds = "heavy-n1", "beta-n2", 10
+    limits = f"rate={QUOTAS['rate']} events={QUOTAS['events']}/s query={QUOTAS['query']}/s snapshots=4"
+    (tmp_path / "tokens").write_text(
+        f"{ROOT} admin\n{beta} writer rows=customer:beta\n{heavy} writer rows=customer:acme {limits}\n"
+    )
+    with ServerProcess(tmp_path / "data", "--token-file", str(tmp_path / "tokens")) as server:
+        with server.connect(access_token=ROOT) as root:
+            columns = {"customer": "string", "ts": "timestamp", "us": "int64"}
+            root.create_event_table("calls", event_time="ts", columns=columns)
+            groups = ["customer", kivi.time_slot("ts", "1m", name="slot")]
+            root.create_aggregate("calls_1m", source="calls", group_by=groups, measures={"n": kivi.count()})
+            root.create_table("accounts", key={"customer": "string", "id": "int64"}, columns={"n": kivi.sum("int64")})
+            root.append("calls", [event(i * 1_000, "acme" if i % 2 else "beta") for i in range(100_000)])
+        run = f"from tests.server.test_quotas import pressing; pressing({server.endpoint!r}, {heavy!r})"
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
+        other = subprocess.Popen([sys.executable, "-c", run], cwd=ROOT_FOLDER, **pipes)
+        assert other.stdin is not None and other.stdout is not None
+        asked = refused_ = 0
+        found: dict[str, list[float]] = {"quiet": [], "busy": []}
+        try:
+            with server.connect(access_token=beta) as db:
+                asks(db, 2)
+                for what in ("quiet", "busy", "busy", "quiet"):
+                    if what == "busy":
+                        other.stdin.write("go on\n")
+                    found[what] += asks(db, seconds)
+                    if what == "busy":
+                        other.stdin.write("stop\n")
+                        counts = [int(word) for word in other.stdout.readline().split()]
+                        asked, refused_ = asked + counts[0], refused_ + counts[1]
+        finally:
+            other.kill()
+            other.communicate()
+        quiet, busy = at_ms(found["quiet"], 0.99), at_ms(found["busy"], 0.99)
+        middle = [at_ms(found[what], 0.5) for what in ("quiet", "busy")]
+        times = asked / (2 * seconds) / QUOTAS["rate"]
+        print(
+            f"p99 {quiet:.1f} ms quiet, {busy:.1f} ms busy, {busy / quiet:.2f} times (of {len(found['busy'])}); "
+            f"p50 {middle[0]:.1f} and {middle[1]:.1f} ms; "
+            f"asked for {times:.1f} times the rate, refused {refused_} of {asked}"
+        )
+        assert refused_ > asked / 2
+        assert busy <= 2 * quiet
