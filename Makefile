@@ -12,7 +12,7 @@ say = @printf 'kivi: %s\n'
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test pythons stories check docs soak fuzz mutants bench demo cluster-demo reconcile proto format clean
+.PHONY: help venv test pythons stories check docs soak fuzz audit mutants bench demo cluster-demo reconcile proto format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,6 +66,17 @@ fuzz: $(INSTALLED) ## Look for bytes that no reader takes, MINUTES=30 for each t
 	$(say) 'fuzzing'
 	@$(BIN)/python -m pip --disable-pip-version-check --no-input install -qq -c constraints.txt -e '.[fuzz]'
 	@$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
+
+# The audit is by the pins, so that all of them are looked up; --strict: one that could not be is an error, and no silence.
+audit: $(INSTALLED) ## What is installed: build/audit/sbom.json, licences.md; then known vulnerabilities of all pins, an error if any
+	@test -x $(VENV)-audit/bin/pip-audit || { $(BIN)/python -m venv --clear $(VENV)-audit && \
+	    $(VENV)-audit/bin/python -m pip --disable-pip-version-check --no-input install -qq -c constraints.txt cyclonedx-bom pip-audit pip-licenses; }
+	@mkdir -p build/audit
+	@$(VENV)-audit/bin/cyclonedx-py environment --output-reproducible --spec-version 1.6 -o build/audit/sbom.json $(BIN)/python
+	$(say) 'build/audit/sbom.json (CycloneDX)'
+	@$(VENV)-audit/bin/pip-licenses --python $(BIN)/python --format markdown --with-urls --output-file build/audit/licences.md > /dev/null
+	$(say) 'build/audit/licences.md'
+	@$(VENV)-audit/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off -r constraints.txt
 
 mutants: $(INSTALLED) ## Plant the bugs that the rules list, one by one: their checkers must turn red
 	@$(BIN)/python -m tests.proof.mutate

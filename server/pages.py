@@ -11,8 +11,9 @@ memory until they are asked for, or their scan is closed.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 __all__ = ["Page", "Pages", "followed"]
@@ -23,10 +24,17 @@ Page = tuple[Any, bool]
 
 class Pages:
     """``next`` is for one thread at a time, and ``close`` for any at any time. ``room``: how many may be read ahead.
-    ``pool``: whose threads read what takes long."""
+    ``pool``: whose threads read what takes long. ``reading``: around what is read ahead."""
 
-    def __init__(self, pages: Iterator[Page], room: threading.Semaphore, pool: ThreadPoolExecutor) -> None:
+    def __init__(
+        self,
+        pages: Iterator[Page],
+        room: threading.Semaphore,
+        pool: ThreadPoolExecutor,
+        reading: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         self.pool = pool
+        self._reading = reading
         self._pages = pages
         self._room = room
         self._lock = threading.Lock()
@@ -49,9 +57,13 @@ class Pages:
         with self._lock:
             if not self._closed and self._room.acquire(blocking=False):
                 try:
-                    self.ahead = self.pool.submit(next, self._pages)
+                    self.ahead = self.pool.submit(self._read)
                 except RuntimeError:  # the pool is shut down
                     self._room.release()
+
+    def _read(self) -> Page:
+        with self._reading():
+            return next(self._pages)
 
     def close(self) -> None:
         """Lets go of a page that was read ahead; one that is read just now is dropped when it is."""

@@ -286,7 +286,9 @@ class Requests(ABC):
             batches = self.store.scan(transaction.lease, schema, wanted)
         rows = min(opening.page_rows or limits.PAGE_ROWS, limits.PAGE_ROWS_MAX)
         page = session_pb2.ScanPage()
-        pages = Pages(self.translator.pages(batches, rows), self.sessions.pages_ahead, self.sessions.scans)
+        pages = Pages(
+            self.translator.pages(batches, rows), self.sessions.pages_ahead, self.sessions.scans, self.client.reading
+        )
         data = self._first_page(transaction, pages, page)
         if isinstance(batches, Answer):
             if self.access.tenant is None:  # it says how many rows of all were read
@@ -336,7 +338,7 @@ class Requests(ABC):
                 yield from self.sessions.workers.answer(question, left_s)
                 shared.check()
 
-        pages = Pages(followed(answer()), self.sessions.pages_ahead, self.sessions.sql_pages)
+        pages = Pages(followed(answer()), self.sessions.pages_ahead, self.sessions.sql_pages, self.client.reading)
         page = session_pb2.ScanPage()
         self._answer_page(asked, transaction, page, self._first_page(transaction, pages, page))
 

@@ -64,6 +64,8 @@ _SLACK: Final = 4_096
 _KEPT: Final = 0.25
 """Of the log's bytes: below it nothing is truncated, so that a new node can begin with the first message."""
 _HOLD_S: Final = 30.0
+_UNCLAIMED_S: Final = 10.0
+"""For so long nobody may say that it builds what is building, until another node does."""
 _LOOK_S: Final = 0.02
 
 
@@ -99,6 +101,7 @@ class ClusterNode:
         wanted = None if shards is None else parse_shards(shards)
         self._news = threading.Event()
         self._ending, self._ended = False, threading.Event()
+        self._is_open, self._unclaimed = False, dict[int, float]()
         with contextlib.ExitStack() as opened:
             self._nats = Nats(servers, timeout_s=timeout_s, **login or {})
             opened.callback(self._nats.close)
@@ -143,6 +146,7 @@ class ClusterNode:
             self._catch_up(timeout_s)
             self.committer.newest(timeout_s, [self.live().entry()])  # it has all that there is, and is known
             self._give_up_shards()
+            self._is_open = True
             opened.pop_all()
 
     def _catch_up(self, timeout_s: float) -> None:
@@ -253,6 +257,7 @@ class ClusterNode:
                 self._say()
                 self.asking.sweep()
                 self.moving.look()
+                self._take_up()
             except KiviError as error:
                 _log.debug("nothing is said now: %s", error.message)
             except Exception:
@@ -265,9 +270,8 @@ class ClusterNode:
             self.store.consolidator.save_place()
         with self.committer.entry_lock:
             floor, time_us = self.log.members.floor, self.log.place.time_us
-            members, holding = list(self.log.members), self.log.members.holding()
+            heard, holding = [member.node for member in self._heard()], self.log.members.holding()
             forgotten = self.log.members.forgotten(time_us)
-        heard = [m.node for m in members if m.state is State.LIVE and time_us - m.said_us < SILENT_S * 1_000_000]
         if not heard or not holding:
             return
         used = self.stream.used
@@ -281,6 +285,29 @@ class ClusterNode:
             _log.warning("node %x holds the log back, which is nearly full: it is evicted", holding[0].node)
             evicted = dataclasses.replace(holding[0], state=State.EVICTED)
             self.committer.say([evicted.entry()], lambda error, number: None)
+
+    def _heard(self) -> list[Member]:
+        """The live nodes that have spoken of late, by the log's time. Under the entry lock."""
+        time_us = self.log.place.time_us
+        live = [member for member in self.log.members if member.state is State.LIVE]
+        return [member for member in live if time_us - member.said_us < SILENT_S * 1_000_000]
+
+    def _take_up(self) -> None:
+        """Builds again what nobody says that it builds, its node having died: the first node that holds all events.
+
+        Two may build the same thing, if one stood still for long: see ``kivi.store.backfill``.
+        """
+        if not self._is_open or self.store.is_catching_up:
+            return
+        backfill = self.store.backfill
+        with self.committer.entry_lock:
+            heard = self._heard()
+        claimed = backfill.building.union(*(member.about.get("building", ()) for member in heard))
+        left = [group for group in backfill.unfinished() if claimed.isdisjoint(schema.id for schema in group)]
+        now = time.monotonic()
+        self._unclaimed = {group[0].id: self._unclaimed.get(group[0].id, now) for group in left}
+        if self.id == min((member.node for member in heard if member.shards == EVERY), default=None):
+            backfill.resume([group for group in left if now - self._unclaimed[group[0].id] > _UNCLAIMED_S])
 
     def _gives_up_stages(self, needed: int) -> bool:
         """Of what clients have staged and never committed, the oldest, if the log is kept for that: as its time limit
@@ -322,6 +349,8 @@ class ClusterNode:
             "disk": disk.f_blocks * disk.f_frsize,
             "moves": self.moving.problem or True,
         }
+        if building := sorted(self.store.backfill.building):
+            about["building"] = building
         if self._own_server is not None:
             about["server_problem"], about["server_restarts"] = self._own_server()
         member = Member(self.id, State.LIVE, self.log.needed, about)

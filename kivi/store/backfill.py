@@ -13,6 +13,10 @@ table; opening the store drops its stages and builds again, from the beginning, 
 ``kivi.store`` tells how far it is, and ``describe`` (``kivi tables``) says *building* until it is done. Snapshots below
 b do not see the table. If the events cannot be summed, the aggregate is dropped again.
 
+**In a cluster** the node that was asked builds, and says so in its heartbeats (``building``). If it
+dies, another one builds again (``kivi.cluster.node``), also if the first was only thought dead: each attempt has stages
+of its own, and of two commits b the second conflicts with the first. That attempt finds the tables ready, and is done.
+
 Aggregates that are created together, in one commit c, are built by one pass over the events and become readable in one
 commit b, also after a crash; if one of them cannot be, none is.
 
@@ -44,10 +48,11 @@ import dataclasses
 import functools
 import itertools
 import logging
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -59,7 +64,7 @@ from kivi.delta.derive import derive_all
 from kivi.delta.runs import DeltaRun, neutral_column
 from kivi.delta.sources import Order
 from kivi.encoding.event_names import POSITION, STAMP
-from kivi.errors import KiviError, NotFound, Unavailable
+from kivi.errors import Conflict, KiviError, NotFound, Unavailable
 from kivi.events.views import EventView
 from kivi.model.schema import Alteration, TableSchema
 from kivi.mvcc.record import StageKind
@@ -88,6 +93,8 @@ class Backfill:
     store: Running
     tables: Tables
     filling: ViewFilling
+    building: set[int] = field(default_factory=set)
+    """What is being built by this process: ids of tables."""
 
     def build(self, schemas: Sequence[TableSchema], progress: Progress | None) -> list[TableSchema]:
         """Sums the events at or below the catalog commit of these aggregates of one source, then makes them readable.
@@ -107,9 +114,24 @@ class Backfill:
 
     def _build(self, schemas: Sequence[TableSchema], progress: Progress | None) -> list[TableSchema]:
         """``build``; after an error the aggregates are still there, BUILDING, and their stages are not."""
+        ids = {schema.id for schema in schemas}
+        self.building.update(ids)
+        try:
+            return self._built(schemas, progress)
+        except (Conflict, NotFound):
+            entered = self.store.catalog.entered
+            now = [entered.by_id.get(schema.id) for schema in schemas]
+            if all(schema is not None and _is_built(schema) for schema in now):  # by another node
+                return [schema for schema in now if schema is not None]
+            raise
+        finally:
+            self.building.difference_update(ids)
+
+    def _built(self, schemas: Sequence[TableSchema], progress: Progress | None) -> list[TableSchema]:
         if schemas[0].kind == "view":
             return [self.filling.fill(schema, progress) for schema in schemas]
-        owner = f"backfill/{schemas[0].id}"
+        every = f"backfill/{schemas[0].id}"
+        owner = f"{every}/{secrets.token_hex(4)}"  # of this attempt; of a node that was thought dead there may be two
         first, upto = _unbuilt(schemas[0])
         parts = [
             dataclasses.replace(
@@ -118,7 +140,8 @@ class Backfill:
             for schema in schemas
         ]
         try:
-            self.store.staging.drop(self.store.staging.owned(owner))
+            if not self.store.log.is_judged_again:  # what an attempt has left that ended with its process
+                self.store.staging.drop(self.store.staging.owned(every))
             done = 0
             combining = [Combining(part, _PIECE_ROWS) for part in parts]
             with self._events(schemas[0], upto) as (view, recent):
@@ -137,10 +160,13 @@ class Backfill:
                 for schema, sums in zip(schemas, combining, strict=True)
             ]
             if schemas[0].state == "ready":
-                altered = functools.partial(_built, schemas[0], view.floor_us)
-                return [self.tables.alter(schemas[0].name, altered, stages[0])]
-            ready = [dataclasses.replace(s, state="ready", complete_since_us=view.floor_us) for s in schemas]
-            return self.tables.redefine(list(zip(ready, stages, strict=True)))
+                altered = functools.partial(_with_measures, schemas[0], view.floor_us)
+                built = [self.tables.alter(schemas[0].name, altered, stages[0])]
+            else:
+                ready = [dataclasses.replace(s, state="ready", complete_since_us=view.floor_us) for s in schemas]
+                built = self.tables.redefine(list(zip(ready, stages, strict=True)))
+            owner = every  # no attempt has a use for its stages any more
+            return built
         finally:
             if self.store.is_open:
                 self.store.staging.drop(self.store.staging.owned(owner))
@@ -191,18 +217,23 @@ class Backfill:
             if self.store.is_open:
                 _log.error("%s is left building until the store is opened again: %s", _named(schemas), error)
 
-    def resume(self) -> threading.Thread | None:
-        """Builds what a crash left BUILDING, in the background; None if there is nothing."""
-        unfinished: dict[int, list[TableSchema]] = {}
-        for schema in self.store.catalog.entered.by_id.values():
+    def unfinished(self) -> list[list[TableSchema]]:
+        """What is BUILDING, here or elsewhere or by nobody; those that were created together, together."""
+        found: dict[int, list[TableSchema]] = {}
+        for schema in list(self.store.catalog.entered.by_id.values()):
             if schema.is_building:  # those of one commit were created together; measures are added to one at a time
                 together = schema.created_ts if schema.state == "building" else -schema.id
-                unfinished.setdefault(together, []).append(schema)
+                found.setdefault(together, []).append(schema)
+        return list(found.values())
+
+    def resume(self, unfinished: Sequence[Sequence[TableSchema]]) -> threading.Thread | None:
+        """Builds what a crash left BUILDING, in the background; None if there is nothing."""
         if not unfinished:
             return None
+        self.building.update(schema.id for schemas in unfinished for schema in schemas)
 
         def work() -> None:
-            for schemas in unfinished.values():
+            for schemas in unfinished:
                 self._resume(schemas)
 
         thread = threading.Thread(target=work, name="kivi-backfill", daemon=True)
@@ -233,7 +264,7 @@ class Backfill:
             if not self.store.is_open or not any(s.id in self.store.catalog.entered.by_id for s in schemas):
                 return  # it goes on when the store is opened again; or somebody has dropped it
             if isinstance(error, Unavailable):
-                then = "it stays building, and is built when the store is opened again"
+                then = "it stays building, until the store is opened again or another node takes it up"
             else:
                 self._give_up(schemas)
                 added = schemas[0].state == "ready"
@@ -259,7 +290,12 @@ def _unbuilt(schema: TableSchema) -> tuple[int, int]:
     return schema.alterations[-1].columns, schema.alterations[-1].cts
 
 
-def _built(schema: TableSchema, floor_us: int | None, now: TableSchema) -> TableSchema:
+def _is_built(schema: TableSchema) -> bool:
+    """Whether it is whole, and no measures of it were given up last."""
+    return not schema.is_building and not (schema.alterations and schema.alterations[-1].state == "failed")
+
+
+def _with_measures(schema: TableSchema, floor_us: int | None, now: TableSchema) -> TableSchema:
     """``now`` with the measures that were being added to ``schema``, readable."""
     last = _being_added(schema, now)
     ready = dataclasses.replace(last, cts=0, state="ready", floor_us=floor_us, more=())

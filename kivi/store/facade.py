@@ -143,7 +143,8 @@ class Store(Wiring):
             if not parts.log.is_followed:
                 self.expiry.start()
         self._opened_at = self.watermark()
-        self._resumed = None if parts.log.is_judged_again or parts.log.is_followed else self.backfill.resume()
+        alone = not (parts.log.is_judged_again or parts.log.is_followed)
+        self._resumed = self.backfill.resume(self.backfill.unfinished()) if alone else None
 
     @staticmethod
     def open(

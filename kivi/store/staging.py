@@ -142,7 +142,12 @@ class Stages:
         return [s.sequence for s in self._stages.values() if not s.used_at]
 
     def owned(self, owner: str) -> list[int]:
-        return [s.sequence for s in self._stages.values() if s.owner == owner and not s.used_at]
+        parts = f"{owner}/"
+        return [
+            s.sequence
+            for s in self._stages.values()
+            if (s.owner == owner or s.owner.startswith(parts)) and not s.used_at
+        ]
 
     def held_by(self, prefix: str) -> int:
         """Bytes of live stages whose owner begins so."""
@@ -280,7 +285,7 @@ class Staging:
             return self.index.held_by(owner)
 
     def owned(self, owner: str) -> list[int]:
-        """The live stages of an owner."""
+        """The live stages of an owner, and of those whose names begin with its and a slash."""
         with self.committer.entry_lock:
             return self.index.owned(owner)
 

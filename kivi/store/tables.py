@@ -85,13 +85,17 @@ class Tables:
         return source
 
     def redefine(self, built: Sequence[tuple[TableSchema, Sequence[int]]]) -> list[TableSchema]:
-        """Replaces definitions in one commit; for a finished backfill, each with the stages that hold its sums.
+        """Makes tables readable in one commit; each with the stages that hold the sums of its backfill.
 
-        Returns them as they are then. Raises NotFound if one of the tables was dropped meanwhile.
+        Returns them as they are then. Raises NotFound if one of the tables was dropped meanwhile, or built by another
+        node: as of the transaction's snapshot, behind which nobody else may define it.
         """
         txn = self.transaction()
         try:
             for schema, commit_runs in built:
+                known = txn.get(TABLES, [(schema.id,)])[0]
+                if known is None or not TableSchema.from_json(known["definition"].encode()).is_building:
+                    raise NotFound(f"table {schema.name!r} was dropped or built meanwhile")
                 txn.put(TABLES, (schema.id,), {"name": schema.name, "definition": schema.to_json().decode()})
                 if txn.get(NAMES, [(schema.name,)])[0] != {"name": schema.name, "id": schema.id}:
                     raise NotFound(f"table {schema.name!r} was dropped meanwhile")

@@ -8,8 +8,10 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -25,6 +27,8 @@ from kivi.log.jetstream import delete_stream
 from kivi.log.members import State
 from kivi.log.replicated import ReplicatedLog
 from kivi.runtime.settings import Settings
+from kivi.store.backfill import Backfill
+from kivi.store.view_filling import ViewFilling
 from tests.conftest import require
 from tests.log.natscluster import NatsCluster
 from tests.serverproc import ServerProcess
@@ -157,6 +161,99 @@ def test_a_full_log_refuses_what_clients_write_and_goes_on_when_it_has_room(node
         wait_until(lambda: used(one) < 1)
         write(db, 1)
     assert total(one) == held + 1
+
+
+def _with_events(db: Any) -> kivi.Database:
+    """Events and rows, of which somebody wants an aggregate and a view."""
+    db.create_event_table("calls", event_time="ts", columns={"ts": "timestamp", "host": "int64", "us": "int64"})
+    db.append("calls", [{"ts": 1_000_000 * i, "host": i % 3, "us": i} for i in range(300)])
+    db.create_table("people", key={"id": "int64"}, columns={"desk": "int64"})
+    with db.transaction() as tx:
+        for i in range(100):
+            tx.put("people", (i,), desk=1_000 + i)
+    return db
+
+
+def _create(db: Any, what: str) -> None:
+    if what == "view":
+        db.create_view("built", source="people", key=["desk", "id"])
+    elif what == "measure":
+        db.alter_aggregate("built", add_measures={"us": kivi.sum("us")})
+    else:
+        measures = {"us": kivi.sum("us")} if what == "aggregate" else {"n": kivi.count()}
+        db.create_aggregate("built", source="calls", group_by=["host"], measures=measures)
+
+
+def _is_built(db: Any, what: str) -> bool:
+    """All or nothing of it can be read."""
+    try:
+        with db.snapshot() as snap:
+            rows = list(snap.scan("built"))
+    except kivi.KiviError:
+        return False
+    if what == "measure" and "us" not in rows[0]:
+        return False
+    if what == "view":
+        assert [row["desk"] for row in rows] == [1_000 + i for i in range(100)]
+    else:
+        assert {row["host"]: row["us"] for row in rows} == {h: sum(range(h, 300, 3)) for h in range(3)}
+    return True
+
+
+WHAT = ("aggregate", "measure", "view")
+
+
+@pytest.mark.parametrize("what", WHAT)
+def test_what_a_node_did_not_live_to_build_another_one_builds(nodes: Nodes, what: str) -> None:
+    one, other = Database(nodes.start("one").store), Database(nodes.start("other").store)
+    _with_events(one)
+    if what == "measure":
+        _create(one, "an aggregate without it")
+    with patch.object(Backfill, "build", lambda self, schemas, progress: schemas):  # it dies here
+        _create(one, what)
+    with one.snapshot() as snap, other.snapshot(min_snapshot=snap.ts):
+        assert not _is_built(other, what)
+    nodes.stop("one")
+    with patch.object(node, "SILENT_S", 1.0), patch.object(node, "_UNCLAIMED_S", 0.5):
+        wait_until(lambda: _is_built(other, what))
+    one = Database(nodes.start("one").store)
+    assert _is_built(one, what)
+    assert not nodes.open["one"].store.stages.live() and not nodes.open["other"].store.stages.live()
+
+
+@pytest.mark.parametrize("what", WHAT)
+def test_a_node_that_was_thought_dead_finds_what_it_builds_ready(nodes: Nodes, what: str) -> None:
+    first = nodes.start("one")
+    one, other = Database(first.store), Database(nodes.start("other").store)
+    _with_events(one)
+    if what == "measure":
+        _create(one, "an aggregate without it")
+    reached, go_on = threading.Event(), threading.Event()
+
+    def stands_still(real: Any) -> Any:
+        def call(self: Any, *arguments: Any) -> Any:
+            if (getattr(self, "store", None) or first.store) is first.store and not reached.is_set():
+                reached.set()
+                first.store.backfill.building.clear()  # it says nothing any more
+                assert go_on.wait(60)
+            return real(self, *arguments)
+
+        return call
+
+    where: tuple[Any, str] = (ViewFilling, "_fill_some") if what == "view" else (Backfill, "_staged")
+    with (
+        patch.object(where[0], where[1], stands_still(getattr(*where))),
+        patch.object(node, "_UNCLAIMED_S", 0.5),
+        ThreadPoolExecutor() as pool,
+    ):
+        building = pool.submit(_create, one, what)
+        assert reached.wait(60)
+        wait_until(lambda: _is_built(other, what))
+        go_on.set()
+        building.result()
+    assert _is_built(one, what) and _is_built(other, what)
+    for each in nodes.open.values():
+        wait_until(lambda each=each: not each.store.stages.live())  # type: ignore[misc]
 
 
 def test_an_expired_copy_holds_nothing(nodes: Nodes, tmp_path: Path) -> None:

@@ -6,12 +6,15 @@ import contextlib
 import datetime as dt
 import itertools
 import signal
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import kivi
@@ -321,3 +324,34 @@ def test_a_directory_is_of_one_cluster(nodes: list[ServerProcess], tmp_path: Pat
     other = ServerProcess(tmp_path / "alone", *nodes[0].arguments)
     with pytest.raises(RuntimeError, match="a store of its own"):
         other.start()
+
+
+@pytest.mark.story
+def test_the_node_that_builds_is_killed_and_another_one_builds(nodes: list[ServerProcess]) -> None:
+    """Real processes: an aggregate of a million events is on its way, then its node is not there any more."""
+    count, step = 1_000_000, 100_000
+    with kivi.connect(nodes[1].endpoint, timeout=120) as other:
+        other.create_event_table("hits", event_time="ts", columns={"ts": "timestamp", "key": "int64", "us": "int64"})
+        for low in range(0, count, step):
+            ids = pa.array(range(low, low + step), pa.int64())
+            columns = {"ts": ids.cast(pa.timestamp("us", tz="UTC")), "key": ids, "us": pc.bit_wise_and(ids, 1_023)}
+            last = other.append("hits", pa.table(columns))
+        with kivi.connect(nodes[0].endpoint, timeout=120) as db, db.snapshot(min_snapshot=last):
+            pass
+
+        def create() -> None:
+            with contextlib.suppress(kivi.KiviError), kivi.connect(nodes[0].endpoint, timeout=120) as db:
+                db.create_aggregate("built", source="hits", group_by=["key"], measures={"us": kivi.sum("us")})
+
+        asked = threading.Thread(target=create)
+        asked.start()
+        wait_until(lambda: "built" in other.tables())
+        nodes[0].kill()
+        asked.join()
+        assert other.describe("built")["state"] == "building"
+        wait_until(lambda: other.describe("built")["state"] == "ready", timeout_s=120)
+        nodes[0].start()
+        for node in nodes:
+            with kivi.connect(node.endpoint, timeout=120, read="fresh") as db, db.snapshot() as snap:
+                (found,) = snap.sql("select count(*) as n, sum(us) as us from built").to_pylist()
+                assert found == {"n": count, "us": sum(i & 1_023 for i in range(count))}

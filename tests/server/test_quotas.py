@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kivi_server.auth import Tokens
 from kivi_server.clients import Client
+from kivi_server.pages import Pages
 from kivi_server.quotas import Bucket, Quota
 
 import kivi
@@ -167,6 +169,24 @@ def scan(db: Any) -> list[Any]:
 def question(db: Any) -> list[Any]:
     with db.snapshot() as snap:
         return list(snap.query("calls", measures={"n": kivi.count()}))
+
+
+def test_a_page_that_is_read_ahead_counts() -> None:
+    client = Client("t", Tokens(["t reader query=0.01/h"]).of_header("Bearer t").allowance)
+
+    def pages() -> Iterator[Any]:
+        yield b"first", True
+        time.sleep(0.02)  # at least: the quota is half of it
+        yield b"last", False
+
+    with ThreadPoolExecutor(1) as pool:
+        read = Pages(pages(), threading.Semaphore(1), pool, client.reading)
+        assert read.next() == (b"first", True)
+        client.check_reads()
+        read.read_ahead()
+        assert read.next() == (b"last", False)
+    with pytest.raises(ResourceExhausted):
+        client.check_reads()
 
 
 def test_a_client_counts_by_the_line_that_its_token_has_now() -> None:

@@ -486,6 +486,23 @@ def test_over_http_a_tenant_writes_no_rows_of_others_and_its_tokens_are_its_own(
             tx.delete("accounts", ("beta", 77))
 
 
+def test_request_tokens_of_tenants_that_are_equal_are_two(two: Two) -> None:
+    with (
+        two.all.connect(access_token=ACME) as acme,
+        two.all.connect(access_token=BETA) as beta,
+        two.own.connect(access_token=ACME) as alone,
+        two.all.connect(access_token=ROOT) as root,
+    ):
+        mine, theirs = event(random.Random(3), "acme"), event(random.Random(4), "beta")
+        before = len(contents(two.all)[0])
+        for _ in range(2):
+            assert acme.append("calls", [mine], token="job-1") != beta.append("calls", [theirs], token="job-1")
+            alone.append("calls", [mine], token="job-1")
+        assert len(contents(two.all)[0]) == before + 2
+        assert acme.outcome("job-1") != beta.outcome("job-1")
+        assert root.outcome("customer:acme/job-1") == acme.outcome("job-1")
+
+
 # -- what is for nobody with rows -----------------------------------------------------------------------------------
 
 

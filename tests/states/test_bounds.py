@@ -242,6 +242,24 @@ def test_top_beyond_its_limit_counts_those_with_the_least_hashes_exactly(most: i
     assert (found.exact, found.count, found.others) == (False, 3_000, 3_000 - sum(counts[v] for v in kept))
 
 
+def test_r20_a_weight_is_as_many_observations() -> None:
+    """To the bit; one of 0 or less is none, and one beyond 2**40 that."""
+    random = np.random.default_rng(11)
+    for count in (1, 40, 5_000):
+        values, weights = random.integers(-500, 500, count), random.integers(-2, 6, count)
+        column, plain = column_of(kivi.quantiles("x"), "int64"), np.repeat(values, weights.clip(0))
+        assert column.state is not None
+        kind = kind_of(column.state)
+        expected = kind.encode(*kind.reduce(kind.of_events(Observed(plain)), np.array([0, len(plain)])))
+        column = column_of(kivi.weighted_quantiles("x", by="y"), "int64")
+        assert column.state is not None
+        kind = kind_of(column.state)
+        items = kind.of_events(Observed(values, by=weights))
+        assert kind.encode(*kind.reduce(items, np.array([0, count]))) == expected
+    (code,), (kept,) = kind.of_events(Observed(np.array([3]), by=np.array([2**62])))
+    assert (code, kept) == (codes_of(np.array([3.0]), 6)[0], 2**40)
+
+
 def test_no_values_at_all() -> None:
     """A state of nothing but nulls is empty, and reads as null, nothing or 0."""
     for call, read in (
