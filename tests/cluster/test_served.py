@@ -351,6 +351,41 @@ def test_an_alert_is_the_same_on_every_node_and_told_once(nodes: list[ServerProc
         db.close()
 
 
+@pytest.mark.story
+def test_whichever_node_evaluates_alerts_is_killed_and_another_one_goes_on(nodes: list[ServerProcess]) -> None:
+    """Each of three is killed in turn, so one of them was at it: all that fires is told, and all nodes say the same."""
+    begin = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
+    everywhere = ",".join(node.endpoint for node in nodes)
+
+    def firing(db: kivi.Database) -> set[int]:
+        return {one["key"]["endpoint"] for one in db.alerts() if one["state"] == "firing"}
+
+    with Receiver() as receiver, kivi.connect(everywhere, timeout=120) as db:
+        make_tables(db)
+        group_by: list[Any] = ["endpoint", kivi.time_slot("ts", "5m")]
+        db.create_aggregate("slowest", source="calls", group_by=group_by, measures={"us": kivi.max("us")})
+        db.create_alert("slow", on="slowest", where=kivi.col("us") > 9, notify=receiver.url)
+        for killed, node in enumerate(nodes):
+            node.kill()
+            ts = begin + dt.timedelta(minutes=10 * killed)
+            db.append("calls", [{"ts": ts, "endpoint": endpoint, "us": 10} for endpoint in range(killed + 1)])
+            db.append("calls", [{"ts": ts + dt.timedelta(minutes=6), "endpoint": 99, "us": 1}])  # the slot is over
+            wait_until(lambda: firing(db) == set(range(killed + 1)), timeout_s=90, reason=db.alerts)  # noqa: B023
+            node.start()
+        wait_until(
+            lambda: (
+                {one["labels"]["endpoint"] for got in receiver.taken for one in got.message["alerts"]}
+                >= {"0", "1", "2"}
+            ),
+            timeout_s=90,
+            reason=lambda: [got.message for got in receiver.taken],
+        )
+        found, last = db.alerts(), db.watermark()
+        for node in nodes:
+            with kivi.connect(node.endpoint, timeout=120) as one, one.snapshot(min_snapshot=last):
+                assert one.alerts() == found
+
+
 def test_a_directory_is_of_one_cluster(nodes: list[ServerProcess], tmp_path: Path) -> None:
     nodes[0].stop()
     with pytest.raises(kivi.KiviError, match="a node of the cluster apm"):
