@@ -13,7 +13,7 @@ from typing import Final
 from kivi.alerts.delivery import Delivery
 from kivi.alerts.evaluator import Evaluator
 from kivi.alerts.rows import Kept, Rows
-from kivi.errors import Conflict, DataLoss, InvalidArgument, KiviError, SnapshotTooOld, Unavailable
+from kivi.errors import CommitUnknown, Conflict, DataLoss, InvalidArgument, KiviError, SnapshotTooOld, Unavailable
 from kivi.model.alerts import FIRING, PENDING, RESOLVED, Alert, AlertStatus
 from kivi.runtime.scheduling import use_batch_scheduling
 from kivi.store.facade import Store
@@ -25,7 +25,7 @@ _PAUSE_S: Final = 30.0
 """So long an alert that cannot be evaluated is left alone."""
 _TURN_US: Final = 15_000_000
 _JOIN_S: Final = 10.0
-_PASSING: Final = (Conflict, SnapshotTooOld, Unavailable)
+_PASSING: Final = (CommitUnknown, Conflict, SnapshotTooOld, Unavailable)
 """What another round will not meet again, or no alert is to blame for."""
 
 
