@@ -28,8 +28,9 @@ test: check ## Run the checks, then the tests
 	@$(BIN)/python -m pytest -q -n 5 --dist loadgroup --no-loadscope-reorder -m 'not story' --ignore tests/test_layers.py
 
 # What works on disk, or between processes or threads, is what differs from one Python to another; the rest of the tests
-# needs Spark, browsers and servers of others, or says the same through another door (api, golden), and runs on one.
-SUITES := engine log delta mvcc store client live
+# needs Spark, browsers and servers of others, says the same through another door (api, golden), or computes and does no
+# more (delta), and runs on one.
+SUITES := engine log mvcc store client live
 
 pythons: $(INSTALLED) ## Run the tests of the store and of the client on every other supported Python that is here
 	@$(BIN)/python tools/pythons.py -q -n 4 --dist loadgroup --no-loadscope-reorder -m 'not story' $(SUITES:%=tests/%)

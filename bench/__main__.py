@@ -1,4 +1,4 @@
-"""``python -m bench goal1 ... goal17``, or ``all``: measures, verifies, prints, and writes a results file."""
+"""``python -m bench goal1 ... goal18``, or ``all``: measures, verifies, prints, and writes a results file."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ _GOALS: Final = {
     "goal15": "nodes",
     "goal16": "patterns",
     "goal17": "scale",
+    "goal18": "topics",
 }
 _HOME: Final = Path(__file__).resolve().parent
 
@@ -47,8 +48,10 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--events",
         type=int,
-        help="of goal 6, and half of them of goal 11 (default 200,000,000; with --quick 2,000,000)",
+        help="of goal 6, and half of them of goal 11; goal 16 has no more, goal 18 stores no more subscriptions "
+        "(default 200,000,000; with --quick 2,000,000)",
     )
+    parser.add_argument("--operations", type=int, default=160_000, help="of each case of goal 18 (default 160,000)")
     parser.add_argument("--disk", type=Path, default=Path("/var/tmp"), help="a directory on a real disk (%(default)s)")
     return parser.parse_args(arguments)
 
@@ -86,6 +89,7 @@ def main(arguments: Sequence[str]) -> int:
         peers=_peers(args.peers),
         disk=args.disk,
         events=args.events or (2_000_000 if quick else 200_000_000),
+        operations=args.operations,
         results=_HOME / "results" / "quick" / "results" if quick else _HOME / "results",
     )
     if args.goal == ["page"]:

@@ -24,7 +24,8 @@ _ENVIRONMENTS: Final = {"duckdb", "clickhouse"}  # peers that need one of their 
 
 @dataclass(frozen=True)
 class Context:
-    """``seconds``: of each rate. ``events``: of goal 6. ``disk``: a directory on the disk under test."""
+    """``seconds``: of each rate. ``events``: of goal 6. ``operations``: of each case of goal 18. ``disk``: a directory
+    on the disk under test."""
 
     quick: bool
     runs: int
@@ -32,6 +33,7 @@ class Context:
     peers: frozenset[str]
     disk: Path
     events: int
+    operations: int
     results: Path
 
     @property
@@ -43,6 +45,7 @@ class Context:
             "seconds": self.seconds,
             "peers": sorted(self.peers),
             "events of goal 6": self.events,
+            "operations of goal 18": self.operations,
             "server": "kivi serve, default settings",
         }
 

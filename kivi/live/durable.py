@@ -24,9 +24,11 @@ event it is known how many it reached, and whom.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
+
+import pyarrow.compute as pc
 
 from kivi.errors import Conflict, InvalidArgument, NotFound, SchemaError
 from kivi.live.index import Changes as IndexChanges
@@ -274,7 +276,6 @@ class DurableSubscriptions:
         if now - self._swept_at < _SWEEP_EVERY_S:
             return
         self._swept_at = now
-        over = Scan(where=Expr("<=", "expires_us", self._now_us()), columns=("user", "name"), limit=_SWEEP_ROWS)
         empty = all_of(Expr("==", "exact", 0), Expr("==", "asks", 0))
 
         def forget(txn: Txn) -> None:
@@ -286,18 +287,38 @@ class DurableSubscriptions:
                     txn.delete(SUBSCRIPTIONS, (row["user"], row["name"]))
             changes.write(txn)
 
-        def clear(txn: Txn) -> None:
-            """What nobody asks for any more. A subscription that comes meanwhile conflicts with it."""
+        def clear(txn: Txn) -> int:
+            """What nobody asks for any more, some of it. A subscription that comes meanwhile conflicts with it."""
+            cleared = 0
             for schema, where in ((CELLS, empty), (ASKS, Expr("==", "members", 0))):
                 for batch in txn.scan(schema, Scan(where=where, columns=schema.key_names, limit=_SWEEP_ROWS)):
                     for row in batch.to_pylist():
                         txn.delete(schema, tuple(row.values()))
+                    cleared += batch.num_rows
+            return cleared
 
-        while gone := self._found(over):
+        swept = 0
+        for gone in self._expired():
             self._run({row["user"] for row in gone}, forget)
-            self._run((), clear)
-            if len(gone) < _SWEEP_ROWS:
-                break
+            swept += len(gone)
+        while swept and self._run((), clear):
+            pass
+
+    def _expired(self) -> Iterator[list[dict[str, Any]]]:
+        """Rows that have expired. Each part has a snapshot of its own: a million rows may take longer than one may."""
+        now_us = self._now_us()
+        user, name, read = "", "", _SWEEP_ROWS
+        while read == _SWEEP_ROWS:
+            read, gone = 0, list[dict[str, Any]]()
+            wanted = Scan(start=(user, name), columns=("user", "name", "expires_us"), limit=_SWEEP_ROWS)
+            with self._store.snapshots.opened() as lease:
+                for batch in self._store.scan(lease, SUBSCRIPTIONS, wanted):
+                    read += batch.num_rows
+                    gone += batch.filter(pc.less_equal(batch.column("expires_us"), now_us)).to_pylist()
+                    user, name = (batch.column(i)[-1].as_py() for i in (0, 1))
+            name += "\0"  # the least behind it
+            if gone:
+                yield gone
 
 
 def _leave(changes: IndexChanges, user: str, name: str, row: dict[str, Any]) -> None:

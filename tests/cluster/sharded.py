@@ -71,12 +71,16 @@ class Sharded(Simulation):
         node = self._serving()
         if node is None or node.store is None or len(node.log.members.moves) > 1:
             return
-        there, source = self.rng.sample(self.nodes, 2) if len(self.nodes) > 1 else (node, node)
         schema = node.store.table("e")
-        shards = 1 << shard_of(schema, (self.rng.choice(VALUES),), SHARDS)
-        given = source.id if self.rng.random() < 0.7 else None
+        every = [1 << shard_of(schema, (a,), SHARDS) for a in VALUES]
+        found = [(there, shards) for there in self.nodes for shards in every if not shards & there.held]
+        if not found:
+            return
+        there, shards = self.rng.choice(found)
+        sources = [one.id for one in self.nodes if one.held & shards]
+        given = self.rng.choice(sources) if sources and self.rng.random() < 0.7 else None
         move = Move(f"move {next(self.attempts)}", shards, there.id, given)
-        if there.held == EVERY or node.log.members.why_not(move) is not None:
+        if node.log.members.why_not(move) is not None:
             return
         node.say(asked_entry(move))
         self.note(f"asked {move}")
@@ -86,6 +90,8 @@ class Sharded(Simulation):
         for node in self.nodes:
             moves = [move for move in node.log.members.moves.values() if move.to == node.id and not move.since]
             if not node.serves or not moves or self.copying or node.wanted != node.held:
+                continue
+            if not moves[0].shards & ~node.held:  # it has said so, and that comes
                 continue
             self._take(node, moves[0])
             return
@@ -106,9 +112,9 @@ class Sharded(Simulation):
                 raise Unavailable("it was stopped")
             if self.rng.random() < 0.04:
                 raise Killed
-            for _ in range(self.rng.randint(0, 3)):
-                getattr(self, f"do_{self.rng.choice(self.MEANWHILE)}")()
-            node.pump()
+            self.do_append_each()
+            getattr(self, f"do_{self.rng.choice(self.MEANWHILE)}")()
+            self._pump_all()
             if self.rng.random() < 0.5:
                 store.consolidate()
 

@@ -19,7 +19,7 @@ import pytest
 
 import kivi
 from tests.alerts.receiver import Receiver
-from tests.cluster.traffic import Client, answers_of, make_tables, make_tables_everywhere
+from tests.cluster.traffic import START, Client, answers_of, make_tables, make_tables_everywhere
 from tests.conftest import require
 from tests.log.natscluster import NatsCluster
 from tests.serverproc import ServerProcess
@@ -174,6 +174,41 @@ def test_a_client_of_several_nodes_goes_on_with_another_one(nodes: list[ServerPr
     answers = [answers_of(node, last) for node in nodes]
     assert answers[0] == answers[1] == answers[2]
     assert {row["endpoint"]: row["us"] for row in answers[0][1]} == dict(wanted)  # type: ignore[attr-defined]
+
+
+@pytest.mark.story
+def test_who_follows_matches_goes_on_at_another_node(nodes: list[ServerProcess]) -> None:
+    """Each is told once, though the node that told the first one is killed."""
+    rises = kivi.pattern(
+        "A B+",
+        within="1m",
+        define={"B": kivi.col("us") > kivi.prev("us")},
+        measures={"began": kivi.first("A.us"), "rises": kivi.count("B")},
+    )
+
+    def append(db: Any, seconds: int, *values: int) -> None:
+        rows = [
+            {"ts": START + dt.timedelta(seconds=seconds + i), "endpoint": 1, "us": us} for i, us in enumerate(values)
+        ]
+        db.append("calls", rows)
+
+    def told(node: ServerProcess, **since: Any) -> tuple[list[Any], dict[str, int]]:
+        with kivi.connect(node.endpoint) as db:
+            db.snapshot(min_snapshot=since["since"]).close()  # it may be behind the one that was killed
+            with db.subscribe_matches("calls", rises, interval_ms=10, **since) as live:
+                update = live.next(60.0)
+                assert update is not None
+                return [(change.kind, change.row) for change in update.changes], {"since": live.ts, "skip": live.skip}
+
+    make_tables_everywhere(nodes)
+    with kivi.connect(nodes[0].endpoint) as db:
+        append(db, 0, 5, 6, 7, 1)
+        first, position = told(nodes[1], since=0)
+        assert first == [("add", {"began": 5, "rises": 2})]
+        nodes[1].kill()
+        append(db, 600, 8, 9, 2)
+        second, _ = told(nodes[2], **position)
+        assert second == [("add", {"began": 8, "rises": 1})]
 
 
 @pytest.mark.story

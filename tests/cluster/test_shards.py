@@ -50,7 +50,7 @@ def test_what_a_node_holds_is_the_replay_of_the_log_and_it_asks_others_for_the_r
     assert simulation.counted["spanned"] > 10
 
 
-@pytest.mark.parametrize("seed", [1, 4, 7])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_shards_are_moved_at_one_place_of_the_log(seed: int) -> None:
     simulation = Moving(seed)
     simulation.run(260)

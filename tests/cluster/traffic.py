@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import kivi
 from tests.serverproc import ServerProcess
 
-__all__ = ["Client", "answers_of", "make_tables", "make_tables_everywhere"]
+__all__ = ["START", "Client", "answers_of", "make_tables", "make_tables_everywhere"]
 
 START = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 ENDPOINTS = 5

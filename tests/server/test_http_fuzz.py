@@ -11,12 +11,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from kivi_server.http.description import described
 
 import kivi
 from tests.server.test_http import base
 from tests.serverproc import ServerProcess
 
-# A snapshot that has not come is waited for: a reader's guesses would only sleep.
+# A snapshot that has not come is waited for: a reader's guesses would only sleep. (A hook of bodies does not see those
+# that are enumerated from the description; one of calls sees them all.)
 SETTINGS = """
 hooks = "guesses.py"
 request-timeout = 60
@@ -31,10 +33,9 @@ import schemathesis
 
 
 @schemathesis.hook
-def map_body(context, body):
-    if isinstance(body, dict) and isinstance(body.get("min_snapshot"), int):
-        body["min_snapshot"] = min(body["min_snapshot"], 1)
-    return body
+def before_call(context, case, kwargs):
+    if isinstance(case.body, dict) and isinstance(case.body.get("min_snapshot"), int):
+        case.body["min_snapshot"] = min(case.body["min_snapshot"], 1)
 """
 # Follows for ever. Its answers are read by tests of their own.
 STREAM = "/v1/live"
@@ -55,6 +56,7 @@ def test_no_request_gets_an_answer_that_is_not_described(tmp_path: Path) -> None
         options = ["--phases", "coverage,fuzzing", "--max-examples", "10", "--continue-on-failure", "--checks", checks]
         ran = subprocess.run([*command, *options], cwd=tmp_path, capture_output=True, text=True, timeout=400)
         assert ran.returncode == 0, ran.stdout[-20_000:] + ran.stderr[-2_000:]
-        assert "Tested: 14" in ran.stdout  # every route but the stream
+        routes = sum(map(len, described(kivi.__version__)["paths"].values()))
+        assert f"Tested: {routes - 1}" in ran.stdout  # every route but the stream
         with server.connect() as db:
             assert db.tables() == ["accounts", "calls"]

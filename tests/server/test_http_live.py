@@ -211,6 +211,7 @@ def test_what_ends_a_stream(tmp_path: Path) -> None:
             ({"table": "a", "where": "m > 1"}, 400),
             ({"table": "a", "step": "1h"}, 400),
             ({"table": "a", "since": "x"}, 400),
+            ({"table": "a", "match": "A B"}, 400),  # matches are told over gRPC
             ({}, 400),
         ):
             assert http.get("/v1/live", params=parameters).status_code == status

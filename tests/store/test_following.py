@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +36,13 @@ class Pair:
         self.follower: Follower | None = None
         self.db: Any = None
 
-    def follow(self) -> None:
+    def follow(self, meanwhile: Callable[[], object] = lambda: None) -> None:
+        """``meanwhile``: what the owner does between the copy and its opening."""
         self.end()
         self.copies += 1
         copy = str(self.path / f"copy{self.copies}")
         followers_copy(self.owner.store, copy)
+        meanwhile()
         self.follower = open_follower(copy, str(self.path / "owner" / "log"), Settings(block_rows=70, background=False))
         self.db = Database(self.follower.store)
 
@@ -145,7 +147,8 @@ def test_it_answers_as_its_owner_does_at_every_snapshot(pair: Pair, seed: int) -
     db.create_rule("slow", source="events", where=kivi.col("x") > 900, into="slow")
     doing = steps(db, chance)
     next(doing)
-    pair.follow()
+    pair.follow(lambda: db.append("events", [{"g": 1, "ts": 10**8 + seed, "x": 950, "text": "meanwhile"}], late="drop"))
+    assert_alike(pair.db, db, pair.caught_up())
     for i in range(48):
         next(doing)
         if chance.random() < 0.1:
