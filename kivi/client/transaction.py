@@ -121,8 +121,8 @@ class TransactionCore:
     def _view(self, wanted: SharedSnapshotArguments) -> None:
         self.lease = wanted.lease or b""
         self._is_past = wanted.as_of is not None or bool(self.lease)
-        if self._is_past:  # it is what it is, whatever this client has seen
-            self._min_snapshot = wanted.min_snapshot or 0
+        if self._is_past:  # it is what it is, whatever this client has seen; a node may have to come there first (C6)
+            self._min_snapshot = max(wanted.min_snapshot or 0, min(wanted.as_of_ts or 0, self.core.seen_ts))
         begin = self._begin = self._beginning()
         begin.ttl_ms = timeout_ms(wanted.ttl_s)
         if (staleness_us := wanted.max_staleness_us) is not None:

@@ -698,3 +698,23 @@ def test_a_guard_on_an_aggregate_row(db):
     with pytest.raises(kivi.Conflict) as caught:
         tx.commit()
     assert (caught.value.table, caught.value.key) == ("guarded_by_a", (1,))
+
+
+def test_what_is_read_as_of_a_commit_that_was_seen_elsewhere_waits_for_it(server, db, accounts):
+    """C6: another node has told this client of a commit that the one it is connected to now has not applied yet."""
+    with server.connect() as other, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        told = db.watermark() + 3
+        with pytest.raises(kivi.InvalidArgument, match="past the watermark"), db.snapshot(as_of=told) as snap:
+            snap.get(accounts, (1,))
+        db._core.saw(told)
+
+        def ts() -> int:
+            with db.snapshot(as_of=told) as snap:
+                snap.get(accounts, (1,))
+                return int(snap.ts)
+
+        found = pool.submit(ts)
+        while other.watermark() < told:
+            with other.transaction() as tx:
+                tx.delta(accounts, (1,), balance=1)
+        assert found.result(timeout=60) == told
