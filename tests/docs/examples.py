@@ -38,7 +38,7 @@ from typing import Any, Self
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")} - {ROOT / "soak-report.md"})
 RUN = ("python", "shell", "console")
-SHOWN = ("text", "toml", "json", "yaml", "ini", "sql", "make")
+SHOWN = ("text", "toml", "json", "yaml", "ini", "sql", "make", "typescript")
 ENDLESS = ("kivi serve", "kivi watch")
 PORTS = (7420, 7421, 7430, 9464, 4317)
 
