@@ -25,6 +25,7 @@ CHOICES: Final = {
     "otlp": "localhost:4317",
     "http": "localhost:7421,localhost:4318",
 }
+_METRICS: Final = "OTEL_EXPORTER_OTLP_METRICS_"
 
 
 def up(args: argparse.Namespace) -> int:
@@ -55,9 +56,12 @@ def _guide(options: Any, endpoint: str) -> str:
     if options.otlp:
         where, how = "OTEL_EXPORTER_OTLP_ENDPOINT=http://", "OTEL_EXPORTER_OTLP_PROTOCOL="
         lines += [
-            "Send it spans, from any SDK or collector of OpenTelemetry:",
+            "Send it spans and metrics, from any SDK or collector of OpenTelemetry:",
             f"    export {where}{(others or [page])[-1]} {how}http/protobuf",
             f"or  export {where}{options.otlp} {how}grpc",
+            "and of its metrics differences, with histograms that percentiles can be had of:",
+            f"    export {_METRICS}TEMPORALITY_PREFERENCE=delta",
+            f"    export {_METRICS}DEFAULT_HISTOGRAM_AGGREGATION=base2_exponential_bucket_histogram",
             "",
         ]
     lines += [
