@@ -22,6 +22,7 @@ import pytest
 from apm_demo import endpoints, trace
 from apm_demo.tables import WIDTHS, micros
 from apm_demo.views import RANGES
+from kivi.model.types import MOMENT_MAX_US
 from tests.browsers import cells, press, shown, until
 from tests.demo.dashboards import START_US, Stand, events, place, recount, standing, sums
 from tests.waiting import wait_until
@@ -408,9 +409,12 @@ def test_the_past_is_marked_and_stays_as_it_was(busy: Stand, browser: Any) -> No
 
 
 def test_a_clock_that_is_ahead_does_not_take_the_page_away(stand: Stand) -> None:
-    """What comes from tomorrow, or from no calendar, is in the store and in no range that ends now."""
+    """What comes from tomorrow, or from the end of the calendar, is in the store and in no range that ends now."""
     now_us = micros(dt.datetime.now(dt.UTC))
-    ahead = [{**place(endpoints.ENDPOINTS[0]), "ts": at, "resp_time_us": 5} for at in (now_us + 86_400_000_000, 2**62)]
+    ahead = [
+        {**place(endpoints.ENDPOINTS[0]), "ts": at, "resp_time_us": 5}
+        for at in (now_us + 86_400_000_000, MOMENT_MAX_US)
+    ]
     stand.db.append("invocations", [{**place(endpoints.ENDPOINTS[0]), "ts": now_us, "resp_time_us": 9}] * 3)
     stand.db.append("invocations", ahead)
     for name in RANGES:
