@@ -157,9 +157,8 @@ def _exponential(point: Any) -> Iterator[dict[str, Any]]:
         has = np.flatnonzero(found)
         if len(has) and int(found.max()) > _COUNT_MAX:
             raise _Fault(f"a bucket of it has more than {_COUNT_MAX:,} values")
-        given, of = _values(
-            has + (buckets.offset + 1), point.scale
-        )  # kivi's bucket i ends at g**i, OpenTelemetry's begins
+        # kivi's bucket i ends at g**i, where OpenTelemetry's begins
+        given, of = _values(has + (buckets.offset + 1), point.scale)
         summed = np.zeros(len(given), np.int64)
         np.add.at(summed, of, found[has].astype(np.int64))
         order = slice(None, None, sign)
