@@ -2,7 +2,7 @@
 
 ``python -m apm_demo`` (``make demo``) runs the whole of it, on one machine, offline::
 
-    load --HTTP--> service --files--> Spark: live_job --.                        .--> dashboard --> a browser
+    load --HTTP--> service --files--> Spark: live_job --.                        .--> its console in a browser
     (measured)     8 endpoints                           }--gRPC--> kivi serve --{
     data/*.csv -----------files-----> Spark: trace_job -'                        '--> proof <-- the same files
     (a real trace)                    killed twice
@@ -12,11 +12,10 @@
 * ``service`` and ``load``: a real web service under real load, whose response times are measured. ``tracing``: the same
   calls by OpenTelemetry's SDK, where ``service --otlp`` sends them.
 * ``landing`` and ``trace``: files, complete when they appear.
-* ``tables``: what is declared in kivi, and the rule that says when an invocation is an anomaly.
+* ``tables``: what is declared in kivi, as what its console shows it, and when an invocation is an anomaly.
 * ``jobs``, with ``live_job`` and ``trace_job``: what Spark runs.
-* ``dashboard`` and ``static``: the web page; ``views``: what it shows; ``pushing``: how that is kept up.
 * ``proof``: recounts the files and compares, at one snapshot.
 * ``reconcile`` (``make reconcile``), with ``recompute``: the same in Spark, as a job that a person can schedule.
 
-Nothing here may import more of kivi than ``kivi``, ``kivi.aio``, ``kivi.spark`` and ``kivi.errors``.
+Nothing here may import more of kivi than ``kivi``, ``kivi.spark`` and ``kivi.errors``.
 """

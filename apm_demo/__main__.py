@@ -15,18 +15,18 @@ def main() -> int:
     voice = Voice()
     parser = argparse.ArgumentParser(
         prog="python -m apm_demo",
-        description="A server, Spark, a dashboard, and the proof that every sum is right. Exit code 0: all is proved.",
+        description="A server, its console, Spark, and the proof that every sum is right. Exit code 0: all is proved.",
     )
     parser.add_argument(
         "--data", type=Path, default=Path("demo-data"), metavar="DIR", help="cleaned first; default demo-data"
     )
     parser.add_argument("--seconds", type=float, help="of live traffic; default 36, and 60 with --cluster")
-    parser.add_argument("--port", type=int, default=0, help="of the dashboard, on loopback; default: any that is free")
+    parser.add_argument("--port", type=int, default=0, help="of the console, on loopback; default: any that is free")
     parser.add_argument(
         "--serve",
         action=argparse.BooleanOptionalAction,
         default=voice.terminal,
-        help="keep the dashboard until Ctrl-C when all is proved; default: on a terminal only",
+        help="keep the server until Ctrl-C when all is proved; default: on a terminal only",
     )
     parser.add_argument(
         "--cluster", action="store_true", help="three nodes, of which one is killed, and a server of their log"

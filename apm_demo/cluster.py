@@ -1,6 +1,6 @@
 """The demonstration on three nodes, each with a server of their log, while one of each is killed: ``ClusterDemo``.
 
-The traffic is the same: a web service, Spark, a dashboard, each connected to all three nodes. Beside it small clients
+The traffic is the same: a web service and Spark, each connected to all three nodes. Beside it small clients
 commit one by one, and write down when each commit was acknowledged, so that it is seen how long they had to wait. At
 the end the sums are proved on every node by itself, at one snapshot that all have.
 
@@ -26,7 +26,7 @@ import httpx
 
 import kivi
 from apm_demo.children import Child, Failure
-from apm_demo.demo import Demo
+from apm_demo.demo import Demo, console
 from apm_demo.proof import Finding, prove_live
 from apm_demo.say import Voice
 
@@ -77,27 +77,32 @@ class ClusterDemo(Demo):
         super().__init__(data, voice, stack)
         self._peers = [f"localhost:{port}" for port in _free_ports(_NODES)]
         self._addresses = [f"localhost:{port}" for port in _free_ports(_NODES)]
+        self._consoles = _free_ports(_NODES)
         self._nodes: list[Child] = []
         self._clients: list[Client] = []
         self._script: Iterator[None] = iter(())
         self._elapsed_s = 0.0
         self._counts = (0, 0)
 
-    def start_server(self) -> None:
+    def start_server(self, port: int) -> str:
         self.voice.step("starting three nodes of a cluster, each with a nats-server of its own for their log")
         self._stack.callback(self._end_log_servers)
+        self._consoles[0] = port or self._consoles[0]
         self._nodes = [self._start_node(i) for i in range(_NODES)]
+        address = console(self._nodes[0])
         for node in self._nodes:
             node.wait_for("listening on", 60)
         names = self._connect(",".join(self._addresses))
         self._db.create_table(_PULSES, key={"client": "int64"}, columns={"commits": kivi.sum("int64")})
         self.voice.note(f"they listen on {self._endpoint} and have {len(names)} tables, of which most are aggregates")
+        return address
 
     def _start_node(self, i: int) -> Child:
         return self._start(
             f"node-{i + 1}", "kivi.cli", "serve",
             "--data", str(self._directory(i)),
             "--listen", self._addresses[i],
+            "--http", f"localhost:{self._consoles[i]}",
             "--cluster", "demo",
             "--peers", ",".join(self._peers),
             "--peer", self._peers[i],

@@ -1,7 +1,7 @@
 """The demonstration from start to end: ``run``. What happens is told by the steps it says.
 
-Order: a directory; the server; the tables; the dashboard; live traffic through Spark; the real trace through a Spark
-that is killed twice; the proof. Every process is ended again, whatever happens, the server last.
+Order: a directory; the server, which has the console; the tables; live traffic through Spark; the real trace through a
+Spark that is killed twice; the proof. Every process is ended again, whatever happens, the server last.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from apm_demo.proof import Finding, prove_live, prove_trace
 from apm_demo.say import Voice
 from apm_demo.trace import SEED, land_trace
 
-__all__ = ["Demo", "Options", "run"]
+__all__ = ["Demo", "Options", "console", "run"]
 
 _MARK: Final = ".kivi-demo"
 _FOLDERS: Final = ("logs", "landing/invocations", "landing/trace", "checkpoints", "spark")
@@ -36,8 +36,8 @@ _SILENT_S: Final = 120  # a job that gets nothing done for so long is stuck
 class Options:
     data: Path
     seconds: float  # of live traffic
-    serve: bool = False  # keep the dashboard when all is proved
-    port: int = 0  # of the dashboard; 0: any that is free
+    serve: bool = False  # keep the server when all is proved
+    port: int = 0  # of the console; 0: any that is free
 
 
 class _Ended(Exception):
@@ -76,10 +76,9 @@ def _run(kind: type[Demo], options: Options, voice: Voice, stack: contextlib.Exi
     data = clean(options.data)
     voice.step(f"working in {data}")
     demo = kind(data, voice, stack)
-    demo.start_server()
-    address = demo.start_dashboard(options.port)
+    address = demo.start_server(options.port)
     voice.line()
-    voice.line(f"          The dashboard: {address}", "bold cyan")
+    voice.line(f"          The console: {address}", "bold cyan")
     voice.line()
     answered = demo.live_traffic(options.seconds)
     demo.replay()
@@ -93,7 +92,7 @@ def _run(kind: type[Demo], options: Options, voice: Voice, stack: contextlib.Exi
         voice.line(f"All sums are proved: {len(findings)} of {len(findings)} checks.", "bold green")
     if options.serve:
         voice.line()
-        voice.line(f"The dashboard stays at {address} until Ctrl-C.", "bold cyan")
+        voice.line(f"The console stays at {address} until Ctrl-C.", "bold cyan")
         try:
             demo.keep()
         except KeyboardInterrupt:
@@ -154,29 +153,28 @@ class Demo:
 
     # -- the steps ------------------------------------------------------------------------------------
 
-    def start_server(self) -> None:
+    def start_server(self, port: int) -> str:
+        """The address of its console."""
         self.voice.step("starting kivi serve on its embedded store")
         server = self._start(
-            "server", "kivi.cli", "serve", "--data", str(self.data / "store"), "--listen", "localhost:0"
-        )
+            "server", "kivi.cli", "serve", "--data", str(self.data / "store"), "--listen", "localhost:0",
+            "--http", f"localhost:{port}",
+        )  # fmt: skip
+        address = console(server)  # it is said before the server listens
         names = self._connect(server.wait_for("listening on", 60))
         self.voice.note(f"it listens on {self._endpoint} and has {len(names)} tables, of which most are aggregates")
+        return address
 
     def _connect(self, endpoint: str) -> list[str]:
         """Makes the tables there; their names."""
         self._endpoint = endpoint
         self._db = self._stack.enter_context(kivi.connect(endpoint))
         names = tables.create(self._db)
-        tables.create_rule(self._db)
+        tables.create_rules(self._db)
         with self._db.transaction() as tx:
             for e in endpoints.ENDPOINTS:
                 tx.insert("endpoints", (e.endpoint_id,), **tables.described(e))
         return names
-
-    def start_dashboard(self, port: int) -> str:
-        self.voice.step("starting the dashboard")
-        dashboard = self._start("dashboard", "apm_demo.dashboard", "--endpoint", self._endpoint, "--port", str(port))
-        return dashboard.wait_for("ready", 60)
 
     def live_traffic(self, seconds: float) -> tuple[int, int]:
         """Calls a real web service for a while; how many calls were answered, and how many of them with an error."""
@@ -227,7 +225,7 @@ class Demo:
 
     def _live_counts(self) -> tuple[int, int]:
         with self._db.snapshot() as snapshot:
-            events = sum(row["invocations"] for row in snapshot.scan("customer_1h"))
+            events = sum(row["calls"] for row in snapshot.scan("customer_1h"))
             anomalies = sum(row["anomalies"] for row in snapshot.scan("anomalies_per_endpoint"))
         return events, anomalies
 
@@ -319,6 +317,11 @@ class Demo:
 
     def stop(self) -> None:
         """A clean end of everything; raises nothing that the exit stack would not."""
-        self.voice.step("stopping the dashboard and the server")
+        self.voice.step("stopping the server")
         self._watched.clear()
         self._stack.close()
+
+
+def console(server: Child) -> str:
+    """The address of a server's console, at a range that is about as long as the demonstration."""
+    return f"{server.wait_for('http on', 60).rstrip('/')}/#/endpoints?range=5m"

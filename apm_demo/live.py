@@ -1,8 +1,8 @@
 """The live part of the demonstration beside a server that runs elsewhere: ``python -m apm_demo.live``.
 
-Makes the tables where they are missing, then runs the web service, its callers and the dashboard until it is told to
-end. The Spark job that brings the landed files in is a program of its own (``python -m apm_demo.jobs live``), on this
-machine or another that sees the same folder. Says ``ready`` and the dashboard's address.
+Makes the tables where they are missing, then runs the web service and its callers until it is told to end. The
+Spark job that brings the landed files in is a program of its own (``python -m apm_demo.jobs live``), on this machine or
+another that sees the same folder. Says ``ready`` once the tables are there.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--endpoint", default="localhost:7420", help="of the kivi server; default %(default)s")
     parser.add_argument("--landing", type=Path, required=True, metavar="DIR", help="where events land")
-    parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="of the dashboard")
     args = parser.parse_args()
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -49,7 +48,7 @@ def _run(args: argparse.Namespace, stop: threading.Event, stack: contextlib.Exit
     with kivi.connect(args.endpoint) as db:
         if "invocations" not in db.tables():
             tables.create(db)
-            tables.create_rule(db)
+            tables.create_rules(db)
             with db.transaction() as tx:
                 for each in ENDPOINTS:
                     tx.put("endpoints", (each.endpoint_id,), **tables.described(each))
@@ -63,13 +62,11 @@ def _run(args: argparse.Namespace, stop: threading.Event, stack: contextlib.Exit
 
     service = start("service", "--land", str(args.landing))
     ports = service.wait_for("ready", 60)
-    dashboard = start("dashboard", "--endpoint", args.endpoint, "--listen", args.listen)
-    print("ready", dashboard.wait_for("ready", 60), flush=True)
+    print("ready", flush=True)
     while not stop.is_set():
         load = start("load", "--ports", ports, "--seconds", str(_ROUND_S))
         while load.exit_code is None and not stop.wait(0.5):
             service.check()
-            dashboard.check()
         load.stop()
 
 

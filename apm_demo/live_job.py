@@ -31,10 +31,10 @@ __all__ = ["APPLICATION", "events", "start"]
 # Whose batches these are. It lives as long as the checkpoint, which the demonstration makes and deletes with the store.
 APPLICATION: Final = "apm_demo/invocations"
 _LANDED: Final = (
-    "customer string, application string, server string, endpoint_id long, ts_us long, resp_time_us long, "
+    "customer string, application string, server string, endpoint_id long, ts_us long, duration_us long, "
     "status long, trace_id string"
 )
-_EVENT: Final = ("customer", "application", "server", "endpoint_id", "ts", "resp_time_us", "status", "trace_id")
+_EVENT: Final = ("customer", "application", "server", "endpoint_id", "ts", "duration_us", "status", "trace_id")
 
 
 def events(reader: DataFrameReader | DataStreamReader, landing: Any) -> DataFrame:
@@ -45,7 +45,7 @@ def events(reader: DataFrameReader | DataStreamReader, landing: Any) -> DataFram
     return rows.select(
         *("customer", "application", "server", "endpoint_id"),
         F.timestamp_micros("ts_us").alias("ts"),
-        *("resp_time_us", "status", "trace_id"),
+        *("duration_us", "status", "trace_id"),
         "ts_us",
         F.col("_metadata.file_name").alias("file"),
     )

@@ -59,7 +59,7 @@ class Invocation(NamedTuple):
     server: str
     endpoint_id: int
     ts_us: int
-    resp_time_us: int
+    duration_us: int
     status: int
     trace_id: str
 
@@ -80,11 +80,11 @@ def expected_anomalies(batches: Mapping[int, list[Invocation]], width_us: int) -
     for _, events in sorted(batches.items()):
         for event in events:
             slot = (event.endpoint_id, event.ts_us // width_us)
-            sums[slot] += event.resp_time_us
+            sums[slot] += event.duration_us
             counts[slot] += 1
         for event in events:
             before = (event.endpoint_id, event.ts_us // width_us - 1)
-            if event.resp_time_us * counts[before] > FACTOR * sums[before] and counts[before]:
+            if event.duration_us * counts[before] > FACTOR * sums[before] and counts[before]:
                 found[(*event, sums[before], counts[before])] += 1
     return found
 
@@ -145,8 +145,9 @@ def _aggregates_are(snapshot: Any, events: list[Invocation]) -> list[Finding]:
                 name, {key: _sums(of) for key, of in raw.items()},
                 {key: tuple(row[column] for column in _SUMS) for key, row in rows.items()},
             )  # fmt: skip
-            times = {key: sorted(event.resp_time_us for event in of) for key, of in raw.items()}
-            off += off_percentiles(name, times, rows)
+            times = {key: sorted(event.duration_us for event in of) for key, of in raw.items()}
+            percentiles = {key: {p: row[f"{p}_us"] for p in _PERCENTILES} for key, row in rows.items()}
+            off += off_percentiles(name, times, percentiles)
             off += [
                 f"{name} {key}: an Apdex of {row['apdex']}, which the sorted values do not say"
                 for key, row in rows.items()
@@ -154,7 +155,7 @@ def _aggregates_are(snapshot: Any, events: list[Invocation]) -> list[Finding]:
             ][:_SHOWN]
             slow += off_traces(
                 name,
-                {key: [(e.resp_time_us, e.ts_us, e.trace_id) for e in of] for key, of in raw.items()},
+                {key: [(e.duration_us, e.ts_us, e.trace_id) for e in of] for key, of in raw.items()},
                 {key: row["slowest_trace_id"] for key, row in rows.items()},
             )
             checked += len(rows)
@@ -173,12 +174,12 @@ def _aggregates_are(snapshot: Any, events: list[Invocation]) -> list[Finding]:
     ]
 
 
-_SUMS: Final = ("sum_resp_time", "invocations", "slowest", "errors", "error_rate")
+_SUMS: Final = ("sum_resp_time", "calls", "slowest_us", "errors", "error_rate")
 
 
 def _sums(events: list[Invocation]) -> tuple[float, ...]:
     """What an aggregate's row has in ``_SUMS``."""
-    times = [event.resp_time_us for event in events]
+    times = [event.duration_us for event in events]
     errors = _errors(events)
     return sum(times), len(times), max(times), errors, errors / len(times)
 

@@ -228,7 +228,7 @@ def bring(spark: SparkSession, endpoint: str, landing: Path, work: Path) -> None
     """What landed, through the demonstration's own jobs. Raises Spark's errors."""
     with kivi.connect(endpoint) as db:
         tables.create(db)
-        tables.create_rule(db)
+        tables.create_rules(db)
     once: Mapping[str, Any] = {"availableNow": True}
     checkpoints = work / "checkpoints"
     live = live_job.start(spark, endpoint, landing / "invocations", checkpoints / "live", **once)

@@ -73,14 +73,14 @@ class Landing:
         self._files = 0
         self.events = 0
 
-    def add(self, endpoint: Endpoint, ts_us: int, resp_time_us: int, status: int, trace_id: str) -> None:
+    def add(self, endpoint: Endpoint, ts_us: int, duration_us: int, status: int, trace_id: str) -> None:
         event = {
             "customer": endpoint.customer,
             "application": endpoint.application,
             "server": endpoint.server,
             "endpoint_id": endpoint.endpoint_id,
             "ts_us": ts_us,
-            "resp_time_us": resp_time_us,
+            "duration_us": duration_us,
             "status": status,
             "trace_id": trace_id,
         }
@@ -127,8 +127,8 @@ class Measure:
             await self._app(scope, receive, watch)
         finally:  # a handler that raises is answered with 500, too
             if status:
-                resp_time_us = (time.perf_counter_ns() - started) // 1_000
-                self._landing.add(endpoint, ts_us, resp_time_us, status, trace_id_of(scope))
+                duration_us = (time.perf_counter_ns() - started) // 1_000
+                self._landing.add(endpoint, ts_us, duration_us, status, trace_id_of(scope))
 
 
 # -- the work -----------------------------------------------------------------------------------------

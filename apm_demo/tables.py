@@ -1,4 +1,4 @@
-"""The demonstration's tables: what is declared once, and read by the jobs, the dashboard and the proof.
+"""The demonstration's tables: what is declared once, and read by the jobs, the console and the proof.
 
 ::
 
@@ -6,9 +6,9 @@
       customer_5s    customer_5m    customer_1h       (customer, slot)
       application_5s ...                              (customer, application, slot)
       server_5s      ...                              (customer, application, server, slot)
-      endpoint_5s    endpoint_5m    endpoint_1h       (endpoint_id, slot)
+      endpoint_5s    endpoint_5m    endpoint_1h       (customer, application, server, endpoint_id, slot)
     anomalies        event table: the invocations that a rule has found slow, with what they were measured against
-      anomalies_per_endpoint                          (endpoint_id, slot of 5 s)
+      anomalies_per_endpoint                          (customer, application, server, endpoint_id, slot of 5 s)
     endpoints        row table: which server, application and customer an endpoint belongs to, and what it is called
     batches          row table: which files each micro-batch of the live job held; written by that batch
     llm_requests     event table: the real trace
@@ -17,6 +17,9 @@
 The first four have percentiles and Apdex of their response times, the share of calls that failed, and the trace id of
 the slowest; the real trace has percentiles of its tokens, the same share, and the trace id of the longest answer.
 Aggregates follow in the commit that appends to their source: at every snapshot all levels and widths agree.
+
+Measures have the names that the console knows, and ``ROLES`` says which tables it shows as what: it goes down from
+customers to an endpoint, which it calls by its name in ``endpoints``.
 """
 
 from __future__ import annotations
@@ -34,11 +37,11 @@ __all__ = [
     "HISTORY",
     "LEVELS",
     "LLM_WIDTHS",
-    "PATHS",
+    "ROLES",
     "WIDTHS",
     "aggregate",
     "create",
-    "create_rule",
+    "create_rules",
     "described",
     "micros",
     "moment",
@@ -50,15 +53,15 @@ __all__ = [
 WIDTHS: Final = {"5s": 5_000_000, "5m": 300_000_000, "1h": 3_600_000_000}
 LLM_WIDTHS: Final = {"5m": 300_000_000, "1h": 3_600_000_000}
 
-# How far back the dashboard can show its tables as they were. Events keep their own history.
+# How far back the console can show these tables as they were. Events keep their own history.
 HISTORY: Final = "1h"
 
-# Level -> the columns that name one thing of that level. An endpoint's id says where it belongs.
+# Level -> the columns that name one thing of that level.
 LEVELS: Final = {
     "customer": ("customer",),
     "application": ("customer", "application"),
     "server": ("customer", "application", "server"),
-    "endpoint": ("endpoint_id",),
+    "endpoint": ("customer", "application", "server", "endpoint_id"),
 }
 # Percentiles are within it, relative to the value; so is the bound that Apdex counts below.
 ACCURACY: Final = 0.01
@@ -69,8 +72,16 @@ FACTOR: Final = 2
 # An answer with this status or a higher one is an error: the service has failed, not its caller.
 FAILED: Final = 500
 _PERCENTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
-
-PATHS: Final = ("customer", "application", "server")
+# What the console shows as what. The demonstration is short, so its slots are.
+ROLES: Final = {
+    "server_5s": "services",
+    "endpoint_5s": "endpoints",
+    "endpoints": "names",
+    "anomalies_per_endpoint": "anomalies",
+    "llm_5m": "models",
+    "invocations": "traces",
+    "llm_requests": "traces",
+}
 
 _INVOCATION: Final = {
     "customer": "string",
@@ -78,7 +89,7 @@ _INVOCATION: Final = {
     "server": "string",
     "endpoint_id": "int64",
     "ts": "timestamp",
-    "resp_time_us": "int64",
+    "duration_us": "int64",
     "status": "int64",
     "trace_id": "string",
 }
@@ -89,9 +100,9 @@ def aggregate(level: str, width: str) -> str:
     return f"{level}_{width}"
 
 
-def percentiles(measure: str, before: str = "") -> dict[str, str]:
-    """Derived columns: p50, p95 and p99 of a quantiles measure, ``before`` their names."""
-    return {f"{before}{name}": f"quantile({measure}, {q})" for name, q in _PERCENTILES.items()}
+def percentiles(measure: str, named: str) -> dict[str, str]:
+    """Derived columns: p50, p95 and p99 of a quantiles measure, ``named`` as ``{}_us``, for example."""
+    return {named.format(name): f"quantile({measure}, {q})" for name, q in _PERCENTILES.items()}
 
 
 def described(endpoint: Any) -> dict[str, str]:
@@ -109,17 +120,17 @@ def create(db: Any) -> list[str]:
                 source="invocations",
                 group_by=[*columns, kivi.time_slot("ts", width, name="slot")],
                 measures={
-                    "sum_resp_time": kivi.sum("resp_time_us"),
-                    "invocations": kivi.count(),
-                    "slowest": kivi.max("resp_time_us"),
-                    "latency": kivi.quantiles("resp_time_us", accuracy=ACCURACY),
+                    "sum_resp_time": kivi.sum("duration_us"),
+                    "calls": kivi.count(),
+                    "slowest_us": kivi.max("duration_us"),
+                    "latency": kivi.quantiles("duration_us", accuracy=ACCURACY),
                     "errors": kivi.count(where=kivi.col("status") >= FAILED),
-                    "slowest_trace_id": kivi.argmax("trace_id", by="resp_time_us"),
+                    "slowest_trace_id": kivi.argmax("trace_id", by="duration_us"),
                 },
                 derived={
-                    "avg_resp_time": "sum_resp_time / invocations",
-                    "error_rate": "errors / invocations",
-                    **percentiles("latency"),
+                    "avg_resp_time": "sum_resp_time / calls",
+                    "error_rate": "errors / calls",
+                    **percentiles("latency", "{}_us"),
                     "apdex": f"(fraction_below(latency, {APDEX_US}) + fraction_below(latency, {4 * APDEX_US})) / 2",
                 },
                 history=HISTORY,
@@ -132,8 +143,8 @@ def create(db: Any) -> list[str]:
     db.create_aggregate(
         "anomalies_per_endpoint",
         source="anomalies",
-        group_by=["endpoint_id", kivi.time_slot("ts", "5s", name="slot")],
-        measures={"anomalies": kivi.count(), "slowest": kivi.max("resp_time_us")},
+        group_by=[*LEVELS["endpoint"], kivi.time_slot("ts", "5s", name="slot")],
+        measures={"anomalies": kivi.count(), "slowest_us": kivi.max("duration_us")},
         history=HISTORY,
     )
     db.create_table(
@@ -180,17 +191,20 @@ def create(db: Any) -> list[str]:
                 "avg_context_tokens": "context_tokens / requests",
                 "avg_generated_tokens": "generated_tokens / requests",
                 "error_rate": "errors / requests",
-                **percentiles("context", "context_"),
-                **percentiles("generated", "generated_"),
+                **percentiles("context", "context_{}"),
+                **percentiles("generated", "generated_{}"),
             },
             history=HISTORY,
         )
+    for name, role in ROLES.items():
+        db.alter_table(name, role=role)
     names: list[str] = db.tables()
     return names
 
 
-def create_rule(db: Any, width: str = "5s") -> None:
-    """The rule that raises anomalies, whoever appends invocations: its slots are those of a key of ``WIDTHS``.
+def create_rules(db: Any, width: str = "5s") -> None:
+    """The rule that raises anomalies, whoever appends invocations: its slots are those of a key of ``WIDTHS``. And an
+    alert for an endpoint that fails.
 
     An invocation is an anomaly if it was slower than twice the average of its endpoint in the previous slot, which the
     commit's own events count in. With slots of five minutes, one at 17:55:03 is measured against [17:50, 17:55): if
@@ -201,12 +215,13 @@ def create_rule(db: Any, width: str = "5s") -> None:
     db.create_rule(
         "slow",
         source="invocations",
-        against=kivi.previous_slot(aggregate("endpoint", width), by=["endpoint_id"]),
-        where=kivi.col("resp_time_us") * kivi.ref("invocations") > FACTOR * kivi.ref("sum_resp_time"),
+        against=kivi.previous_slot(aggregate("endpoint", width), by=LEVELS["endpoint"]),
+        where=kivi.col("duration_us") * kivi.ref("calls") > FACTOR * kivi.ref("sum_resp_time"),
         into="anomalies",
-        select={"previous_sum_us": kivi.ref("sum_resp_time"), "previous_count": kivi.ref("invocations")},
+        select={"previous_sum_us": kivi.ref("sum_resp_time"), "previous_count": kivi.ref("calls")},
         own_events=True,
     )
+    db.create_alert("failing", on=aggregate("endpoint", width), where=kivi.col("errors") * 10 > kivi.col("calls"))
 
 
 def moment(us: int) -> dt.datetime:

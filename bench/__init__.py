@@ -7,7 +7,7 @@
     python -m bench goal1 --quick    # a minute: every case once and briefly, every total verified
     python -m bench goal1 --peers duckdb,postgres --runs 5
 
-A *goal* is a script (``goal1`` to ``goal18``) that measures kivi and whatever it is compared with, one after the other,
+A *goal* is a script (``goal1`` to ``goal20``) that measures kivi and whatever it is compared with, one after the other,
 and does all of that again for every run.
 
 What a number means
@@ -54,6 +54,8 @@ goal15 a cluster: what its log costs, lag, failures                             
 goal16 patterns over events, by how rare their rarest symbol is                     ``patterns``
 goal17 what more nodes would do: applying, reading, matching, computed              ``scale``
 goal18 a million stored subscriptions, beside repeated queries and PostgreSQL       ``topics``
+goal19 what it is worth that an answer may be old: reads, rollups, how old           ``freshness``
+goal20 the front door: spans over HTTP, an idle server, pollers, hostile clients    ``front``
 ====== ============================================================================ ===========================
 
 **One event, one transaction** (goal 2, the headline): the event is inserted and added to its aggregate row, whole or

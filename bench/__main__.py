@@ -1,4 +1,4 @@
-"""``python -m bench goal1 ... goal18``, or ``all``: measures, verifies, prints, and writes a results file."""
+"""``python -m bench goal1 ... goal20``, or ``all``: measures, verifies, prints, and writes a results file."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ _GOALS: Final = {
     "goal16": "patterns",
     "goal17": "scale",
     "goal18": "topics",
+    "goal19": "freshness",
+    "goal20": "front",
 }
 _HOME: Final = Path(__file__).resolve().parent
 

@@ -1,14 +1,13 @@
 """The environment of the peers that come from PyPI: ``bench/.venv``, made when it is first needed.
 
 None of them is a dependency of kivi, of its tests or of its other tasks, and an environment of their own keeps it so.
-What belongs into it is the group ``bench`` of pyproject.toml; the versions are those of constraints.txt.
+What belongs into it is the extra ``bench`` of pyproject.toml; the versions are those of constraints.txt.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
-import tomllib
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -17,7 +16,6 @@ __all__ = ["CannotInstall", "python"]
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 _HOME: Final = ROOT / "bench" / ".venv"
-_SHARED: Final = ("numpy", "pyarrow")  # every peer makes its events with these
 
 
 class CannotInstall(Exception):
@@ -28,23 +26,15 @@ class CannotInstall(Exception):
 def python() -> str:
     """The environment's interpreter; makes and fills the environment if that has to be. Raises CannotInstall."""
     found = _HOME / "bin" / "python"
-    wanted = sorted([*_group(), *_SHARED])
-    stamp, content = _HOME / ".installed", "\n".join([*wanted, (ROOT / "constraints.txt").read_text()])
+    stamp = _HOME / ".installed"
+    content = "".join((ROOT / name).read_text() for name in ("pyproject.toml", "constraints.txt"))
     if not stamp.exists() or stamp.read_text() != content:
-        print(f"kivi: installing {', '.join(wanted)} into {_HOME.relative_to(ROOT)} (about 1.1 GB)", flush=True)
+        print(f"kivi: installing the peers from PyPI into {_HOME.relative_to(ROOT)} (about 1.1 GB)", flush=True)
         if not found.exists():
             _run([sys.executable, "-m", "venv", str(_HOME)])
-        pip = [str(found), "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "-qq"]
-        _run([*pip, "-c", str(ROOT / "constraints.txt"), *wanted])
+        _run([str(found), str(ROOT / "tools" / "install.py"), "--only", "bench"])
         stamp.write_text(content)
     return str(found)
-
-
-def _group() -> list[str]:
-    with open(ROOT / "pyproject.toml", "rb") as file:
-        project = tomllib.load(file)["project"]
-    names: list[str] = project["optional-dependencies"]["bench"]
-    return names
 
 
 def _run(command: list[str]) -> None:

@@ -13,6 +13,9 @@
 * *The matcher alone*, in this process: the comparisons without commits, reading, and telling.
 * *Durable subscriptions*: a hundred thousand of them, stored and not connected, beside ten thousand events a second:
   what they cost the events and the server's memory, and how soon one that returns has its first event.
+* *Pages over HTTP* (``pages``): 24,000 clients of server-sent events on 1,000 distinct queries, an update of each a
+  second. Wanted: 99 of 100 events within a second of the commit, at most 5 ms more than over gRPC in the middle, and
+  other commits at 0.8 of their rate.
 * *Commits beside subscribers*: the append stream of goal 1 and the transactions of goal 3, with a thousand subscribers
   that get one state a second, and without them, in turn. Wanted: at most a fifth less.
 
@@ -29,7 +32,7 @@ that are selected then, and got none twice and none that its query does not sele
 
 from __future__ import annotations
 
-from bench import beside, durable, matching, notified
+from bench import beside, durable, matching, notified, pages
 from bench.context import Context
 from bench.cores import pinned, shared_out
 from bench.sheet import Figures, Ratio, Sheet
@@ -62,6 +65,18 @@ def sheet() -> Sheet:
         return figures["kivi", f"{durable.EVENTS_S:,} events/s, {durable.STORED}"] / durable.EVENTS_S
 
     ratios.append(Ratio(f"{durable.EVENTS_S:,} events/s, {durable.STORED}: of the pace", kept, at_least=0.98))
+
+    def late_by(figures: Figures) -> float:
+        return figures["HTTP", f"{pages.EVENT}, p50"] - figures["gRPC", f"{pages.EVENT}, p50"]
+
+    def beside_pages(figures: Figures) -> float:
+        return figures["kivi", f"{pages.BESIDE}, with clients"] / figures["kivi", f"{pages.BESIDE}, alone"]
+
+    ratios.append(
+        Ratio(f"{pages.EVENT}: p99 over HTTP in ms", lambda f: f["HTTP", f"{pages.EVENT}, p99"], at_most=1_000.0)
+    )
+    ratios.append(Ratio(f"{pages.EVENT}: p50 over HTTP less that over gRPC, in ms", late_by, at_most=5.0))
+    ratios.append(Ratio(f"{pages.BESIDE}: with clients / alone", beside_pages, at_least=0.8))
     for name in beside.CASES:
 
         def share(figures: Figures, name: str = name) -> float:
@@ -91,4 +106,5 @@ def take(context: Context, sheet: Sheet) -> None:
         for kind in notified.KINDS:
             notified.take(context, sheet, kind, server)
     durable.take(context, sheet)
+    pages.take(context, sheet)
     beside.take(context, sheet)

@@ -10,6 +10,9 @@ With two nodes: what one has committed is seen on the other within 100 ms (99 in
 within 10 s after the other one stood still; a restart fails no call, a node that is killed is a gap of at most 2 s, the
 leader of the log's servers one of at most 10 s.
 
+Beside these, what a process reaches that only forwards to the log what it is sent (``bench.forwarding``): no node can
+do more, on this machine, for a client that has its bytes ready.
+
 A *bare publish* is a message to a stream of the same servers, acknowledged by a majority. The log's bytes are what its
 leader says. Two cores are shared by three servers of the log, the nodes and the clients: what would
 scale with machines does not here, so rates are ratios within the run, and what each process used is in the raw results.
@@ -30,9 +33,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import kivi
-from bench import echo, tables
+from bench import echo, forwarding, tables
 from bench.context import Context
-from bench.data import ENDPOINTS, SLOTS
 from bench.server import Server
 from bench.sheet import Figures, Ratio, Sheet, percentile
 from bench.streaming import in_flight, stream
@@ -49,15 +51,15 @@ _THREADS: Final = 64
 _COUNTERS: Final = "counters"
 _LOG: Final = "8GiB"
 _BARE: Final = "bare"
-_BARE_BYTES: Final = 8 << 30
-_MESSAGE: Final = (1 << 20) - 4096
+_FORWARDED: Final = "forwarded"
+_APPEND_BYTES: Final = 3_270_000
+"""What a batch of wide events is in the log."""
 _KILLS: Final = 5
-_STALENESS: Final = ("0s", "1s", "5s", "15s")
 
 
 def sheet() -> Sheet:
     def of(above: str, *below: str) -> Callable[[Figures], float]:
-        return lambda figures: figures["kivi", above] / sum(figures[_system(each), each] for each in below)
+        return lambda figures: figures[_system(above), above] / sum(figures[_system(each), each] for each in below)
 
     def worst(case: str) -> Callable[[Figures], float]:
         return lambda figures: figures["kivi", case]
@@ -77,22 +79,20 @@ def sheet() -> Sheet:
                 of("commit alone", "bare, alone", "echo, alone"),
                 at_most=2.0,
             ),
+            Ratio("forwarded appends / bare publishes, bytes: the ceiling", of("forwarded, appends", "bare, 1 MiB")),
+            Ratio("forwarded frames / bare frames: the ceiling", of("forwarded, frames", "bare, frames")),
             Ratio("another node sees it, p99 at half load, ms", worst("lag, p99"), at_most=100.0),
             Ratio("caught up after it stood still, s", worst("caught up"), at_most=10.0),
             Ratio("calls that failed in a restart", worst("restart: failed calls"), at_most=0.0),
             Ratio("a node is killed: longest gap, p95 in s", worst("node killed: gap, p95"), at_most=2.0),
             Ratio("the log's leader is killed: longest gap in s", worst("leader killed: gap"), at_most=10.0),
-            Ratio(
-                "reads that may be 5 s old / newest, p99 beside the stream",
-                lambda figures: figures["kivi", "reads, 5s old, p99"] / figures["kivi", "reads, newest, p99"],
-                at_most=0.5,
-            ),
         ],
     )
 
 
 def _system(case: str) -> str:
-    return {"bare": _BARE, "echo": "echo"}[case.partition(",")[0]]
+    system = case.partition(",")[0]
+    return system if system in (_BARE, _FORWARDED, "echo") else "kivi"
 
 
 def take(context: Context, sheet: Sheet) -> None:
@@ -102,7 +102,6 @@ def take(context: Context, sheet: Sheet) -> None:
         _one_node(context, sheet, cluster)
     with _cluster(context) as cluster:
         _two_nodes(context, sheet, cluster)
-    _old_reads(context, sheet)
 
 
 # -- what is started -------------------------------------------------------------------------------
@@ -141,11 +140,14 @@ def _cluster(context: Context) -> Iterator[_Cluster]:
 
 
 def _bare(context: Context, sheet: Sheet, cluster: _Cluster) -> None:
-    with cluster.connected() as nats, contextlib.closing(JetStream(nats, _BARE, max_bytes=_BARE_BYTES)) as to:
-        rate = _published(to, _MESSAGE, context.seconds, 32)
-        sheet.record(_BARE, "bare, 1 MiB", rate * _MESSAGE / 1e6, "MB/s")
+    with cluster.connected() as nats, contextlib.closing(JetStream(nats, _BARE, max_bytes=forwarding.LOG_BYTES)) as to:
+        rate = _published(to, forwarding.MESSAGE, context.seconds, 32)
+        sheet.record(_BARE, "bare, 1 MiB", rate * forwarding.MESSAGE / 1e6, "MB/s")
         took = [_alone(to, i) for i in range(100 if context.quick else 500)]
         sheet.record(_BARE, "bare, alone", statistics.median(took) * 1e6, "us")
+        with forwarding.served(cluster.nats.urls, _BARE) as endpoint:
+            rate = forwarding.rate(endpoint, _APPEND_BYTES, context.seconds, in_flight(_ROWS))
+        sheet.record(_FORWARDED, "forwarded, appends", rate * _APPEND_BYTES / 1e6, "MB/s")
     with echo.served() as endpoint:
         sheet.record("echo", "echo, alone", percentile(echo.alone(endpoint, context.seconds / 2), 50) * 1e6, "us")
 
@@ -216,10 +218,13 @@ def _one_node(context: Context, sheet: Sheet, cluster: _Cluster) -> None:
         frames, size = after[1] - before[1], (after[0] - before[0]) // max(1, after[1] - before[1])
         sheet.record("kivi", "commits, 64 threads", count / took, "commits/s", frame_bytes=size, frames=frames)
         sheet.record("kivi", "log, commits", frames / took, "frames/s")
-        with contextlib.closing(JetStream(nats, _BARE, max_bytes=_BARE_BYTES)) as to:
+        with contextlib.closing(JetStream(nats, _BARE, max_bytes=forwarding.LOG_BYTES)) as to:
             outstanding = max(1, round(_THREADS * frames / max(1, count)))
             rate = _published(to, size, context.seconds, outstanding)
+            with forwarding.served(cluster.nats.urls, _BARE) as endpoint:
+                forwarded = forwarding.rate(endpoint, size, context.seconds, outstanding)
         sheet.record(_BARE, "bare, frames", rate, "frames/s", outstanding=outstanding, bytes=size)
+        sheet.record(_FORWARDED, "forwarded, frames", forwarded, "frames/s")
 
 
 # -- two nodes -------------------------------------------------------------------------------------
@@ -304,12 +309,24 @@ def _lag(context: Context, sheet: Sheet, db: Any, other: Server) -> None:
     paced(stopped_s)
     other.signal(signal.SIGCONT)
     went_on = time.monotonic()
-    acknowledged = paced(12.0)
+    acknowledged = paced(stopped_s)
     time.sleep(1.0)
     ended.set()
     watching.join()
-    late = [told - went_on for (ts, told), lag in zip(acknowledged, lags(acknowledged), strict=False) if lag > 0.1]
-    sheet.record("kivi", "caught up", max(late, default=0.0), "s", stood_still_s=stopped_s)
+    after = [(told - went_on, lag) for (_, told), lag in zip(acknowledged, lags(acknowledged), strict=False)]
+    worst = [max((lag for at, lag in after if second <= at < second + 1), default=0.0) for second in range(30)]
+    sheet.record("kivi", "caught up", _caught_up_s(after), "s", stood_still_s=stopped_s, lag_of_each_second=worst)
+
+
+def _caught_up_s(after: list[tuple[float, float]], bound_s: float = 0.1) -> float:
+    """From when on at most one in a hundred of the commits that follow is seen later than ``bound_s``; ``after`` has
+    when each was acknowledged and how much later it was seen."""
+    late = sum(lag > bound_s for _, lag in after)
+    for i, (at, lag) in enumerate(after):
+        if late <= (len(after) - i) / 100:
+            return at
+        late -= lag > bound_s
+    return after[-1][0] if after else 0.0
 
 
 class _Committing:
@@ -355,42 +372,3 @@ class _Committing:
         """Without any answer, to any of them."""
         at = sorted(self.at)
         return max((b - a for a, b in pairwise(at)), default=0.0)
-
-
-# -- one server: what it is worth that an answer may be old -------------------------------------------
-
-
-def _old_reads(context: Context, sheet: Sheet) -> None:
-    """The last slots of an endpoint in turn with each bound, beside the append stream."""
-    pool = context.pool("wide", _ROWS)
-    with context.server() as server, server.connect() as db, server.connect() as reader:
-        tables.create(db)
-        took: dict[str, list[float]] = {how: [] for how in ("newest", *_STALENESS)}
-        ended, failures = threading.Event(), list[BaseException]()
-
-        def read() -> None:
-            endpoints = random.Random(1)
-            try:
-                while not ended.is_set():
-                    for how, times in took.items():
-                        bound = {} if how == "newest" else {"max_staleness": how}
-                        key = (endpoints.randrange(ENDPOINTS),)
-                        began = time.perf_counter()
-                        with reader.snapshot(**bound) as snap:
-                            list(snap.scan(tables.AGGREGATE, prefix=key, limit=SLOTS, reverse=True))
-                        times.append(time.perf_counter() - began)
-            except BaseException as error:
-                failures.append(error)
-
-        reading = threading.Thread(target=read)
-        reading.start()
-        done = stream(db, tables.EVENTS, pool.batches, in_flight(_ROWS), 4 * context.seconds)
-        ended.set()
-        reading.join()
-        if failures:
-            raise failures[0]
-        tables.check(db, pool.expected(done.sent), "kivi, reads beside")
-    for how, times in took.items():
-        named = how if how == "newest" else f"{how} old"
-        sheet.record("kivi", f"reads, {named}, p50", percentile(times, 50) * 1e3, "ms")
-        sheet.record("kivi", f"reads, {named}, p99", percentile(times, 99) * 1e3, "ms")

@@ -1,4 +1,4 @@
-"""Plots of goals 4, 6, 11 and 14 over time: ``python -m bench.plots RESULT.json PLOT.png``, in the peers' environment.
+"""Plots of what goals measured over time: ``python -m bench.plots RESULT.json PLOT.png``, in the peers' environment.
 
 A column a run; what is wanted is a dashed line.
 """
@@ -20,7 +20,7 @@ __all__ = ["draw"]
 _WIDTH_IN: Final = 4.5  # of a column
 _WIDTH_MIN_IN: Final = 10.0
 _HEIGHT_IN: Final = 2.6
-_ROWS: Final = {"goal6": 3, "goal11": 1}
+_ROWS: Final = {"goal6": 3, "goal11": 1, "goal19": 3}
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
@@ -36,7 +36,9 @@ def draw(result: dict[str, Any], path: Path) -> None:
             _disk(own[0], series)
         else:
             _throughput(own[0], series)
-            _volume(own[1], own[2], series) if rows == 3 else _latency(own[1], series)
+            _volume(own[1], own[2], series) if result["goal"] == "goal6" else _latency(own[1], series)
+            if result["goal"] == "goal19":
+                _ages(own[2], series)
         own[-1].set_xlabel("seconds")
     figure.suptitle(f"{result['goal']}: {result['title']} ({result['machine']['at']})")
     figure.tight_layout()
@@ -55,6 +57,13 @@ def _latency(axis: Any, series: dict[str, list[float]]) -> None:
     axis.axhline(10, linestyle="--", color="grey", linewidth=1)
     axis.set_yscale("log")
     axis.set_ylabel("ms in each second")
+    axis.legend(loc="upper right")
+
+
+def _ages(axis: Any, series: dict[str, list[float]]) -> None:
+    for name in sorted(name for name in series if name.endswith("_old_s")):
+        axis.plot(series["second"], series[name], label=name.removesuffix("_old_s"))
+    axis.set_ylabel("oldest answer in\neach second, s")
     axis.legend(loc="upper right")
 
 

@@ -13,7 +13,9 @@ __all__ = ["Server", "disk_bytes"]
 
 
 class Server(ServerProcess):
-    """As the tests start it. ``with Server(directory) as server: db = server.connect()``."""
+    """A program of its own, started as users start it: ``with Server(directory) as server: db = server.connect()``."""
+
+    may_fork = False  # what it takes to start, and what memory a process has to itself, is measured
 
     def connect(self, **arguments: Any) -> Any:
         """A client that is patient: how long something takes is what is measured, not whether it is in time."""

@@ -30,15 +30,20 @@ def in_flight(batch_rows: int) -> int:
 class Streamed:
     """``sent[i]``: how often batch i was acknowledged, the warm-up too; ``events`` and ``seconds`` without it.
 
-    ``began_s``, and ``at_s``: when each batch was acknowledged, in order; by the clock that all processes of a machine
-    share (CLOCK_MONOTONIC).
+    ``began_s``, and ``commits``: the commit timestamp of each batch, the warm-up too, and when it was acknowledged; by
+    the clock that all processes of a machine share (CLOCK_MONOTONIC).
     """
 
     sent: list[int]
     events: int
     seconds: float
     began_s: float
-    at_s: list[float]
+    commits: list[tuple[int, float]]
+
+    @property
+    def at_s(self) -> list[float]:
+        """When each batch after the warm-up was acknowledged, in order."""
+        return sorted(at for _, at in self.commits if at >= self.began_s)
 
     @property
     def rate(self) -> float:
@@ -50,7 +55,7 @@ class _Turns:
 
     def __init__(self, batches: Sequence[Any]) -> None:
         self.batches = batches
-        self.acknowledged: list[tuple[int, float]] = []  # which, and when
+        self.acknowledged: list[tuple[int, int, float]] = []  # which, its commit timestamp, and when
         self._next = itertools.count()  # its next() is one C call: threads share it without a lock
 
     def take(self) -> int:
@@ -59,15 +64,14 @@ class _Turns:
     def acknowledge(self, i: int, commit_ts: int) -> None:
         if commit_ts <= 0:
             raise AssertionError("an append was answered without a commit timestamp")
-        self.acknowledged.append((i, time.monotonic()))
+        self.acknowledged.append((i, commit_ts, time.monotonic()))
 
     def streamed(self, before: int, seconds: float, began_s: float) -> Streamed:
         sent = [0] * len(self.batches)
-        for i, _ in self.acknowledged:
+        for i, _, _ in self.acknowledged:
             sent[i] += 1
-        timed = self.acknowledged[before:]
-        events = sum(self.batches[i].num_rows for i, _ in timed)
-        return Streamed(sent, events, seconds, began_s, sorted(at for _, at in timed))
+        events = sum(self.batches[i].num_rows for i, _, _ in self.acknowledged[before:])
+        return Streamed(sent, events, seconds, began_s, [(ts, at) for _, ts, at in self.acknowledged])
 
 
 def stream(

@@ -1,13 +1,16 @@
 """Many subscribers in a process of their own: what each was told, and when it had it in its hands.
 
 ``python -m bench.subscribers`` is told an ``Order`` as JSON on its command line, and then one command a line; each is
-answered by a line. All subscriptions are tasks of one event loop, a thousand of them a connection.
+answered by a line. All subscriptions are tasks of one event loop, a thousand of them a connection; pages are
+connections of HTTP, of which no more is read than it takes to note the marks.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
+import resource
 import subprocess
 import sys
 import time
@@ -36,6 +39,8 @@ class Order:
     mark: str
     interval_ms: float
     heartbeat_ms: float
+    http: str = ""
+    """Where pages connect to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,11 @@ class Subscribers:
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
+        self.followed: list[int] = []
+        """The first key columns of the rows that each subscriber follows, as far as that was asked for."""
+
+    def __len__(self) -> int:
+        return len(self.followed)
 
     def ranges(self, ranges: Sequence[tuple[int, int]], column: str, since: int | None = None) -> None:
         """One more subscriber for each: ``low <= column < high``; ``since``, of events: those after that only."""
@@ -61,10 +71,17 @@ class Subscribers:
 
     def prefixes(self, prefixes: Sequence[int]) -> None:
         """One more subscriber for each: the rows below that key."""
-        self._ask("prefixes", prefixes=prefixes)
+        self.followed += prefixes
+        self._ask("prefixes", prefixes=[*prefixes])
+
+    def pages(self, prefixes: Sequence[int], source: str) -> None:
+        """Likewise, over HTTP, from the address ``source``: each has ports for so many connections."""
+        self.followed += prefixes
+        self._ask("pages", prefixes=[*prefixes], source=source)
 
     def keep(self, count: int) -> None:
         """All but the first ``count`` end."""
+        del self.followed[count:]
         self._ask("keep", count=count)
 
     def told(self) -> Told:
@@ -97,6 +114,37 @@ def started(order: Order) -> Iterator[Subscribers]:
             process.kill()
 
 
+class _Page(asyncio.Protocol):
+    """A client of server-sent events, once the first of them has come."""
+
+    def __init__(self, crowd: _Crowd, number: int, request: bytes) -> None:
+        self._crowd, self._number, self._request = crowd, number, request
+        self._rest = b""
+        self._accepted = False
+        self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: Any) -> None:
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        at = time.monotonic_ns()
+        data = self._rest + data
+        end = data.rfind(b"\n\n") + 1
+        self._rest = data[end:]
+        self._accepted = self._accepted or data.startswith(b"HTTP/1.1 200")
+        if b"event: error" in data or not self._accepted:
+            self._crowd.fail(RuntimeError(f"a page was told {data[:500]!r}"))
+        for mark in self._crowd.marks.findall(data, 0, end):
+            self._crowd.note(self._number, int(mark), at)
+            if not self.opened.done():
+                self.opened.set_result(None)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._crowd.fail(RuntimeError(f"the connection of a page was lost: {error}"))
+        if not self.opened.done():
+            self.opened.set_result(None)
+
+
 class _Crowd:
     def __init__(self, order: Order, stack: AsyncExitStack) -> None:
         self._order = order
@@ -104,6 +152,8 @@ class _Crowd:
         self._clients: list[Any] = []
         self._lives: list[tuple[Any, asyncio.Task[None]]] = []
         self._failed: list[BaseException] = []
+        self._pages = 0
+        self.marks = re.compile(rb'"%b":(\d+)' % order.mark.encode())
         self._clear()
 
     def _clear(self) -> None:
@@ -129,8 +179,27 @@ class _Crowd:
 
         self._lives += await asyncio.gather(*(begin(before + i, query) for i, query in enumerate(queries)))
 
+    async def open(self, prefixes: Sequence[int], source: str) -> None:
+        """Pages. Each has had its first state when this returns."""
+        limit, order = asyncio.Semaphore(_AT_ONCE), self._order
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        host, port = order.http.removeprefix("http://").rsplit(":", 1)
+
+        async def begin(number: int, prefix: int) -> None:
+            path = f"/v1/live?table={order.table}&prefix={prefix}&interval_ms={order.interval_ms:.0f}"
+            request = f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode()
+            async with limit:
+                _, page = await asyncio.get_running_loop().create_connection(
+                    lambda: _Page(self, number, request), "127.0.0.1", int(port), local_addr=(source, 0)
+                )
+                await page.opened
+
+        await asyncio.gather(*(begin(self._pages + i, prefix) for i, prefix in enumerate(prefixes)))
+        self._pages += len(prefixes)
+
     async def _follow(self, number: int, live: Any) -> None:
-        mark, rows, updates, clock = self._order.mark, self._note, self._told, time.monotonic_ns
+        mark, rows, updates, clock = self._order.mark, self.note, self._told, time.monotonic_ns
         try:
             while (update := await live.next()) is not None:
                 at = clock()
@@ -143,7 +212,10 @@ class _Crowd:
         except BaseException as error:
             self._failed.append(error)
 
-    def _note(self, number: int, mark: int, at: int) -> None:
+    def fail(self, error: BaseException) -> None:
+        self._failed.append(error)
+
+    def note(self, number: int, mark: int, at: int) -> None:
         self._rows.extend((number, mark, at))
 
     def _told(self, number: int, at: int) -> None:
@@ -159,6 +231,8 @@ class _Crowd:
                 await self.add([{"where": where, "since": since} for where in wheres])
             case "prefixes":
                 await self.add([{"prefix": (first,)} for first in command["prefixes"]])
+            case "pages":
+                await self.open(command["prefixes"], command["source"])
             case "keep":
                 ending, self._lives = self._lives[command["count"] :], self._lives[: command["count"]]
                 for live, task in ending:

@@ -3,7 +3,7 @@
 #
 #     docker/install.sh DIRECTORY [EXTRAS]        EXTRAS: as pip has them, such as spark,demo
 #
-# Versions are those of constraints.txt. PYTHON names the Python to use.
+# Versions are those of constraints.txt, by their hashes. PYTHON names the Python to use.
 set -eu
 
 if [ $# -lt 1 ]; then
@@ -11,19 +11,10 @@ if [ $# -lt 1 ]; then
     exit 2
 fi
 target=$1
-extras=${2:+"[$2]"}
 source=$(cd "$(dirname "$0")/.." && pwd)
 
 "${PYTHON:-python3}" -m venv "$target"
-pip() { "$target/bin/python" -m pip --disable-pip-version-check --no-input --no-cache-dir "$@"; }
-pip install -qq -c "$source/constraints.txt" pip setuptools
-# Built from a copy: what is installed from may be read only, and nothing is left behind in it.
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-for each in pyproject.toml setup.py README.md kivi server; do
-    cp -R "$source/$each" "$work/"
-done
-pip install -qq -c "$source/constraints.txt" --no-build-isolation "$work$extras"
+PIP_NO_CACHE_DIR=1 "$target/bin/python" "$source/tools/install.py" --copied "${2:-}"
 # The demonstration is no part of kivi's distribution: where its packages are asked for, it is put beside them.
 case ",${2:-}," in
     *,demo,*) cp -R "$source/apm_demo" "$("$target/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/" ;;

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 
 from kivi_server.options import add_arguments, options_of, printed
-from kivi_server.process.serve import run
 
 from kivi.errors import KiviError
+from kivi.runtime.imports import uncollected
 
 __all__ = ["main"]
 
@@ -23,6 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.print_settings:
             print(printed(options))
             return 0
+        with uncollected():
+            from kivi_server.process.serve import run
         return run(options)
     except KiviError as error:
         print(f"kivi_server: {error.message}", file=sys.stderr)

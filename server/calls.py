@@ -37,6 +37,9 @@ _LONG: Final = frozenset(
         "Backup",
         "MoveShards",
         "CancelMove",
+        "RebalanceShards",
+        "ForgetNode",
+        "VerifyCluster",
         "Subscribe",
     }
 )
@@ -57,11 +60,11 @@ class Calls:
 
     def ended(self, call: str, seconds: float, error: BaseException | None = None, count: int = 1) -> None:
         """``count`` calls of one kind that took the same time and ended alike."""
-        self._ended(call, seconds, grpc.StatusCode.OK if error is None else code_of(error), count)
+        self._ended(call, seconds, "OK" if error is None else code_of(error).name, count)
 
-    def _ended(self, call: str, seconds: float, code: grpc.StatusCode, count: int = 1) -> None:
+    def _ended(self, call: str, seconds: float, code: str, count: int = 1) -> None:
         with self._lock:
-            self._codes[call, code.name] += count
+            self._codes[call, code] += count
             times = self._times.get(call)
             if times is None:
                 times = self._times[call] = Histogram()
@@ -99,7 +102,7 @@ class Calls:
                 await status.abort(context, error, retry_s=retry_s(error) if retry_s is not None else None)
             finally:
                 took = time.monotonic() - began
-                self._ended(call, took, code)
+                self._ended(call, took, code.name)
                 if took > self.slow_s and call not in _LONG:
                     metadata = context.invocation_metadata() or ()
                     self.slow(call, took, request_id(metadata), context.peer(), code.name)

@@ -10,6 +10,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Final
 
 from kivi_server.auth import Allowance, Grant
@@ -19,6 +20,7 @@ from kivi.errors import ResourceExhausted
 
 __all__ = ["Client", "Clients"]
 
+_UNCOUNTED: Final = contextlib.nullcontext()
 _KNOWN_MAX: Final = 10_000  # beyond it those that have not connected for longest are forgotten
 
 
@@ -56,13 +58,13 @@ class Client:
         """Before something is read. Raises ResourceExhausted."""
         self._check("query", self.allowance.query, "seconds of queries")
 
-    @contextlib.contextmanager
-    def reading(self) -> Iterator[None]:
+    def reading(self) -> AbstractContextManager[None]:
         """Counts the time of the block as query time."""
         quota = self.allowance.query
-        if quota is None:
-            yield
-            return
+        return _UNCOUNTED if quota is None else self._reading(quota)
+
+    @contextlib.contextmanager
+    def _reading(self, quota: Quota) -> Iterator[None]:
         began = time.monotonic()
         try:
             yield

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import replace
+from itertools import tee
 from typing import Final
 
 from kivi_server import limits
@@ -18,10 +20,12 @@ from kivi.model.changes import check_retractions
 from kivi.model.lateness import AUTO_US
 from kivi.model.schema import TableSchema
 from kivi.model.subscriptions import Change, Durable, Query, Terms, Update
+from kivi.wire.codec import to_table
 from kivi.wire.columns import column_writer
 from kivi.wire.v1 import service_pb2 as pb
+from kivi.wire.v1 import types_pb2
 
-__all__ = ["encoded", "subscribe"]
+__all__ = ["definition", "encoded", "outputs_of", "subscribe"]
 
 _CHANGES: Final = 2_000
 """Of one message; a state of more rows comes in several."""
@@ -53,7 +57,7 @@ def subscribe(hub: Hub, translator: Translator, request: pb.BeginSubscription, g
     hub.wait_for(request.min_snapshot)
     tenant = grant.tenant
     schema = translator.schema(spec.table, spec.table_id, tenant=tenant)
-    if spec.known_columns > len(schema.output_names):  # as another node of a cluster has it by now
+    if max(spec.known_columns, request.all_columns_of) > len(schema.output_names):  # as another node has it by now
         raise Unavailable(f"table {spec.table!r} was altered, and this node has not come so far: ask again")
     limit = spec.limit if spec.HasField("limit") else None
     of_events = schema.kind == "event" and not request.order_by and limit is None and not request.offset
@@ -62,8 +66,12 @@ def subscribe(hub: Hub, translator: Translator, request: pb.BeginSubscription, g
     if request.HasField("until_us") and not of_events:
         raise InvalidArgument("until_us ends a subscription to events")
 
+    named = _without_columns(spec) if request.all_columns_of else ()
+
     def bind(schema: TableSchema) -> Query:
         scan = translator.scan(schema, spec)
+        if named:
+            scan = replace(scan, columns=schema.output_columns((*schema.output_names, *named)))
         if tenant is not None:
             scan = tenant.narrowed(schema, scan)
         query = Query.of(schema, scan, request.order_by, limit, request.offset)
@@ -92,14 +100,63 @@ def subscribe(hub: Hub, translator: Translator, request: pb.BeginSubscription, g
     return hub.subscribe(spec.table, bind, terms)
 
 
+def _without_columns(spec: types_pb2.ScanSpec) -> tuple[str, ...]:
+    """The columns that it has named, of rows; it asks for all that there are at a snapshot."""
+    if spec.HasField("match"):
+        raise InvalidArgument("the matches of a pattern have the columns of its measures, and no others")
+    named = () if spec.HasField("rollup") else tuple(spec.columns)
+    spec.ClearField("columns")
+    spec.ClearField("known_columns")
+    if spec.HasField("rollup"):
+        spec.rollup.ClearField("measures")
+    return named
+
+
+def outputs_of(update: Update) -> int:
+    """How many columns the table had that its rows are of, which says as what it was defined: some are only added."""
+    return 0 if update.shown is None or not update.changes else len(update.shown.schema.output_names)
+
+
+def definition(update: Update) -> types_pb2.Table:
+    """Of the table that its rows are of."""
+    assert update.shown is not None
+    schema = update.shown.schema
+    return schema.remembered(to_table, lambda: to_table(schema))
+
+
 def encoded(number: int, live: Live, update: Update) -> Iterator[bytes]:
-    """An update as one SubscribeResponse or several. Raises OutOfRange for a sum that has outgrown its column."""
-    schema, names = live.schema, live.query.columns
+    """An update as one SubscribeResponse or several. Raises OutOfRange for a sum that has outgrown its column.
+
+    Those who get the same update get the same messages but for the number, each made when the first of them comes to
+    it: making all takes a second for a million changes, and whoever sends them lets others run in between. Of one event
+    loop alone.
+    """
+    made = update.made.get("grpc")
+    if made is None:
+        (made,) = tee(_messages(live, update), 1)
+        update.made["grpc"] = made
+    for message in copy(made):
+        if isinstance(message, Exception):
+            raise message
+        message.updates[0].number = number
+        yield message.SerializeToString()
+
+
+def _messages(live: Live, update: Update) -> Iterator[pb.SubscribeResponse | Exception]:
+    """An error is its last, whatever it is: all that read it get that, and none takes what there is for the whole."""
+    try:
+        yield from _made(live, update)
+    except Exception as error:
+        yield error
+
+
+def _made(live: Live, update: Update) -> Iterator[pb.SubscribeResponse]:
+    schema, names = update.shown or (live.schema, ())
     write, of_events = column_writer(schema, names), isinstance(live, EventsLive)
     for begin, end in _parts(schema, names, update.changes):
         changes = update.changes[begin:end]
         message = pb.SubscribeResponse()
-        part = message.updates.add(number=number, ts=update.ts, kinds=[_KINDS[change.kind] for change in changes])
+        part = message.updates.add(ts=update.ts, kinds=[_KINDS[change.kind] for change in changes])
         part.reset = update.reset and not begin
         part.from_ts = update.from_ts
         part.skip, part.ended, part.more = update.skip, update.ended, end < len(update.changes)
@@ -108,7 +165,7 @@ def encoded(number: int, live: Live, update: Update) -> Iterator[bytes]:
             part.new.extend([change.new or 0 for change in changes])
         if rows := [change.row for change in changes if change.row is not None]:
             write(part.columns, [[row[name] for row in rows] for name in names])
-        yield message.SerializeToString()
+        yield message
 
 
 def _parts(schema: TableSchema, names: Sequence[str], changes: Sequence[Change]) -> Iterator[tuple[int, int]]:

@@ -23,7 +23,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from kivi.runtime.histogram import Histogram
 
-__all__ = ["DISTRIBUTIONS", "METRICS", "NO_SPANS", "UNSERVED", "application", "page", "registry", "version_of"]
+__all__ = ["DISTRIBUTIONS", "METRICS", "NO_SPANS", "UNSERVED", "application", "form", "registry", "version_of"]
 
 Stats = Callable[[], dict[str, int | float]]
 Histograms = Callable[[], dict[str, Histogram]]
@@ -51,6 +51,11 @@ _RULES: Final = "Events that rules judged, and what became of them."
 _COLD: Final = "Ranges of cold files that were read, by what they came from."
 _SPANS: Final = "Spans of exports that were answered, by what became of them."
 _POINTS: Final = "Points of metrics, likewise."
+_KINDS: Final = (
+    *("invocations", "outgoing_calls", "llm_calls"),
+    *("metric_histograms", "metric_buckets", "metric_sums", "metric_gauges"),
+)
+_UNFIT: Final = "1 while spans or points of a kind are refused: their table has other columns."
 _ANSWERS: Final = "Answers over HTTP that equal ones may share, by whether this one was computed."
 _ALERTS: Final = "Instances of alerts that are not inactive, by state."
 _NOTIFIED: Final = "Notifications of alerts that were delivered or given up, and times that delivering failed."
@@ -175,6 +180,8 @@ METRICS: Final[dict[str, Metric]] = {
     "server_http_shared": _counter("http_answers", _ANSWERS, ("by", "sharing")),
     # subscriptions
     "subscriptions": _gauge("subscriptions", "Subscriptions of connected clients."),
+    "subscription_windows": _gauge("subscription_windows", "States that are kept up for them: equal queries have one."),
+    "subscription_renewals": _counter("subscription_renewals", "States that had to be read again."),
     "subscription_updates": _counter("subscription_updates", "What subscribers were told, heartbeats included."),
     "subscription_ticks": _counter("subscription_ticks", "Times that queries were brought to a newer snapshot."),
     "subscription_lag": _gauge("subscription_lag", "Commit timestamps that queries are behind the watermark."),
@@ -202,7 +209,7 @@ METRICS: Final[dict[str, Metric]] = {
     "otlp_commits": _counter("otlp_commits", "Transactions that spans and points were stored in."),
     "otlp_window_spans": _gauge("otlp_window_spans", "Span ids that are remembered, to find those sent again."),
     "otlp_window_points": _gauge("otlp_window_points", "Ids of parts of points of metrics, likewise."),
-    "otlp_tables_unfit": _gauge("otlp_tables_unfit", "Tables that spans are refused for: they have other columns."),
+    **{f"otlp_unfit_{name}": Metric("otlp_tables_unfit", GaugeMetricFamily, _UNFIT, ("kind", name)) for name in _KINDS},
     "otlp_waiting_bytes": _gauge("otlp_waiting_bytes", "Exports that wait for their commit."),
 }
 
@@ -225,6 +232,9 @@ OF_NODES: Final[dict[str, Metric]] = {
     "log_nodes_live": _gauge("cluster_nodes_live", "Nodes that the log is kept for."),
     "log_server_restarts": _gauge(
         "cluster_log_server_restarts", "How often this node's own server of the log (--peers) was started again."
+    ),
+    "log_disagreements": _gauge(
+        "cluster_disagreements", "Sets of shards whose content nodes do not agree about: kivi cluster status."
     ),
     "log_nodes_evicted": _gauge("cluster_nodes_evicted", "Nodes that the log was truncated without, of the last day."),
 }
@@ -319,7 +329,6 @@ def application(metrics: CollectorRegistry) -> Any:
     return make_wsgi_app(metrics)
 
 
-def page(metrics: CollectorRegistry, accept: str) -> tuple[bytes, str]:
-    """The same and its media type, for who serves it otherwise."""
-    encode, media = choose_encoder(accept)
-    return encode(metrics), media
+def form(accept: str) -> tuple[Callable[[CollectorRegistry], bytes], str]:
+    """What makes the same, and its media type, for whoever serves it otherwise."""
+    return choose_encoder(accept)

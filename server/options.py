@@ -60,8 +60,15 @@ class Options:
         "HOST:PORT", "which of --peers is this node's; default: the only one at an address of this machine"
     )
     cluster_secret_file: str | None = _told("FILE", "what the servers of --peers know one another by, in one line")
+    cluster_ca: str | None = _told(
+        "FILE", "the authority of the certificates of the log's servers (PEM): --peers show theirs, --tls-cert"
+    )
     nats: str | None = _told("URL[,URL]", "the servers of the log run elsewhere: nats://a:4222,nats://b:4222")
     shards: str | None = _told("0-15,40", "which of the shards 0 to 63 this node holds; default: all that it has")
+    verify_every_s: float = _told(
+        "SECONDS", "how often nodes compare what they store, by themselves; default 0, which is never", 0.0
+    )
+    verify_bytes: int = _told("SIZE", "how much of it is read in a second; default 32MiB", 32 << 20)
     log_bytes: int = _told("SIZE", "how large that log may become; default 64GiB", 64 << 30)
     advertise: str | None = _told("HOST:PORT", "where others reach this node; default: what --listen says")
     metrics: str | None = _told("HOST:PORT", "serve Prometheus metrics over HTTP")
@@ -131,11 +138,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--print-settings", action="store_true", help="print what is in force, as such a file, and end")
 
 
-def options_of(args: argparse.Namespace, environment: Mapping[str, str] | None = None) -> Options:
-    """Raises InvalidArgument for a name that is not known or a value that does not fit, saying where it is."""
+def options_of(
+    args: argparse.Namespace, environment: Mapping[str, str] | None = None, otherwise: Mapping[str, str] | None = None
+) -> Options:
+    """``otherwise``: what ``kivi up`` takes where nobody says anything. Raises InvalidArgument for a name that is not
+    known or a value that does not fit, saying where it is."""
     environment = os.environ if environment is None else environment
     config = args.config or environment.get("KIVI_CONFIG")
-    told = [*(_from_file(config) if config else ()), *_from_environment(environment), *_from_flags(args)]
+    told = [(name, text, "kivi up") for name, text in (otherwise or {}).items()]
+    told += [*(_from_file(config) if config else ()), *_from_environment(environment), *_from_flags(args)]
     values, source = dict[str, Any](), dict[str, str]()
     for name, value, where in told:  # the later one wins, but every one has to be right
         values[name], source[name] = _value(name, value, where), where

@@ -1,22 +1,24 @@
 """Reads that came together: rows by key, and snapshots by themselves, of the transactions of one session.
 
 Dashboards ask for a row from many threads at once, each in a snapshot of its own, and these arrive together. Those of a
-table with rows of fixed width are one group: one hold of the lease mutex, one look into the engine for all keys of a
-table, one answer; but each snapshot is a lease of its own, released on its own. All that begin here begin on one
-timestamp, the watermark of the moment, as they would one by one. Reads without a transaction share one snapshot, which
-ends when they are answered.
+table are one group: one hold of the lease mutex, one look into the engine for all keys of a table, one answer; but each
+snapshot is a lease of its own, released on its own. All that begin here begin on one timestamp, the watermark of the
+moment, as they would one by one. Reads without a transaction share one snapshot, which ends when they are answered.
+
+Rows with text may be of any size, which is known once they are read. A few of them at a time are read here, of tables
+whose rows have been short (``kivi_server.row_sizes``); where one is long all the same, these reads are for a pool.
 
 Whatever is not just so is read by itself (``Requests._do_get``), which accepts it or says what is wrong with it.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from kivi_server.asked import Asked
 from kivi_server.requests import Transaction
+from kivi_server.row_sizes import RowSizes
 from kivi_server.translate import Translator
 
 from kivi.errors import KiviError
@@ -31,6 +33,8 @@ _KEYS_MAX: Final = 16
 _PLANS_MAX: Final = 256
 _COLUMNS_MAX: Final = 64
 _CELLS_MAX: Final = 100_000
+_UNBOUNDED_KEYS: Final = 8
+"""Of rows of no bounded size so many are read at a time."""
 
 
 class Read(NamedTuple):
@@ -43,23 +47,25 @@ class Read(NamedTuple):
     keys: list[bytes]
 
 
+class _LongRows(Exception):
+    """These reads are for a pool."""
+
+
 class ReadGroups:
     """Bound to one store. Used by many threads."""
 
-    def __init__(self, translator: Translator) -> None:
+    def __init__(self, translator: Translator, sizes: RowSizes) -> None:
         self._translator = translator
         self._store: Store = translator.store
         # The tables as readers see them, and the plans by these: most requests are like those before them.
         self._plans: tuple[object, dict[tuple[Any, ...], GetPlan | None]] = (None, {})
+        self._sizes = sizes
 
-    def read(self, asked: Asked, transaction: Transaction | None, alone: Transaction) -> Read | None:
-        """``transaction``: the one that the request belongs to, as far as it is known. ``alone``: if it names none."""
-        request = asked.request
+    def read(self, asked: Asked, is_get: bool, transaction: Transaction | None, alone: Transaction) -> Read | None:
+        """A Get, or else an Apply. ``transaction``: the one that it belongs to, as far as it is known. ``alone``: if it
+        names none."""
+        request, number = asked.request, asked.request.txn
         if not request.id or request.operations:
-            return None
-        body = request.WhichOneof("body")
-        is_get, number = body == "get", request.txn
-        if not is_get and body != "apply":
             return None
         begins = not number or request.HasField("first")
         if not number:
@@ -69,10 +75,10 @@ class ReadGroups:
         elif begins:
             if transaction is not None or not self.begins_on_newest(request.first):
                 return None
-            transaction = Transaction(number)
+            transaction = Transaction(number, deferred=request.first.deferred)
         elif transaction is None or transaction.busy or transaction.failed or transaction.txn or not transaction.lease:
             return None
-        if request.timeout_ms and time.monotonic() - asked.received > request.timeout_ms / 1000:
+        if asked.is_late():
             return None
         if not is_get:  # it asks for the snapshot
             return Read(asked, transaction, begins, None, [])
@@ -80,7 +86,7 @@ class ReadGroups:
         if not 0 < len(get.keys) <= _KEYS_MAX:
             return None
         plan = self._plan(get)
-        if plan is None:
+        if plan is None or not (plan.is_bounded or self._are_short(plan, len(get.keys))):
             return None
         seen_ts = transaction.lease.ts if transaction.lease else self._store.watermark()
         if plan.schema.alterations and seen_ts < plan.schema.altered_ts:  # it reads another definition
@@ -119,6 +125,11 @@ class ReadGroups:
         plans[name] = plan
         return plan
 
+    def _are_short(self, plan: GetPlan, keys: int) -> bool:
+        """Whether rows of no bounded size are read here: few, whole, of a table whose rows have been short."""
+        is_whole = plan.columns == plan.schema.output_names
+        return is_whole and keys <= _UNBOUNDED_KEYS and self._sizes.are_short(plan.schema.id)
+
     def begins_on_newest(self, begin: session_pb2.Begin) -> bool:
         """Whether it wants one snapshot, the newest, which is there, kept as long as any."""
         if begin.ttl_ms or begin.shared or begin.lease:
@@ -137,7 +148,8 @@ class ReadGroups:
         return begun
 
     def answers(self, wanted: Sequence[Read]) -> Iterator[tuple[session_pb2.Response, int]]:
-        """Answers, and to how many each is. Raises what the first of them that fails would be answered."""
+        """Answers, and to how many each is. Raises what the first of them that fails would be answered, or
+        ``_LongRows``."""
         gathered: dict[GetPlan | None, list[Read]] = {}
         for each in wanted:
             gathered.setdefault(each.plan, []).append(each)
@@ -149,25 +161,41 @@ class ReadGroups:
                 for ts, ids in of.items():
                     yield session_pb2.Response(start_ts=ts, begin=session_pb2.BeginReply(ids=ids)), len(ids)
                 continue
-            most = max(1, _CELLS_MAX // (_KEYS_MAX * max(1, len(plan.columns))))  # so that each fits a message
-            for at in range(0, len(together), most):
-                some = together[at : at + most]
-                yield self._rows(plan, some), len(some)
+            for some in _portions(plan, together):
+                response = self._rows(plan, some)
+                if not plan.is_bounded and not self._sizes.answered(
+                    plan.schema.id, response.get.keys, response.ByteSize()
+                ):
+                    raise _LongRows
+                yield response, len(some)
 
     def _rows(self, plan: GetPlan, together: Sequence[Read]) -> session_pb2.Response:
-        leases = [(each.transaction.lease, key) for each in together for key in each.keys]
-        rows = self._store.get_each(plan, [(lease, key) for lease, key in leases if lease is not None])
+        leases = [(lease, key) for each in together if (lease := each.transaction.lease) for key in each.keys]
+        missing, columns = self._store.get_each(plan, leases)
         stamps = [each.transaction.start_ts for each in together]
         response = session_pb2.Response(start_ts=stamps[0])
         reply = response.get
-        reply.keys = len(rows)
+        reply.keys = len(leases)
         reply.ids.extend([each.asked.request.id for each in together])
         if stamps.count(stamps[0]) < len(stamps):
             reply.start_ts.extend(stamps)
-        if len(rows) > len(together):
+        if len(leases) > len(together):
             reply.counts.extend([len(each.keys) for each in together])
-        if None in rows:
-            reply.missing.extend([i for i, row in enumerate(rows) if row is None])
-        if found := [row for row in rows if row is not None]:
-            column_writer(plan.schema, plan.columns)(reply.columns, zip(*found, strict=True))
+        if missing:
+            reply.missing.extend(missing)
+        if columns:
+            column_writer(plan.schema, plan.columns)(reply.columns, columns)
         return response
+
+
+def _portions(plan: GetPlan, together: Sequence[Read]) -> Iterator[Sequence[Read]]:
+    """So many at a time that their answer fits a message, where rows are of fixed width, or takes no long time."""
+    most = _CELLS_MAX // max(1, len(plan.columns)) if plan.is_bounded else _UNBOUNDED_KEYS
+    some, keys = list[Read](), 0
+    for each in together:
+        if some and keys + len(each.keys) > most:
+            yield some
+            some, keys = [], 0
+        some.append(each)
+        keys += len(each.keys)
+    yield some

@@ -61,10 +61,11 @@ def stopping() -> Unavailable:
 class Transaction:
     """One of a session's transactions or snapshots."""
 
-    __slots__ = ("backlog", "busy", "failed", "lease", "number", "owner", "scans", "shared", "txn")
+    __slots__ = ("backlog", "busy", "deferred", "failed", "lease", "number", "owner", "scans", "shared", "txn")
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, *, deferred: bool = False) -> None:
         self.number = number
+        self.deferred = deferred  # its inserts, as in ``Txn``
         self.lease: Lease | None = None
         self.txn: Txn | None = None
         self.shared = b""
@@ -136,12 +137,13 @@ class Requests(ABC):
             raise stopping()
         timeout_s = request.timeout_ms / 1000 if request.timeout_ms else None
         ttl_s = begin.ttl_ms / 1000 if begin.ttl_ms else None
+        bound_s = begin.max_staleness_us / 1e6 if begin.HasField("max_staleness_us") else None
         if begin.lease or begin.shared:  # which show all rows, to whoever has their name
             self.access.require_all_rows("a shared snapshot")
         if begin.lease:
             transaction.shared = begin.lease
             transaction.lease = self.sessions.find_shared(begin.lease)
-        elif self._is_pin(begin) and (pin := self.store.begin_shared(timeout_s, ttl_s)) is not None:
+        elif self._is_pin(begin) and (pin := self.store.begin_shared(timeout_s, ttl_s, bound_s)) is not None:
             transaction.shared, transaction.lease = pin
             transaction.owner = True
         else:
@@ -150,7 +152,7 @@ class Requests(ABC):
                 as_of_ts=begin.as_of_ts if begin.HasField("as_of_ts") else None,
                 as_of_us=begin.as_of_us if begin.HasField("as_of_us") else None,
                 min_snapshot=begin.min_snapshot or None,
-                max_staleness_s=begin.max_staleness_us / 1e6 if begin.HasField("max_staleness_us") else None,
+                max_staleness_s=bound_s,
                 fresh=begin.fresh,
                 timeout_s=timeout_s,
                 ttl_s=ttl_s,
@@ -190,6 +192,7 @@ class Requests(ABC):
             if transaction.shared:
                 raise InvalidArgument("a shared snapshot is read only")
             transaction.txn = self.store.transaction(transaction.lease)
+            transaction.txn.deferred = transaction.deferred
         return transaction.txn
 
     def _has_none(self, request: session_pb2.Request, body: str) -> None:
@@ -219,7 +222,10 @@ class Requests(ABC):
         else:
             assert transaction.lease is not None
             rows = self.store.get(transaction.lease, schema, keys, columns)
-        self._succeed(asked, transaction, get=self.translator.rows(schema, columns, rows))
+        reply = self.translator.rows(schema, columns, rows)
+        if columns is None and not self.store.has_bounded_rows(get.table):
+            self.sessions.row_sizes.answered(schema.id, len(keys), reply.ByteSize())
+        self._succeed(asked, transaction, get=reply)
 
     def _get_alone(self, asked: Asked) -> None:
         """A Get without a transaction: a snapshot for it alone."""
@@ -281,7 +287,7 @@ class Requests(ABC):
         else:
             assert transaction.lease is not None
             if opening.rows and (few := self.store.few_rows(transaction.lease, schema, wanted)) is not None:
-                self._succeed(asked, transaction, page=self.translator.few_rows(schema, wanted.columns, few))
+                self._succeed(asked, transaction, page=self.translator.few_rows(schema, wanted.columns, *few))
                 return
             batches = self.store.scan(transaction.lease, schema, wanted)
         rows = min(opening.page_rows or limits.PAGE_ROWS, limits.PAGE_ROWS_MAX)
@@ -395,8 +401,9 @@ class Requests(ABC):
                 self.access.require(Access.WRITE, "committing under a token")
             if batch is not None:
                 self.access.require_all_rows("a batch token")
-            self._apply(asked, transaction)
             txn = self._writing(transaction)
+            txn.deferred = True  # no answer is due before the token has been looked up
+            self._apply(asked, transaction)
             if self.client.allowance.meters_writes:
                 self.client.check_writes()  # of many transactions that began together the first ones enter
                 self.client.take_writes(txn.brought, txn.nbytes)
@@ -445,15 +452,22 @@ class Requests(ABC):
             self._commit_in(self.sessions.full, [done], append)
 
     def _commit_together(self, commits: Sequence[Commit]) -> None:
-        """Large ones by a pool, and what has to wait for room by another one."""
+        """Large ones, and those of stages, which may wait for a feature (``kivi.log.features``), by a pool; and what
+        has to wait for room by another one."""
+        self._commit_unless_full(self._small_of(commits))
+
+    def _small_of(self, commits: Sequence[Commit]) -> list[Commit]:
+        """Those that are left to be entered; the others are with a pool."""
         self.sessions.commit_started(len(commits))
         small = list[Commit]()
         for commit in commits:
-            if commit.txn.operations > SLOW_OPERATIONS or commit.txn.in_columns or commit.txn.retracted:
+            txn = commit.txn
+            is_small = txn.operations <= SLOW_OPERATIONS and not (txn.in_columns or txn.retracted or txn.staged)
+            if not is_small or self.store.asks_others(txn):
                 self._commit_in(self.sessions.writes, [commit.done], self._commit_unless_full, [commit])
             else:
                 small.append(commit)
-        self._commit_unless_full(small)
+        return small
 
     def _commit_unless_full(self, commits: Sequence[Commit]) -> None:
         tells = [commit.done for commit in commits]

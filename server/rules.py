@@ -12,6 +12,7 @@ from kivi.wire.v1 import service_pb2 as pb
 
 if TYPE_CHECKING:
     from kivi_server.auth import Grant
+    from kivi_server.sessions import Sessions
 
     from kivi.store.facade import Store
 
@@ -22,11 +23,12 @@ class RuleCalls:
     """Of a service; each runs in a thread."""
 
     store: Store
+    sessions: Sessions
 
     def CreateRule(self, request: pb.CreateRuleRequest, grant: Grant) -> pb.CreateRuleResponse:
         rule = Rule.from_json(request.definition)
         grant.require(Access.ADMIN, "CreateRule", *rule.tables)
-        self.store.create_rule(rule, backfill=request.backfill)
+        self.sessions.alerts.create_rule(rule, backfill=request.backfill)
         return pb.CreateRuleResponse()
 
     def ListRules(self, _: pb.ListRulesRequest, grant: Grant) -> pb.ListRulesResponse:

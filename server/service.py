@@ -24,7 +24,7 @@ from kivi_server.session import Session
 from kivi_server.sessions import Sessions
 from kivi_server.subscriptions import Subscriptions
 
-from kivi.api.arguments import TailArguments
+from kivi.api.arguments import TailArguments, directory
 from kivi.arrow.dictionaries import compact, together
 from kivi.errors import InvalidArgument, Unavailable
 from kivi.model.levels import level_names
@@ -53,6 +53,9 @@ _NEEDS: Final = {
     "ClusterStatus": Access.READ,
     "MoveShards": Access.ADMIN,
     "CancelMove": Access.ADMIN,
+    "RebalanceShards": Access.ADMIN,
+    "ForgetNode": Access.ADMIN,
+    "VerifyCluster": Access.ADMIN,
     "ListBatchScopes": Access.READ,
     **alerting.NEEDS,
     **topics.NEEDS,
@@ -75,7 +78,16 @@ _NEEDS: Final = {
 Progress = Callable[[int, int], None]
 _MANY: Final = frozenset({"Exchange", "Subscribe"})  # streams of requests, which are counted one by one
 _WHOLE: Final = frozenset(
-    {"Consolidate", "Checkpoint", "Backup", "MoveShards", "CancelMove"}
+    {
+        "Consolidate",
+        "Checkpoint",
+        "Backup",
+        "MoveShards",
+        "CancelMove",
+        "RebalanceShards",
+        "ForgetNode",
+        "VerifyCluster",
+    }
 )  # not for tokens of some tables
 _PROGRESS_S: Final = 0.1
 """How often a client that creates an aggregate hears how far that is."""
@@ -286,8 +298,8 @@ class Service(RuleCalls, alerting.AlertCalls, topics.TopicCalls):
         self.store.drop(request.name)
         return pb.DropTableResponse()
 
-    def _reach(self, request: pb.ListTablesRequest | pb.DescribeRequest) -> None:
-        """Waits until the catalog is as new as is asked for: a table may have been made at another node."""
+    def _reach(self, request: pb.ListTablesRequest | pb.DescribeRequest | pb.WatermarkRequest) -> None:
+        """Waits until this node is as new as is asked for: a table may have been made at another one."""
         if request.fresh or request.min_snapshot:
             with self.store.snapshots.opened(min_snapshot=request.min_snapshot or None, fresh=request.fresh):
                 pass
@@ -343,6 +355,7 @@ class Service(RuleCalls, alerting.AlertCalls, topics.TopicCalls):
         )
 
     def Watermark(self, request: pb.WatermarkRequest, _: Grant) -> pb.WatermarkResponse:
+        self._reach(request)
         return pb.WatermarkResponse(watermark=self.store.watermark())
 
     def Consolidate(self, request: pb.ConsolidateRequest, _: Grant) -> pb.ConsolidateResponse:
@@ -359,20 +372,30 @@ class Service(RuleCalls, alerting.AlertCalls, topics.TopicCalls):
         move = self.store.move_shards(request.shards, request.to, request.source or None, copy=request.copy)
         return pb.MoveShardsResponse(move=move)
 
+    def RebalanceShards(self, request: pb.RebalanceShardsRequest, _: Grant) -> pb.RebalanceShardsResponse:
+        keep = list(request.keep) if request.keeps else None
+        moves = self.store.rebalance_shards(
+            request.copies or None, list(request.away_from), keep, dry_run=request.dry_run
+        )
+        return pb.RebalanceShardsResponse(moves=[pb.PlannedMove(**move) for move in moves])
+
     def CancelMove(self, request: pb.CancelMoveRequest, _: Grant) -> pb.CancelMoveResponse:
         self.store.cancel_move(request.move)
         return pb.CancelMoveResponse()
 
+    def ForgetNode(self, request: pb.ForgetNodeRequest, _: Grant) -> pb.ForgetNodeResponse:
+        self.store.forget_node(request.node)
+        return pb.ForgetNodeResponse()
+
+    def VerifyCluster(self, request: pb.VerifyClusterRequest, _: Grant) -> pb.VerifyClusterResponse:
+        return pb.VerifyClusterResponse(ts=self.store.verify_cluster())
+
     def Checkpoint(self, request: pb.CheckpointRequest, _: Grant) -> pb.CheckpointResponse:
-        if not request.path:
-            raise InvalidArgument("a checkpoint needs the path of a directory that does not exist yet")
-        self.store.checkpoint(request.path)
+        self.store.checkpoint(directory(request.path))
         return pb.CheckpointResponse()
 
     def Backup(self, request: pb.BackupRequest, _: Grant) -> pb.BackupResponse:
-        if not request.repository:
-            raise InvalidArgument("a backup needs the path of a directory for backups")
-        return pb.BackupResponse(**self.store.backup(request.repository, request.keep or None))
+        return pb.BackupResponse(**self.store.backup(directory(request.repository), request.keep or None))
 
 
 async def _write(context: Context, message: bytes) -> None:

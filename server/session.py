@@ -7,12 +7,14 @@
     take all of out <---- replies ----------------------------- replies, commit outcomes
     write frame
 
-*Order.* A session's requests are begun by the event loop, in order and in turns with other sessions
-(``kivi_server.scheduler``). A request that may take long goes to a pool and marks its transaction busy; what follows in
-that transaction waits behind it, and other transactions pass. There is a pool each for reads, for writes, for commits
-that wait for room in pending and for outcomes, so that none of these holds up another; a snapshot that is to come is
-waited for by no thread of these (``kivi_server.waiting``). The next page of a scan may be read ahead, and only who asks
-for it waits for it (``kivi_server.pages``). A commit is answered whenever the log says so.
+*Order.* A session's requests are begun by the event loop, in turns with other sessions (``kivi_server.scheduler``), and
+those of a transaction in their order. Commits pass reads of other transactions, to be prepared and entered together:
+nobody has been answered, so nobody knows which came first. A request that may take long goes to a pool and marks its
+transaction busy; what follows in that transaction waits behind it, and other transactions pass. There is a pool each
+for reads, for writes, for commits that wait for room in pending and for outcomes, so that none of these holds up
+another; a snapshot that is to come is waited for by no thread of these (``kivi_server.waiting``). The next page of a
+scan may be read ahead, and only who asks for it waits for it (``kivi_server.pages``). A commit is answered whenever the
+log says so.
 
 *Gathering.* Whoever has a reply encodes it and appends the bytes to ``out``; the first one wakes the
 event loop, and the writer takes everything that is there when it comes to it. Encoded frames can be
@@ -80,6 +82,9 @@ _PATIENCE_S: Final = 10.0  # of a request that says nothing of it
 _READS: Final = frozenset({"get", "scan_open", "scan_next", "sql", "retract"})
 """What counts as query time."""
 _GROUP: Final = 256  # reads or commits that are done together
+_COMMITS: Final = frozenset({"commit", "commit_each"})
+_GROUPED: Final = frozenset({"get", "apply"})
+"""Reads that ``ReadGroups`` takes."""
 
 
 class Session(Requests):
@@ -87,7 +92,7 @@ class Session(Requests):
 
     def __init__(self, sessions: Sessions, access: Grant, client: Client, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(sessions, access, client)
-        self.reads = ReadGroups(self.translator)
+        self.reads = ReadGroups(self.translator, sessions.row_sizes)
         self.out: deque[tuple[Packet, int]] = deque()  # and how many answers are in each
         self.writing = False
         self.write_began = 0.0
@@ -147,7 +152,7 @@ class Session(Requests):
     async def _receive(self, data: bytes) -> None:
         """A frame's requests into the inbox. A session whose frame is beyond a limit ends."""
         try:
-            if header_bytes(data) > _SLOW_BYTES:
+            if len(data) > _SLOW_BYTES and header_bytes(data) > _SLOW_BYTES:
                 requests = await self._loop.run_in_executor(self.sessions.reads, parsed, data)
             else:
                 requests = parsed(data)
@@ -187,12 +192,12 @@ class Session(Requests):
                     self._inbox.append(asked)
         else:
             self._inbox.extend(requests)
-        self._want_turn()
+        self._want_turn(at_once=bool(self._inbox) and self._inbox[0].request.WhichOneof("body") not in _COMMITS)
 
-    def _want_turn(self) -> None:
+    def _want_turn(self, *, at_once: bool = False) -> None:
         if not self._scheduled:
             self._scheduled = True
-            self._scheduler.add(self)
+            self._scheduler.add(self, at_once=at_once)
 
     def go_on(self, until: float) -> bool:
         """Runs what is in the inbox until that time. False: it is all done, or waits for room for the replies."""
@@ -207,9 +212,10 @@ class Session(Requests):
                 self._paused = True  # the writer finds room, and wants a turn then
                 break
             request = inbox[0].request
-            if request.HasField("commit_each") or (request.HasField("commit") and not request.txn):
+            body = request.WhichOneof("body")
+            if body in _COMMITS:
                 self._commit_group()
-            elif request.HasField("release") or not self._read_group():
+            elif body not in _GROUPED or not self._read_group():
                 self._dispatch(inbox.popleft())
         if not inbox:
             self._bytes_in = 0
@@ -246,13 +252,13 @@ class Session(Requests):
                 self._answered += answers
                 with self._out_lock:
                     self._out_bytes -= size
-                    has_room = self._out_bytes < limits.QUEUED_BYTES_MAX // 2
-                    undrained, self._undrained = (self._undrained, []) if has_room else ([], self._undrained)
-                    if resumes := self._paused and has_room:
-                        self._paused = False
+                    undrained: list[Transaction] = []
+                    if self._out_bytes < limits.QUEUED_BYTES_MAX // 2:
+                        undrained, self._undrained = self._undrained, undrained
                 for transaction in undrained:
                     self.sessions.reads.submit(self._drain, transaction)
-                if resumes:
+                if self._paused and self._out_bytes < limits.QUEUED_BYTES_MAX // 2:
+                    self._paused = False
                     self._want_turn()
                 self.sessions.frames_out += 1
 
@@ -316,26 +322,41 @@ class Session(Requests):
     # -- what is asked for ----------------------------------------------------------------------
 
     def _commit_group(self) -> None:
-        """Commits what is at the head of the inbox and has no transaction: what can, together."""
+        """Commits what is at the head of the inbox, and together with it what can join it."""
         inbox = self._inbox
         if inbox[0].request.HasField("commit_each"):
+            self._scheduler.enter()
             asked = inbox.popleft()
             commits = self.translator.commits.each(asked, self._may_write)
             self._split(asked) if commits is None else self._dispatch_each(self._write(commits))
             return
-        several: list[Asked] = []
-        while inbox and len(several) < _GROUP and self._may_join(inbox[0]):
-            several.append(inbox.popleft())
+        several, passed, numbers = list[Asked](), list[Asked](), set[int]()
+        while inbox and len(several) + len(passed) < _GROUP:
+            request = inbox[0].request
+            if request.txn not in numbers and self._may_join(inbox[0]):
+                several.append(inbox.popleft())
+            elif several and request.WhichOneof("body") in _GROUPED:
+                passed.append(inbox.popleft())
+            else:
+                break
+            if request.txn:
+                numbers.add(request.txn)
+        inbox.extendleft(reversed(passed))
         if several:
             self._commit_several(several)
         else:
+            self._scheduler.enter()
             self._dispatch(inbox.popleft())
 
     def _may_join(self, asked: Asked) -> bool:
-        """Whether it is any small transaction in one step: one that appends an event, say."""
+        """Whether it is the commit of any small transaction: of one in one step that appends an event, say."""
         request = asked.request
-        if request.txn or not request.id or not request.HasField("commit") or request.HasField("first"):
+        if not request.id or not request.HasField("commit") or request.HasField("first"):
             return False
+        if request.txn:
+            transaction = self.txns.get(request.txn)
+            if transaction is None or transaction.busy or transaction.failed is not None:
+                return False
         operations = request.operations
         each = len(operations) > 0 and operations[0].kind == session_pb2.Operation.KIND_APPEND_EACH
         return not each and not asked.is_late() and self._pool(asked) is None
@@ -343,12 +364,14 @@ class Session(Requests):
     def _commit_several(self, several: Sequence[Asked]) -> None:
         commits = list[Commit]()
         for asked in several:
+            transaction = self.txns.get(asked.request.txn)
             try:
-                if (commit := self._prepared(asked, None)) is not None:
+                if (commit := self._prepared(asked, transaction)) is not None:
                     commits.append(commit)
             except BaseException as error:
-                self._refuse(asked, None, error)
-        self._commit_together(commits)
+                self._refuse(asked, transaction, error)
+        if small := self._small_of(commits):
+            self._scheduler.gather(small, self._commit_unless_full)
 
     def _split(self, asked: Asked) -> None:
         """A CommitEach with more than deltas and puts: its transactions come one by one, before all that is behind."""
@@ -376,32 +399,31 @@ class Session(Requests):
 
     def _read_group(self) -> bool:
         """Answers the reads at the head of the inbox together; False: the first is read by itself."""
-        if self.sessions.stopping or self.client.allowance.snapshots is not None or not self._scheduler.is_quick():
-            return False
-        if self.access.tenant is not None or self.client.allowance.query is not None:
-            return False
         inbox = self._inbox
+        if not self._begins_alike() or self.client.allowance.query is not None or not self._scheduler.is_quick():
+            return False
         wanted: list[Read] = []
         begun: dict[int, Transaction] = {}
         alone = Transaction(0)
+        room = limits.SESSION_TRANSACTIONS_MAX - len(self.txns)
         while inbox and len(wanted) < _GROUP:
             asked = inbox[0]
             request = asked.request
-            if request.HasField("release") and wanted:
-                numbers = {each.asked.request.txn for each in wanted}
-                if numbers.isdisjoint((request.txn, *request.release.txns)):
+            body, number = request.WhichOneof("body"), request.txn
+            if body == "release":
+                if {each.asked.request.txn for each in wanted}.isdisjoint((number, *request.release.txns)):
                     self._dispatch(inbox.popleft())
                     continue
                 break
-            if request.txn in begun or len(self.txns) + len(begun) >= limits.SESSION_TRANSACTIONS_MAX:
+            if body not in _GROUPED or number in begun or len(begun) >= room:
                 break
-            if self.access.tables and request.HasField("get") and not self.access.allows(request.get.table):
+            if self.access.tables and body == "get" and not self.access.allows(request.get.table):
                 break
-            read = self.reads.read(asked, self.txns.get(request.txn), alone)
+            read = self.reads.read(asked, body == "get", self.txns.get(number), alone)
             if read is None:
                 break
-            if read.begins and request.txn:
-                begun[request.txn] = read.transaction
+            if read.begins and number:
+                begun[number] = read.transaction
             wanted.append(read)
             inbox.popleft()
         if not wanted:
@@ -423,6 +445,10 @@ class Session(Requests):
             self._reply(response, count)
         self.sessions.calls.ended("Session/get", time.monotonic() - wanted[0].asked.received, count=len(wanted))
         return True
+
+    def _begins_alike(self) -> bool:
+        """Whether a snapshot begins here without a look at who asks for it."""
+        return not self.sessions.stopping and self.client.allowance.snapshots is None and self.access.tenant is None
 
     def _write(self, commits: Commits) -> Sequence[Asked]:
         """Transactions of deltas and puts, together.
@@ -481,7 +507,7 @@ class Session(Requests):
                     return
         body = request.WhichOneof("body")
         if body == "begin":
-            transaction = Transaction(number)
+            transaction = Transaction(number, deferred=request.begin.deferred)
             if (count := len(self.txns) + 1) > limits.SESSION_TRANSACTIONS_MAX:
                 most = limits.SESSION_TRANSACTIONS_MAX
                 transaction.failed = limits.exceeded("session_transactions_max", most, count, "open transactions")
@@ -526,6 +552,14 @@ class Session(Requests):
         """Where a request runs, or waits, that may take long; None for what is over in no time."""
         pools, request = self.sessions, asked.request
         match request.WhichOneof("body"):
+            case "scan_open":
+                spec = request.scan_open.spec
+                if spec.HasField("question") or spec.HasField("match") or spec.order_by:
+                    return pools.questions
+                others = ("where", "changes", "rollup")
+                few = 0 < spec.limit + spec.offset <= _FEW_ROWS and not any(map(spec.HasField, others))
+                if not (few and self._is_little(spec.table, spec.limit)):
+                    return pools.reads
             case "begin" if not pools.stopping and request.begin.min_snapshot > self.store.watermark():
                 return pools.waiting
             case "begin" if request.begin.HasField("as_of_us"):  # reads what commit times there were
@@ -550,14 +584,6 @@ class Session(Requests):
                 return None
             case "scan_next":
                 return pages.pool if (pages := self._pages(request)) is not None else pools.scans
-            case "scan_open":
-                spec = request.scan_open.spec
-                if spec.HasField("question") or spec.HasField("match") or spec.order_by:
-                    return pools.questions
-                others = ("where", "changes", "rollup")
-                few = 0 < spec.limit + spec.offset <= _FEW_ROWS and not any(map(spec.HasField, others))
-                if not (few and self._is_little(spec.table, spec.limit)):
-                    return pools.reads
         operations = request.operations
         if operations and (
             len(operations) > SLOW_OPERATIONS

@@ -17,6 +17,7 @@ from kivi_server import limits
 from kivi_server.auth import Allowance, Grant, Tokens
 from kivi_server.calls import Calls
 from kivi_server.clients import Client, Clients
+from kivi_server.row_sizes import RowSizes
 from kivi_server.scheduler import Scheduler
 from kivi_server.sql.workers import Workers
 from kivi_server.translate import Translator
@@ -63,6 +64,7 @@ class Sessions:
         self.store = store
         self.clients = Clients(allowance or Allowance())
         self.translator = Translator(store)
+        self.row_sizes = RowSizes()
         self.hub = Hub(store)
         self.alerts = Alerts(store)
         self.subscriptions_beside: Callable[[], int] | None = None
@@ -163,6 +165,8 @@ class Sessions:
         return {
             "server_sessions": len(self.live),
             "subscriptions": self.hub.count,
+            "subscription_windows": self.hub.windows,
+            "subscription_renewals": self.hub.renewals,
             "subscription_updates": self.hub.told,
             "subscription_ticks": self.hub.ticks,
             "subscription_tick_s": self.hub.tick_s,

@@ -48,6 +48,7 @@ _BEGIN_TOGETHER: Final = 4
 """Of one stream; each is read by a thread that others want, too."""
 _MESSAGE_BYTES: Final = 256 << 10
 _MESSAGE_PARTS: Final = 64
+_TURN_S: Final = 0.002
 """What the event loop encodes before it looks after other calls."""
 _PART_BYTES_MAX: Final = limits.MESSAGE_BYTES_MAX - _MESSAGE_BYTES
 _CALL: Final = "Subscribe/begin"
@@ -65,6 +66,8 @@ class _Subscription:
     live: Live | None = None
     counted: bool = False
     """Among those of its client."""
+    known: int = 0
+    """So many columns of the table its client knows, and is told if there are others; 0: it wants certain ones."""
 
 
 class Subscriptions:
@@ -126,7 +129,9 @@ class Subscriptions:
         for each in wanted:
             if each.number in self._held:
                 raise InvalidArgument(f"subscription {each.number} is there already: choose another number")
-            one = self._held[each.number] = _Subscription(each.number, each.room, each.spec.table)
+            one = self._held[each.number] = _Subscription(
+                each.number, each.room, each.spec.table, known=each.all_columns_of
+            )
             if len(self._held) > LIVES_MAX or len(self._waiting) > LIVES_MAX:
                 raise limits.exceeded("live_subscriptions_max", LIVES_MAX, LIVES_MAX + 1, "subscriptions of a stream")
             if refused is not None:
@@ -261,6 +266,9 @@ class Subscriptions:
                 yield _of(one, accepted=True)
                 return
             self._require(one.table)
+            if one.known and (outputs := live_queries.outputs_of(said)) not in (0, one.known):
+                one.known = outputs
+                yield _of(one, altered=live_queries.definition(said), more=True)
             for part in live_queries.encoded(one.number, one.live, said):
                 if len(part) > _PART_BYTES_MAX:  # it would end the stream, and with it all the others
                     raise limits.exceeded("message_bytes_max", _PART_BYTES_MAX, len(part), "bytes of one row")
@@ -280,12 +288,12 @@ def _of(one: _Subscription, **said: Any) -> bytes:
 
 
 def _joined(parts: Iterator[bytes]) -> bytes:
-    """As one message, some of them; empty at their end."""
+    """As one message, some of them; empty at their end. They are made as they are taken, while others wait."""
     taken: list[bytes] = []
-    size = 0
+    size, until = 0, time.monotonic() + _TURN_S
     for part in parts:
         taken.append(part)
         size += len(part)
-        if size >= _MESSAGE_BYTES or len(taken) >= _MESSAGE_PARTS:
+        if size >= _MESSAGE_BYTES or len(taken) >= _MESSAGE_PARTS or time.monotonic() >= until:
             break
     return b"".join(taken)

@@ -6,10 +6,10 @@ from kivi_server.auth import Access, Grant
 from kivi_server.sessions import Sessions
 from kivi_server.translate import Translator
 
-from kivi.api.arguments import check_names
-from kivi.api.topics import check_subscriptions
+from kivi.api.topics import check_subscriptions, names_in_columns, takes_texts, with_texts
 from kivi.errors import InvalidArgument
 from kivi.live.durable import Wanted
+from kivi.model.expressions import Expr
 from kivi.wire.v1 import topics_pb2 as pb
 
 __all__ = ["NEEDS", "TopicCalls"]
@@ -29,15 +29,17 @@ class TopicCalls:
         check_subscriptions(len(request.names))
         if not len(request.users) == len(request.names) == len(request.at) or request.ttl_us <= 0:
             raise InvalidArgument("each subscription has a user, a name and a predicate, and lasts for some time")
-        if any(at >= len(request.wheres) for at in request.at):
-            raise InvalidArgument("a subscription asks for a predicate that was not sent")
-        for user, name in zip(request.users, request.names, strict=True):
-            check_names(user, name)
+        users, names = names_in_columns(request.users, request.names)
         schema = self.sessions.store.table(request.table)
-        wheres = [
-            self.translator.where(schema, asked.where) if asked.HasField("where") else None for asked in request.wheres
-        ]
-        wanted = Wanted(request.users, request.names, wheres, request.at, request.ttl_us, request.since)
+        wheres: list[Expr | None] = []
+        for asked in request.wheres:
+            where = self.translator.where(schema, asked.where) if asked.HasField("where") else None
+            if asked.texts and (where is None or not takes_texts(where)):
+                raise InvalidArgument("texts are in the place of that of a predicate that says one of one column")
+            wheres += [None] if where is None else with_texts(where, asked.texts)
+        if max(request.at, default=-1) >= len(wheres):
+            raise InvalidArgument("a subscription asks for a predicate that was not sent")
+        wanted = Wanted(users, names, wheres, request.at, request.ttl_us, request.since)
         return pb.StoreSubscriptionsResponse(commit_ts=self.sessions.hub.durable.store(schema, wanted))
 
     def Reached(self, request: pb.ReachedRequest, _: Grant) -> pb.ReachedResponse:

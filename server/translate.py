@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 from kivi_server import limits
+from kivi_server.asked import LITTLE_BYTES
 from kivi_server.commits import CommitReader
 from kivi_server.pages import Page, followed
 from kivi_server.row_groups import encoded
@@ -52,7 +53,6 @@ _PYTHON: Final[dict[str, type]] = {
     "bytes": bytes,
 }
 _TIME: Final = ColumnType("timestamp")
-_LITTLE_BYTES: Final = 4 << 10  # a stream of one event is most of all its schema
 
 
 def _changes(sent: types_pb2.Changes) -> Changes:
@@ -193,7 +193,7 @@ class Translator:
             raise InvalidArgument(f"{schema.name!r} is not an event table")
         batch = table_batch(schema, self.decoded(data), validated=True)
         kept = memoryview(memoryview(data).obj).nbytes
-        if kept <= max(_LITTLE_BYTES, KEPT_MAX * batch.nbytes):
+        if kept <= max(LITTLE_BYTES, KEPT_MAX * batch.nbytes):
             return batch
         with pa.ipc.open_stream(encode_ipc(batch)) as reader:
             return reader.read_next_batch()
@@ -221,13 +221,13 @@ class Translator:
         return reply
 
     def few_rows(
-        self, schema: TableSchema, columns: Sequence[str] | None, rows: Sequence[Sequence[Any]]
+        self, schema: TableSchema, columns: Sequence[str] | None, rows: int, values: Sequence[Sequence[Any]]
     ) -> session_pb2.ScanPage:
-        """A scan's only page."""
+        """A scan's only page, of so many rows."""
         names = schema.output_names if columns is None else columns
-        page = session_pb2.ScanPage(rows_in_columns=len(rows))
+        page = session_pb2.ScanPage(rows_in_columns=rows)
         if rows:
-            column_writer(schema, names)(page.columns, zip(*rows, strict=True))
+            column_writer(schema, names)(page.columns, values)
         return page
 
     def where(self, schema: TableSchema, expr: types_pb2.Expr) -> Expr:
@@ -263,7 +263,7 @@ class Translator:
             rollup=from_rollup(schema, spec.rollup) if spec.HasField("rollup") else None,
             question=self._question(schema, spec),
             match=from_match(schema, spec.match, self._value) if spec.HasField("match") else None,
-            order=order_of(spec.order_by, seen.output_type),
+            order=order_of(spec.order_by, seen.output_type) if spec.order_by else (),
             offset=spec.offset,
             any_order=spec.any_order,
         )

@@ -69,18 +69,8 @@ def until(browser: Any, condition: Callable[[], Any]) -> Any:
     return wait_until(condition, reason=lambda: f"the page does not show it: {shown(browser, 'body')}", pause_s=0.05)
 
 
-def cells(browser: Any, selector: str) -> list[str]:
-    return list(
-        drawn(browser, "[...document.querySelectorAll(`${selector} td`)].map(cell => cell.innerText.trim())", selector)
-    )
-
-
-def press(browser: Any, key: str, held: str | None = None) -> None:
+def press(browser: Any, key: str) -> None:
     """To whatever has the focus, as a person would."""
     from selenium.webdriver.common.action_chains import ActionChains
 
-    chain = ActionChains(browser)
-    if held is None:
-        chain.send_keys(key).perform()
-    else:
-        chain.key_down(held).send_keys(key).key_up(held).perform()
+    ActionChains(browser).send_keys(key).perform()

@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Final
 import hypothesis
 import pytest
 
+from tests.spark.flags import JAVA_FLAGS
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -39,13 +41,24 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 # The model's world compares as tests do: what it asserts says what was seen and what was expected.
 pytest.register_assert_rewrite("tests.mvcc.world")
 
-# Machines differ and are shared: a slow example is no failure, a stuck test meets pytest's timeout.
-hypothesis.settings.register_profile("kivi", deadline=None, print_blob=True)
+# How many examples a property is tried with is said here, and by no test: some each time, very many by night
+# (``make properties``). Fifty find every planted bug that a property has to find. Machines differ and are shared: a
+# slow example is no failure, a stuck test meets pytest's timeout.
+hypothesis.settings.register_profile("kivi", max_examples=50, deadline=None, print_blob=True)
+hypothesis.settings.register_profile("nightly", hypothesis.settings.get_profile("kivi"), max_examples=1_000)
 hypothesis.settings.load_profile("kivi")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of what a shell starts in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+
+HERE: Final = Path(__file__).parent
+
+# Of Spark, wherever a test starts it: Java with one compiler, and Python processes that find PySpark compiled.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", JAVA_FLAGS)
+_paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+if str(HERE / "spark" / "unpacked") not in _paths:
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE / "spark" / "unpacked"), *_paths])
 
 MEMORY: Final = Path("/dev/shm")
 MEMORY_BYTES_MIN: Final = 4 << 30
@@ -114,23 +127,44 @@ def require(program: str) -> str:
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """In several processes a file's tests stay together, and those that share a Spark session are in one of them: it
-    has a Java process, of half a gigabyte and some hundred threads, that takes long to get under way."""
+    has a Java process, of half a gigabyte and some hundred threads, that takes long to get under way, so they are
+    stories. Stories are long: they stay together only where their file has something for several tests, such as a wheel
+    that is built once."""
     group = item.nodeid.partition("::")[0]
     if "spark" in getattr(item, "fixturenames", ()):
         group = "spark"
+        item.add_marker(pytest.mark.story)
+    elif item.get_closest_marker("story") and not _shares(item, group):
+        group = item.nodeid
     item.add_marker(pytest.mark.xdist_group(group))
 
 
+def _shares(item: pytest.Item, file: str) -> bool:
+    found = item._fixtureinfo.name2fixturedefs.values() if isinstance(item, pytest.Function) else ()
+    return any(each.baseid == file and each.scope != "function" for defined in found for each in defined)
+
+
+def _takes(item: pytest.Item) -> float:
+    """Of a story, the seconds that it may take at most."""
+    told = item.get_closest_marker("timeout") if item.get_closest_marker("story") else None
+    return float(told.args[0]) if told else 0.0
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that need Spark come first: their group is the longest, and would be alone at the end."""
+    """Files that need Spark come first, since their group is the longest and would be alone at the end; then stories
+    by how long they may take; then the files of this folder, since some are long and would be the last."""
     first = {item.path for item in items if "spark" in getattr(item, "fixturenames", ())}
-    items.sort(key=lambda item: item.path not in first)
+    items.sort(key=lambda item: (item.path not in first, -_takes(item), item.path.parent != HERE))
+
+
+gc.disable()  # while modules are loaded and tests collected, all of which stays
 
 
 def pytest_collection_finish() -> None:
     """Thousands of tests and all their modules stay to the end: no garbage collection looks at them again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(name="require")

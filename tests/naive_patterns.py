@@ -5,6 +5,7 @@ And random patterns over events with the columns ``COLUMNS``, each definition be
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import functools
 import random
@@ -81,6 +82,8 @@ def _less(a: Any, b: Any, by: float | None = None) -> bool:
     return a is not None and b is not None and (a < b if by is None else a + by <= b)
 
 
+RARE = 9
+"""An ``x`` that few events have."""
 Definition = tuple[Any, Callable[[Rows, int], bool]]
 DEFINITIONS: list[Definition] = [
     (col("x") > 2, lambda rows, i: _less(2, rows[i]["x"])),
@@ -92,6 +95,22 @@ DEFINITIONS: list[Definition] = [
     (prev("ts").is_null() | (col("f") < 0.5), lambda rows, i: i == 0 or _less(rows[i]["f"], 0.5)),
     (~(col("x") == 1) & ~col("x").is_null(), lambda rows, i: rows[i]["x"] not in (1, None)),
     (col("x").isin([1, 3, 4]), lambda rows, i: rows[i]["x"] in (1, 3, 4)),
+    (col("x") == RARE, lambda rows, i: rows[i]["x"] == RARE),
+    ((col("x") == RARE) | (col("f") > 2), lambda rows, i: rows[i]["x"] == RARE or _less(2, rows[i]["f"])),
+    (col("x") > prev("x", 3), lambda rows, i: _less(_at(rows, i, "x", -3), rows[i]["x"])),
+    (kivi.next("f", 2) >= col("f"), lambda rows, i: _less(rows[i]["f"], _at(rows, i, "f", 2), 0)),
+    (
+        (prev("x") > col("x")) & (kivi.next("x") > col("x")),
+        lambda rows, i: all(_less(rows[i]["x"], _at(rows, i, "x", by)) for by in (-1, 1)),
+    ),
+    (~(prev("x") == 1), lambda rows, i: _at(rows, i, "x", -1) not in (1, None)),
+    (~prev("f", 2).is_null(), lambda rows, i: _at(rows, i, "f", -2) is not None),
+    (col("price") > prev("price"), lambda rows, i: _less(_at(rows, i, "price", -1), rows[i]["price"])),
+    (
+        col("app") == prev("app"),
+        lambda rows, i: rows[i]["app"] is not None and rows[i]["app"] == _at(rows, i, "app", -1),
+    ),
+    (col("x") * 2**62 > 0, lambda rows, i: rows[i]["x"] == 1),  # beyond that it is out of range
 ]
 
 MEASURES: dict[str, tuple[Callable[[Any], Any], str, Callable[[list[Any]], Any]]] = {
@@ -133,7 +152,7 @@ class Case:
                 symbol = self.rng.choice(["", *used])
                 measures[name] = call(f"{symbol}.{column}" if symbol else column)
                 self.measured[name] = (symbol, column, meaning)
-            partition_by = self.rng.choice([(), ("app",), ("host", "app")])
+            partition_by = self.rng.choice([(), ("app",), ("host",), ("host", "app")])
             to_symbols = [f"{to} {name}" for to in ("to_first", "to_last") for name in used]
             define = {name: definition for name, (definition, _) in self.defined.items() if name in used}
             try:
@@ -153,7 +172,10 @@ class Case:
                 item += rng.choice(["*", "+", "?", "{2}", "{1,2}", "{,2}", "{2,}"]) + rng.choice(["", "", "?"])
             items.append(item)
         text = " ".join(items)
-        return f"{text} | {rng.choice(names)}" if rng.random() < 0.2 else text
+        if rng.random() < 0.75:
+            return text
+        other = rng.choice(names) if depth == 0 or rng.random() < 0.5 else self._text(names, depth - 1)
+        return " | ".join(rng.sample([text, other], 2))
 
     def answer(self, events: Rows) -> list[Row]:
         """Of events in the total order of their commits."""
@@ -200,12 +222,27 @@ class Case:
                     begin = end - 1 - symbols[::-1].index(skip.symbol)
 
 
-def event(rng: random.Random, moment: int) -> Row:
-    def maybe(value: Any) -> Any:
-        return None if rng.random() < 0.1 else value
+@dataclasses.dataclass(frozen=True)
+class Stream:
+    """What events are like: of how many hosts, and which part of them is rare."""
 
-    return {
-        "app": maybe(rng.choice(["shop", "", "a\0b"])), "host": rng.randrange(2), "ts": moment,
-        "x": maybe(rng.randrange(5)), "f": maybe(rng.choice([-1.5, 0.0, 0.25, 3.0])),
-        "price": maybe(Decimal(rng.randrange(10_000)).scaleb(-2)),
-    }  # fmt: skip
+    hosts: int = 2
+    rare: float = 0.0
+
+    @classmethod
+    def of(cls, rng: random.Random) -> Stream:
+        return cls(rng.choice([1, 2, 5, 60]), rng.choice([0, 0.02, 0.2]))
+
+    def event(self, rng: random.Random, moment: int) -> Row:
+        def maybe(value: Any) -> Any:
+            return None if rng.random() < 0.1 else value
+
+        return {
+            "app": maybe(rng.choice(["shop", "", "a\0b"])), "host": rng.randrange(self.hosts), "ts": moment,
+            "x": RARE if rng.random() < self.rare else maybe(rng.randrange(5)),
+            "f": maybe(rng.choice([-1.5, 0.0, 0.25, 3.0])),
+            "price": maybe(Decimal(rng.randrange(10_000)).scaleb(-2)),
+        }  # fmt: skip
+
+
+event = Stream().event

@@ -187,6 +187,8 @@ class Read:
     only: tuple[str, Any] | None = None
     is_any_order: bool = False
     """Of events: those of one commit may be in another order."""
+    columns: frozenset[str] | None = None
+    """Of an aggregate to which measures are added: the columns that it had then. None: all of them."""
 
 
 @dataclass(frozen=True)
@@ -543,9 +545,14 @@ class Replay:
             return TWICE if len(under) > 1 else under[0] if under else None
         if read.key is not None:
             found = rows[read.table].get(read.key)
-            return None if found is None else {**dict(zip(spec.key, read.key, strict=True)), **_shown(found)}
+            return None if found is None else _named(spec, read, read.key, found)
         held = rows[read.table]
-        return [{**dict(zip(spec.key, key, strict=True)), **_shown(held[key])} for key in sorted(held)]
+        return [_named(spec, read, key, held[key]) for key in sorted(held)]
+
+
+def _named(spec: RowTable | Aggregate, read: Read, key: Key, row: Row) -> Row:
+    whole = {**dict(zip(spec.key, key, strict=True)), **_shown(row)}
+    return whole if read.columns is None else {name: whole[name] for name in whole if name in read.columns}
 
 
 def _shown(row: Row) -> Row:

@@ -1,5 +1,7 @@
 """A real server in its own process, on loopback, for tests: start, stop, kill, restart.
 
+It is a fork that has its imports done (``tests.forkserver``), unless it has a command or an environment of its own.
+
 ::
 
     with ServerProcess(tmp_path / "data") as server:
@@ -17,12 +19,12 @@ import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import kivi
+from tests.forkserver import ROOT, Forked
 
-ROOT = Path(__file__).resolve().parent.parent
+__all__ = ["ROOT", "EndedError", "ServerProcess"]
 
 
 class EndedError(RuntimeError):
@@ -32,6 +34,8 @@ class EndedError(RuntimeError):
 class ServerProcess:
     """``kivi serve`` on a directory; the port is picked at the first start and kept."""
 
+    may_fork: ClassVar[bool] = hasattr(os, "pidfd_open")
+
     def __init__(self, data: str | os.PathLike[str], *arguments: str, host: str = "localhost") -> None:
         self.data = os.fspath(data)
         self.arguments = list(arguments)
@@ -39,13 +43,23 @@ class ServerProcess:
         self.command = [sys.executable, "-m", "kivi_server"]
         self.environment: dict[str, str] = {}
         self.port = 0
-        self.process: subprocess.Popen[str] | None = None
+        self.process: subprocess.Popen[str] | Forked | None = None
         self.output: list[str] = []
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
     @property
+    def is_forked(self) -> bool:
+        """As a module of this Python is, with nothing of its own that a program looks for as it starts."""
+        return self.may_fork and self.command[:2] == [sys.executable, "-m"] and not self.environment
+
+    @property
     def endpoint(self) -> str:
         return f"{self.host}:{self.port}"
+
+    @property
+    def http(self) -> str:
+        """The address of its listener for HTTP (``--http``)."""
+        return next(line for line in reversed(self.output) if line.startswith("http on ")).split()[-1]
 
     @property
     def pid(self) -> int:
@@ -58,14 +72,13 @@ class ServerProcess:
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", **self.environment}
         self._lines = queue.SimpleQueue()
         before = len(self.output)
-        self.process = subprocess.Popen(
-            [*self.command, "--data", self.data, "--listen", f"{self.host}:{self.port}", *self.arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            cwd=ROOT,
-            env=environment,
-        )
+        command = [*self.command, "--data", self.data, "--listen", f"{self.host}:{self.port}", *self.arguments]
+        if self.is_forked:
+            self.process = Forked(command[2], command[3:], environment)
+        else:
+            self.process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, env=environment
+            )
         threading.Thread(target=self._read, args=(self.process, self._lines), daemon=True).start()
         while True:
             try:
@@ -80,7 +93,7 @@ class ServerProcess:
                 self.port = int(line.rpartition(":")[2])
                 return self
 
-    def _read(self, process: subprocess.Popen[str], lines: queue.SimpleQueue[str | None]) -> None:
+    def _read(self, process: subprocess.Popen[str] | Forked, lines: queue.SimpleQueue[str | None]) -> None:
         assert process.stdout is not None
         with process.stdout:
             for line in process.stdout:

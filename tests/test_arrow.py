@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from kivi.arrow.columns import arrow_schema, arrow_type, literal, rows_batch, rows_from_batch, stored_rows
 from kivi.arrow.ipc import decode_ipc, encode_ipc
-from kivi.arrow.predicates import filter_batch
+from kivi.arrow.predicates import filter_batch, true_places
 from kivi.arrow.records import event_batch
 from kivi.errors import InvalidArgument, OutOfRange, ResourceExhausted, SchemaError
 from kivi.model.declarations import aggregate_schema, event_table_schema, row_table_schema
@@ -552,3 +552,9 @@ def test_damaged_streams_raise_typed_errors(data):
     except (InvalidArgument, ResourceExhausted):
         return
     table.validate(full=True)
+
+
+@given(st.lists(st.sampled_from([True, False, None]), max_size=40), st.integers(0, 40))
+def test_places_of_what_is_true(values: list[bool | None], skip: int) -> None:
+    array = pa.array(values, pa.bool_()).slice(skip)
+    assert true_places(array).tolist() == [i for i, value in enumerate(values[skip:]) if value]

@@ -6,11 +6,13 @@ No peers, no rates, no clock: those are `make bench`.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import itertools
 import json
 import time
 from collections import defaultdict
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +20,7 @@ import pytest
 
 import kivi
 import kivi.aio
-from bench import history, hours, matching, notified, paced, peers, subscribers, tables, verify
+from bench import front, history, hours, matching, notified, paced, peers, subscribers, tables, verify
 from bench.appending import Order, started
 from bench.data import SLOT_US, START_US, Pool, Totals, make
 from bench.past import Past
@@ -31,6 +33,7 @@ from bench.streaming import stream
 from bench.together import run
 from bench.verify import WrongTotals
 from bench.writing import Written, at_a_pace
+from tests.otlp import free_port
 from tests.waiting import wait_until
 
 KINDS = ("hot", "wide", "even-50")
@@ -91,13 +94,15 @@ def test_a_store_that_holds_what_was_sent_is_believed_and_one_event_more_is_not(
 
 @pytest.mark.timeout(300)
 def test_a_long_stream_ends_while_nobody_asks_what_it_did(tmp_path: Path) -> None:
-    """What it says at its end is more than a pipe holds."""
+    """What it says at its end is more than a pipe holds, which is made as small as one can be."""
     with Server(tmp_path / "data") as server, server.connect() as db:
         tables.create(db)
-        with started(Order(server.endpoint, "hot", 10, 20, batches=4_500)) as appending:
+        with started(Order(server.endpoint, "hot", 10, 20, batches=1_000)) as appending:
+            assert appending._process.stdout is not None
+            room = fcntl.fcntl(appending._process.stdout, fcntl.F_SETPIPE_SZ, 4_096)
             wait_until(lambda: not appending.running(), 240)
             done = appending.streamed()
-        assert len(json.dumps(done.at_s)) > 65_536
+        assert len(json.dumps(done.at_s)) > 3 * room
         tables.check(db, make("hot", 10, 20).expected(done.sent), "kivi")
 
 
@@ -324,3 +329,38 @@ def test_a_course_goes_from_phase_to_phase() -> None:
     assert all(abs(due - 0.05 * i) < 1e-6 for i, due in enumerate(paced_ones))
     full = [due - schedule.began_s for _, due, late in turns if late]
     assert full and min(full) >= 0.2 and max(full) < 0.31
+
+
+@pytest.mark.timeout(300)
+def test_spans_are_counted_once_however_they_are_sent_and_one_that_lacks_is_refused(tmp_path: Path) -> None:
+    arguments = ("--otlp", f"localhost:{free_port()}", "--http", "localhost:0")
+    with Server(tmp_path / "data", *arguments) as server:
+        for i, how in enumerate(front._HOW):
+            target = arguments[1] if how.startswith("gRPC") else server.http
+            front._send(how, target, 2 * i, 2)
+            front._send(how, target, 0, 2 * i + 2, True)
+            front._check_spans(server, how, 2 * i + 2)
+        with pytest.raises(WrongTotals, match="4,608 spans were sent"):
+            front._check_spans(server, "one export less", 9)
+
+
+@pytest.mark.timeout(300)
+def test_a_poller_that_is_told_of_no_change_where_there_is_one_is_refused(tmp_path: Path) -> None:
+    pool = make("wide", 100, 300)
+    with Server(tmp_path / "data", "--http", "localhost:0") as server, server.connect() as db:
+        tables.create(db)
+        assert len(run(front._rounds(server, db, pool.batches, 5))) == 3 * 2 * 5 * len(front._POLLED)
+        changed = db.append(tables.EVENTS, pool.batches[0])
+
+        async def polled(status: int, commit_ts: int) -> None:
+            at = urlsplit(server.http)
+            poller = front._Poller(*await asyncio.open_connection(at.hostname, at.port))
+            try:
+                await poller.poll(commit_ts, status)
+            finally:
+                poller.close()
+
+        run(polled(200, changed))
+        for status, commit_ts in ((304, changed), (200, changed + 1)):
+            with pytest.raises(WrongTotals, match="is answered"):
+                run(polled(status, commit_ts))

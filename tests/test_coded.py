@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import kivi
@@ -41,7 +41,6 @@ def typed(words: list[str | None], rows: int, distinct: int = 0) -> pa.RecordBat
         st.tuples(WORDS, st.sampled_from([1, ROWS_MIN - 1, ROWS_MIN, 3_000]), st.booleans()), min_size=1, max_size=4
     )
 )
-@settings(max_examples=60, deadline=None)
 def test_what_is_coded_and_put_together_is_what_it_was(given_: list[tuple[list[str | None], int, bool]]) -> None:
     plains = [typed(words, rows) for words, rows, _ in given_]
     mixed = [coded(each) if code else each for each, (_, _, code) in zip(plains, given_, strict=True)]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kivi.encoding.event_names import POSITION, STAMP, EventNames
@@ -41,7 +41,6 @@ def source(events: list[Name], reads: list[int]) -> Source:
     st.sampled_from([0, 2**40, 2**62]),
 )
 @example([[(1, 0)], [(1, 1)], [(1, 2)]], 1, 1, False, 1, 0)
-@settings(max_examples=300)
 def test_the_order_is_that_of_the_names(
     groups: list[list[Name]], first: int, last: int, reverse: bool, budget: int, base: int
 ) -> None:
@@ -156,7 +155,6 @@ def test_a_clock_that_runs_ahead_widens_no_other_file() -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=30), min_size=1, max_size=60), st.integers(1, 20))
-@settings(max_examples=100)
 def test_combining_comes_to_an_end(parts: list[list[int]], file_rows: int) -> None:
     """Many events of one moment, most of all, which no cut of time separates."""
     files = [File(np.sort(np.array(part))) for part in parts]

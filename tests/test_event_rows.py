@@ -22,7 +22,7 @@ from kivi.arrow.packed_events import EventRows
 from kivi.arrow.records import event_batch
 from kivi.model.declarations import event_table_schema
 from kivi.model.schema import Column, TableSchema
-from kivi.model.types import ColumnType, check_event_time
+from kivi.model.types import ColumnType, check_moment
 
 TYPES = ["bool", "int64", "float64", "decimal(9,2)", "string", "bytes", "timestamp"]
 NOW = dt.datetime(2024, 5, 1, 12, 30, 0, 123456, tzinfo=dt.UTC)
@@ -127,7 +127,7 @@ def test_whole_events_are_stored_or_refused_as_to_stored_says(cells, time):
         if time is None:
             raise errors.SchemaError
         row = {c.name: c.type.to_stored(event[c.name], f"column {c.name!r}") for c in schema.columns}
-        check_event_time(row["ts"], "column 'ts'")
+        check_moment(row["ts"], "column 'ts'")
         return row
 
     first, found = outcome(expected), outcome(lambda: stored_rows(appended(schema, event))[0])

@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from kivi.arrow.columns import TIMESTAMP, stored_column, stored_rows
 from kivi.arrow.records import event_batch
-from kivi.encoding.event_names import EventNames
+from kivi.encoding.event_names import STAMP, EventNames
 from kivi.encoding.keys import prefix_end
 from kivi.encoding.keyspaces import Space, event_data_key, event_header_key, event_meta_key, table_prefix
 from kivi.engine import WriteBatch
@@ -29,6 +29,7 @@ from kivi.engine.rocks import RocksEngine
 from kivi.errors import DataLoss, InvalidArgument, SnapshotTooOld
 from kivi.events.compaction import mergeable
 from kivi.events.manifest import settled_files
+from kivi.events.rewriting import Wanted, rewrite
 from kivi.events.store import EventStore, destroy
 from kivi.events.summing import Sums
 from kivi.model.changes import COMMIT_TS
@@ -550,6 +551,64 @@ def test_a_crash_between_any_two_batches(keep):
     assert names_of(scanned(events, 7)) == [f"{cts}/{i}" for cts in range(1, 8) for i in range(2)]
 
 
+class _Asked:
+    """How many data there were each time that the engine was asked to give back what others had taken."""
+
+    def __init__(self, engine: MemoryEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.data = list[int]()
+        monkeypatch.setattr(engine, "give_back", lambda start, end: self.data.append(len(stored_ids(engine))))
+
+
+class _Eager:
+    """A lock for which somebody waits who then deletes what there is to delete."""
+
+    def __init__(self, events: EventStore) -> None:
+        self.events = events
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *exc: object) -> None:
+        self.events._delete_dead()
+
+
+def _rewritten(events: EventStore, engine: MemoryEngine, lock: Any) -> None:
+    with events.everything(8) as view:
+        batches = [*view.scan(naming=(STAMP,))]
+    rewrite(events, engine, lambda: Wanted(batches, 8, forgets=False), lock=lock)
+
+
+def test_what_was_rewritten_is_given_back_though_it_is_deleted_as_soon_as_the_lock_is_free(monkeypatch):
+    engine = MemoryEngine()
+    events = filled(engine, [(cts, 2) for cts in range(1, 9)])
+    asked, events._owed = _Asked(engine, monkeypatch), False
+    _rewritten(events, engine, _Eager(events))
+    assert asked.data == [1]
+
+
+def test_what_was_rewritten_is_given_back_when_the_last_view_of_it_has_closed(monkeypatch):
+    engine = MemoryEngine()
+    events = filled(engine, [(cts, 2) for cts in range(1, 9)])
+    assert events.compact(1 << 20)
+    view, asked = events.view(8), _Asked(engine, monkeypatch)
+    _rewritten(events, engine, nullcontext())
+    assert events._delete_dead(), "what was merged before the view"
+    assert not asked.data
+    view.close()
+    assert events._delete_dead()
+    assert asked.data == [1]
+
+
+def test_what_was_rewritten_is_given_back_after_a_crash(monkeypatch):
+    engine = MemoryEngine()
+    events = filled(engine, [(cts, 2) for cts in range(1, 9)])
+    _rewritten(events, engine, nullcontext())
+    engine.flush()
+    engine.crash()
+    events, asked = EventStore(engine, TABLE), _Asked(engine, monkeypatch)
+    assert events._delete_dead() == 8
+    assert asked.data == [1]
+
+
 def test_data_held_by_a_view_at_the_crash_go_afterwards():
     engine = MemoryEngine()
     events = filled(engine, [(cts, 2) for cts in range(1, 9)])
@@ -837,7 +896,21 @@ class Blocks(RuleBasedStateMachine):
 
 
 TestBlocks = Blocks.TestCase
-TestBlocks.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
+TestBlocks.settings = settings(stateful_step_count=60)
+
+
+def test_what_is_blank_may_be_of_a_retraction_that_is_not_unneeded_any_more() -> None:
+    """The store is fed from the log again, and a snapshot is open by then that is older than what was unneeded."""
+    state = Blocks()
+    state.begin(block_rows=1, block_bytes=100)
+    state.commit(count=5, gap=1, time=0)
+    state.retract(chosen={0, 1})
+    state.compact(max_rows=2, share=1.0)
+    state.commit(count=3, gap=1, time=0)
+    state.retract(chosen={0})
+    state.compact(max_rows=2, share=0.0)
+    state.blocks_are_in_order_and_their_data_known()
+    state.read(after=0, low=-1, reverse=False, skip=0, take=None, upto=100, width=50_000)
 
 
 def test_the_types_of_this_table():
@@ -864,7 +937,6 @@ EDGES = [
     st.lists(st.none() | st.floats(0, 1), min_size=1, max_size=30),
     st.sampled_from(["int64", "timestamp", "decimal(18,3)"]),
 )
-@settings(max_examples=300, deadline=None)
 def test_integers_come_back_whatever_width_they_are_stored_in(
     span: int, low: int, places: list[float | None], type_name: str
 ) -> None:

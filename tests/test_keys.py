@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kivi.arrow.columns import arrow_from_stored
@@ -45,6 +46,14 @@ ARROW = {
     "string": pa.string(),
     "bytes": pa.binary(),
 }
+
+
+@pytest.fixture(params=[keys.FEW_ROWS, 0], ids=["few one by one", "all in columns"], scope="module", autouse=True)
+def few_rows(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A few rows are encoded one by one: what is asked of few is asked of columns, too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keys, "FEW_ROWS", request.param)
+        yield
 
 
 @st.composite
@@ -127,7 +136,6 @@ def test_a_prefix_of_the_values_is_a_prefix_of_exactly_their_keys(
 
 
 @given(typed_keys(), st.integers(0, 3), st.booleans())
-@settings(max_examples=300)
 def test_columns_agree_with_single_keys(
     case: tuple[list[ColumnType], list[tuple[Any, ...]]], skip: int, chunked: bool
 ) -> None:
@@ -145,7 +153,6 @@ def test_columns_agree_with_single_keys(
 
 
 @given(typed_keys(), st.integers(0, 3), st.booleans(), st.data())
-@settings(max_examples=300)
 def test_columns_in_codes_and_keys_of_two_parts_agree_with_single_keys(
     case: tuple[list[ColumnType], list[tuple[Any, ...]]], skip: int, one_width: bool, data: st.DataObject
 ) -> None:
@@ -166,7 +173,6 @@ def test_columns_in_codes_and_keys_of_two_parts_agree_with_single_keys(
 
 
 @given(typed_keys(), st.integers(0, 3))
-@settings(max_examples=300)
 def test_columns_of_keys_are_decoded(case: tuple[list[ColumnType], list[tuple[Any, ...]]], skip: int) -> None:
     types, rows = case
     keys = pa.array([encode_key(types, row) for row in rows], pa.large_binary()).slice(skip)
@@ -177,7 +183,6 @@ def test_columns_of_keys_are_decoded(case: tuple[list[ColumnType], list[tuple[An
 
 
 @given(typed_keys(), st.data())
-@settings(max_examples=300)
 def test_damaged_keys_in_columns(case: tuple[list[ColumnType], list[tuple[Any, ...]]], data: st.DataObject) -> None:
     """Bytes that are no key are found in columns as they are one by one, and no others are."""
     types, rows = case

@@ -185,11 +185,12 @@ ROOMS: dict[str, Room] = {
         packages="hypothesis numpy pyarrow",
     ),
     "cli": Room(
-        "the command line is a client; only its offline tools and `serve` open a store, inside their functions",
+        "the command line is a client; only its offline tools and `serve` open a store, inside their functions; of "
+        "OpenTelemetry's tables `status` says what they lack",
         below="errors model",
         packages="deltalake mcp pyarrow",
         lazy="face runtime engine log arrow states encoding delta mvcc store cluster embedded client server "
-        "server.process",
+        "server.otlp server.process",
     ),
     "server.sql": Room(
         "questions in processes of their own: of its server a process is a client, over a pipe",

@@ -5,14 +5,17 @@ from __future__ import annotations
 import datetime as dt
 import itertools
 import random
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
+from unittest.mock import patch
 from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from kivi.delta import grouping
 from kivi.delta.derive import derive, derive_all, derive_small
 from kivi.errors import InvalidArgument, SchemaError
 from kivi.model.declarations import aggregate_schema, event_table_schema, time_slot
@@ -235,6 +238,12 @@ def test_the_catalog_keeps_both_forms() -> None:
         {"name": "slot", "source": "ts", "slot": "1month", "tz": "Europe/Madrid"}
     ]
     assert fixed.group_by[1] == GroupKey("slot", "ts", 300_000_000)
+
+
+@pytest.fixture(scope="module", autouse=True, params=[0, grouping._FEW], ids=["by kernels", "in Python"])
+def how_few_are_grouped(request: pytest.FixtureRequest) -> Iterator[None]:
+    with patch.object(grouping, "_FEW", request.param):
+        yield
 
 
 def batch_of(rows: list[dict[str, Any]]) -> pa.RecordBatch:

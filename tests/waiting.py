@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import threading
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
-__all__ = ["until", "wait_until"]
+__all__ = ["Pulse", "until", "wait_until"]
 
 PATIENCE_S = 60.0
 T = TypeVar("T")
@@ -52,3 +53,29 @@ async def until(
             return
         assert time.monotonic() < deadline, _said(reason)
         await asyncio.sleep(pause_s)
+
+
+class Pulse(threading.Thread):
+    """Asks for no more than to be woken a hundred times a second while it is entered; ``late_s`` is how much later than
+    that it was at most. So much a busy machine, or a busy interpreter, may add to a bound of time: it is measured by
+    nothing that the bound is for.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.late_s = 0.0
+        self._ending = threading.Event()
+
+    def run(self) -> None:
+        due = time.monotonic() + 0.01
+        while not self._ending.wait(due - time.monotonic()):
+            now = time.monotonic()
+            self.late_s, due = max(self.late_s, now - due), now + 0.01
+
+    def __enter__(self) -> Pulse:
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._ending.set()
+        self.join()

@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from bench.data import Pool, Totals, make
 
-__all__ = ["Job", "Outcome", "PeerFailed", "answer", "read_in_turn", "run", "take_turns"]
+__all__ = ["Job", "Outcome", "PeerFailed", "answer", "asked", "read_in_turn", "run", "said", "take_turns"]
 
 _ROOT: Final = Path(__file__).resolve().parent.parent.parent
 _MARK: Final = "outcome: "
@@ -74,18 +74,29 @@ class PeerFailed(Exception):
 
 def run(module: str, job: Job, python: str = sys.executable) -> Outcome:
     """Runs ``bench.peers.<module>`` with this Python. Raises PeerFailed."""
-    command = [python, "-m", f"bench.peers.{module}", json.dumps(asdict(job))]
+    return Outcome(**asked(module, asdict(job), python))
+
+
+def asked(module: str, arguments: dict[str, Any], python: str) -> dict[str, Any]:
+    """The same, of one that has arguments and an outcome of its own."""
+    command = [python, "-m", f"bench.peers.{module}", json.dumps(arguments)]
     ended = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True)
     for line in ended.stdout.splitlines():
         if line.startswith(_MARK):
-            return Outcome(**json.loads(line.removeprefix(_MARK)))
+            outcome: dict[str, Any] = json.loads(line.removeprefix(_MARK))
+            return outcome
     said = (ended.stderr or ended.stdout).strip().splitlines()
     raise PeerFailed(f"exit code {ended.returncode}: {' | '.join(said[-3:])}")
 
 
 def answer(main: Callable[[Job], Outcome]) -> None:
-    """A peer's last line: does the job of the command line and prints its outcome."""
-    print(_MARK + json.dumps(asdict(main(Job(**json.loads(sys.argv[1]))))), flush=True)
+    """Does the job of the command line and prints its outcome."""
+    said(asdict(main(Job(**json.loads(sys.argv[1])))))
+
+
+def said(outcome: dict[str, Any]) -> None:
+    """A peer's last line."""
+    print(_MARK + json.dumps(outcome), flush=True)
 
 
 def take_turns(pool: Pool, once: Callable[[int], None], seconds: float) -> tuple[list[int], int, float]:

@@ -186,6 +186,14 @@ class Cluster:
         )
         return [line.split("|") for line in found.splitlines()]
 
+    def took_s(self, text: str) -> float:
+        """Seconds of these statements by psql's own clock: how long psql takes to begin is not in them."""
+        said = self._run(
+            "psql", "-Xqt", "-v", "ON_ERROR_STOP=1", "-h", str(self.home), "-U", "bench",
+            "-c", r"\timing on", "-c", text, "postgres",
+        )  # fmt: skip
+        return sum(float(ms) for ms in re.findall(r"^Time: ([\d.]+) ms", said, re.MULTILINE)) / 1000
+
     def pgbench(self, script: str, clients: int, seconds: float, prepared: bool = True) -> tuple[int, float]:
         """Transactions that were committed, and how many a second. Deadlocks are tried again."""
         path = self.home / "script.sql"

@@ -11,7 +11,7 @@ import datetime as dt
 import functools
 import random
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Container, Coroutine, Iterator, Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
@@ -65,9 +65,9 @@ from kivi.api.writes import Write
 from kivi.arrow.columns import rows_from_batch
 from kivi.client import alerting, appends, declarations, topics
 from kivi.client.core import Core
+from kivi.client.elsewhere import AnyNode, get_elsewhere
 from kivi.client.messages import read_batches
 from kivi.client.pages import PageReader
-from kivi.client.placing import holders_of
 from kivi.client.steps import Steps, named
 from kivi.client.transaction import SharedSnapshotArguments, TransactionCore
 from kivi.errors import InvalidArgument, NotFound, Retryable, SnapshotTooOld, Unavailable
@@ -143,13 +143,13 @@ class _Reads:
         _, rows = await self._read(lambda core: core.get_many(GetArguments(table, (key,), columns)))
         return rows[0]
 
-    async def _read(self, steps: Callable[[TransactionCore], Steps[T]]) -> tuple[_Reads, T]:
-        """Carries out steps that read, and says where: here."""
-        return self, await self._run(steps(self._core))
+    async def _read(self, steps: Callable[[TransactionCore], Steps[T]]) -> tuple[TransactionCore, T]:
+        """Carries out steps that read, and says where."""
+        return self._core, await self._run(steps(self._core))
 
     get_many = takes(GetArguments)(reads(TransactionCore.get_many))
-    started = asks(TransactionCore.started)
-    renew = asks(TransactionCore.renew)
+    started = reads(TransactionCore.started)
+    renew = reads(TransactionCore.renew)
 
     @takes(OrderedScanArguments)
     def scan(self, wanted: ScanArguments) -> AsyncIterator[dict[str, Any]]:
@@ -157,12 +157,12 @@ class _Reads:
         return self._each(wanted)
 
     async def _each(self, wanted: ScanArguments) -> AsyncGenerator[dict[str, Any]]:
-        there, (rows, page) = await self._read(lambda core: core.scan_rows(wanted))
+        at, (rows, page) = await self._read(lambda core: core.scan_rows(wanted))
         if rows is not None:
             for row in rows:
                 yield row
             return
-        async with aclosing(there._pages(page)) as batches:
+        async with aclosing(self._pages(at, page)) as batches:
             async for batch in batches:
                 for row in rows_from_batch(batch):
                     yield row
@@ -184,13 +184,14 @@ class _Reads:
         return wanted.row(row)
 
     async def _batches(self, wanted: ScanArguments, rows: int | None) -> AsyncGenerator[pa.RecordBatch]:
-        there, (_, page) = await self._read(lambda core: core.scan_open(wanted, rows))
-        async with aclosing(there._pages(page)) as batches:
+        at, (_, page) = await self._read(lambda core: core.scan_open(wanted, rows))
+        async with aclosing(self._pages(at, page)) as batches:
             async for batch in batches:
                 yield batch
 
-    async def _pages(self, page: Page) -> AsyncGenerator[pa.RecordBatch]:
-        pages, scan = PageReader(), page.scan
+    @staticmethod
+    async def _pages(at: TransactionCore, page: Page) -> AsyncGenerator[pa.RecordBatch]:
+        pages = PageReader()
         try:
             while True:
                 batches = pages.batches(page)
@@ -198,13 +199,12 @@ class _Reads:
                     yield batch
                 for batch in batches:
                     yield batch
-                if not scan:
+                if not page.scan:
                     return
-                page = await self._run(self._core.scan_next(scan))
-                scan = page.scan
+                page = await at.core.transport.run(at.scan_next(page))
         finally:
-            if scan:
-                self._core.scan_close(scan)
+            if page.scan:
+                at.scan_close(page)
 
 
 @documented_by(interface.Transaction)
@@ -264,60 +264,41 @@ class Transaction(_Reads):
 
 
 @documented_by(interface.Snapshot)
-class Snapshot(_Reads):
+class Snapshot(AnyNode, _Reads):
     """A read-only view at one timestamp: of one node of a cluster, and, where that does not hold all that is read, of
     others."""
 
     def __init__(self, db: Database, wanted: SharedSnapshotArguments) -> None:
-        super().__init__(db, TransactionCore(db._core, wanted))
-        self._wanted = wanted
-        self._is_fixed = False
-        """Whether it has answered, or said at which timestamp it is."""
-        self._others: dict[str, Snapshot] = {}
+        AnyNode.__init__(self, db, wanted)
+        _Reads.__init__(self, db, self._core)
 
-    async def _read(self, steps: Callable[[TransactionCore], Steps[T]]) -> tuple[_Reads, T]:
+    async def _read(self, steps: Callable[[TransactionCore], Steps[T]]) -> tuple[TransactionCore, T]:
+        deadline, core = self._db._core.deadline(), self._core
         try:
-            found = await self._run(steps(self._core))
+            return core, await core.core.transport.run(steps(core))
         except Unavailable as error:
-            if not (addresses := holders_of(error)):
-                raise
-            there = await self._elsewhere(addresses)
-            return there, await there._run(steps(there._core))
-        self._is_fixed = True
-        return self, found
-
-    async def _elsewhere(self, addresses: Sequence[str]) -> Snapshot:
-        """A snapshot of another node. One that has answered nothing yet moves there; else both have one timestamp."""
-        known = next((address for address in addresses if address in self._others), None)
-        if known is not None:
-            return self._others[known]
-        address, db = await self._db._other(addresses)
-        if not (self._is_fixed or self._core.lease):
-            self._core.release()
-            self._core, self._run = TransactionCore(db._core, self._wanted), db._run
-            return await self.__aenter__()
-        there = self._others[address] = Snapshot(db, self._wanted.at(self.ts, self._core.lease))
-        return await there.__aenter__()
+            refused = error
+        return await self._run(self._follow(deadline, refused, steps))
 
     async def __aenter__(self) -> Snapshot:
-        if self._core.shared:
-            await self._run(self._core.open_shared())
-        else:
+        if not self._core.shared:
             self._core.begin()
-            try:
-                await self._run(self._core.started())  # ``ts`` is an attribute: it has to be known from here on
-            except BaseException:  # ``__aexit__`` is not called if ``__aenter__`` raises
-                self._core.release()
-                raise
+        try:  # ``ts`` is an attribute: it has to be known from here on
+            await self._read(TransactionCore.open_shared if self._core.shared else TransactionCore.started)
+        except BaseException:  # ``__aexit__`` is not called if ``__aenter__`` raises
+            self._release()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.close()
+        self._release()
+
+    async def renew(self, ttl_s: float | None = None) -> None:
+        self._renew_others(ttl_s)
+        await super().renew(ttl_s)
 
     async def close(self) -> None:
-        for one in (self, *self._others.values()):
-            one._core.release()
-        self._db._core.saw(self._core.start_ts or 0)
+        self._release()
 
     to_arrow = takes(WholeArguments)(reads(TransactionCore.to_arrow))
     rollup = takes(RollupArguments)(reads(TransactionCore.answer))
@@ -330,7 +311,7 @@ class Snapshot(_Reads):
         """As ``kivi.api.interface.Snapshot.dataset``; what reads it runs in another thread (``asyncio.to_thread``)."""
         from kivi.api.dataset import HIDDEN, Dataset
 
-        schema = await self._run(self._core.table_schema(table_name(table)))
+        schema = await self._table_schema(table_name(table))
         loop = asyncio.get_running_loop()
 
         def read(wanted: ScanArguments) -> Iterator[pa.RecordBatch]:
@@ -359,16 +340,11 @@ class Snapshot(_Reads):
         return frame_of("polars", await self._arrow(wanted))
 
     _arrow = reads(TransactionCore.to_arrow)
+    _table_schema = reads(TransactionCore.table_schema)
 
     @property
     def ts(self) -> int:
-        self._is_fixed = True
         return _known(self._core)
-
-    @property
-    def lease(self) -> bytes:
-        """Names a shared snapshot for other processes; empty otherwise."""
-        return self._core.lease
 
     @takes(ChangesArguments)
     def changes(self, wanted: ChangesArguments) -> AsyncIterator[dict[str, Any]]:
@@ -436,18 +412,25 @@ class Database:
             await one.close()
         await self._transport.close()
 
-    async def _other(self, addresses: Sequence[str]) -> tuple[str, Database]:
-        """A client of another node, at one of these addresses, that has seen what this one has. Raises Unavailable."""
+    async def _other(self, addresses: Sequence[str], before: Container[str] = ()) -> tuple[str, Database]:
+        """A client of another node, at the first of these addresses that is reached, that has seen what this one has.
+        Those that were used ``before`` are tried first, and then those that are known. Raises Unavailable."""
         async with self._other_lock:
-            address = next((each for each in addresses if each in self._others), None)
-            if address is None:
-                address = random.choice(addresses)
-                other = self._open(address)
-                await other._transport.connect()
-                self._others[address] = other
-        other = self._others[address]
-        other._core.saw(self._core.seen_ts)
-        return address, other
+            order = sorted(addresses, key=lambda each: (each not in before, each not in self._others, random.random()))
+            lost = Unavailable("no other node is known that can answer this")
+            for address in order:
+                try:
+                    if (other := self._others.get(address)) is None:
+                        other = self._open(address)
+                        await other._transport.connect()
+                        self._others[address] = other
+                    else:
+                        await other._transport.reach()
+                    other._core.saw(self._core.seen_ts)
+                    return address, other
+                except Unavailable as error:
+                    lost = error
+            raise lost
 
     @property
     def endpoint(self) -> str:
@@ -495,6 +478,9 @@ class Database:
     stats = asks(Core.stats)
     cluster_status = asks(Core.cluster_status)
     move_shards, cancel_move = asks(Core.move_shards), asks(Core.cancel_move)
+    rebalance_shards = asks(Core.rebalance_shards)
+    forget_node = asks(Core.forget_node)
+    verify_cluster = asks(Core.verify_cluster)
     checkpoint = asks(Core.checkpoint)
     backup = asks(Core.backup)
 
@@ -526,22 +512,25 @@ class Database:
         return (await self._get(wanted))[0]
 
     async def _get(self, wanted: GetNowArguments) -> list[dict[str, Any] | None]:
+        deadline = self._core.deadline()
         try:
             return await self._run(self._core.get_many(wanted))
         except Unavailable as error:
-            if not (addresses := holders_of(error)):
-                raise
-        _, other = await self._other(addresses)
-        rows = await other._run(other._core.get_many(wanted))
-        self._core.saw(other._core.seen_ts)
-        return rows
+            refused = error
+        return await self._run(get_elsewhere(self, deadline, refused, wanted))
 
-    async def run(self, fn: Callable[[Transaction], Awaitable[T]], timeout: float | None = None) -> T:  # noqa: ASYNC109
+    async def run(
+        self,
+        fn: Callable[[Transaction], Awaitable[T]],
+        timeout: float | None = None,  # noqa: ASYNC109
+        *,
+        deferred: bool = False,
+    ) -> T:
         check_work(fn)
         retries = Retries(patience_s(timeout) if timeout is not None else self._core.timeout_s)
         while True:
             try:
-                async with self.transaction() as tx:
+                async with self.transaction(deferred=deferred) as tx:
                     working = fn(tx)
                     check_awaitable(working)
                     result = await working

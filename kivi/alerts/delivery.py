@@ -1,8 +1,13 @@
 """Delivering notifications over HTTP: at least once each, those of one alert in order, with a pause after a failure.
 
 A notification is a row until a server has answered it with success (2xx). After a failure its alert waits, twice as
-long each time up to a minute; other alerts do not wait for it. One that has failed for a day is given up, and counted.
+long each time up to a minute; other alerts do not wait for it. One that has failed for a day is given up, and counted:
+the day begins with the first failure that this process saw, as one that waited for a process has not failed.
 Redirects are not followed: what is signed for one server is not for another.
+
+An alert may be dropped and made anew, under its name and with another receiver, while something of it is on its way: it
+is read at the snapshot at which its notifications are, so nothing of the new one goes to the receiver of the old one,
+and what arrived is forgotten only if it is still the same (`Rows.delivered`).
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ from kivi.alerts.judging import Told
 from kivi.alerts.messages import REPEAT_S, body_of, headers_of
 from kivi.alerts.rows import Kept, Notification, Rows
 from kivi.errors import KiviError
-from kivi.model.alerts import FIRING, Alert
+from kivi.model.alerts import FIRING, Alert, Notify
 from kivi.runtime.scheduling import use_batch_scheduling
 from kivi.store.facade import Store
 
@@ -42,8 +47,10 @@ _ANSWER_BYTES: Final = 65_536
 class _Line:
     """What is known of an alert's receiver, in this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, notify: Notify) -> None:
+        self.notify = notify
         self.failures = 0
+        self.failing_since_us = 0
         self.next_at = 0.0
         self.repeated_at = -REPEAT_S
         self.busy: Future[None] | None = None
@@ -69,11 +76,15 @@ class Delivery:
 
     def round(self, alerts: Sequence[Kept]) -> None:
         """Begins to deliver what waits for each alert that does not pause, and to say again what fires."""
-        told = {kept.alert.name: kept for kept in alerts if kept.alert.notify is not None}
-        self._lines = {name: self._lines.get(name) or _Line() for name in told}
+        told = {kept.alert.name: kept.alert.notify for kept in alerts if kept.alert.notify is not None}
+        known = self._lines
+        self._lines = {
+            name: known[name] if name in known and known[name].notify == notify else _Line(notify)
+            for name, notify in told.items()
+        }
         for name, line in self._lines.items():
             if line.busy is None or line.busy.done():
-                line.busy = self._pool.submit(self._deliver, told[name], line)
+                line.busy = self._pool.submit(self._deliver, name, line)
 
     def close(self) -> None:
         """What is on its way is not waited for: it is a row, and delivered again."""
@@ -82,23 +93,27 @@ class Delivery:
     def _now_us(self) -> int:
         return self._store.committer.now_us()
 
-    def _deliver(self, kept: Kept, line: _Line) -> None:
+    def _deliver(self, name: str, line: _Line) -> None:
         try:
             with self._store.snapshots.opened() as lease:
-                found = self._rows.notifications(lease, kept.alert.name, _LOOKED_AT)
+                kept = self._rows.one_kept(lease, name)
+                if kept is None or kept.alert.notify != line.notify:
+                    return
+                found = self._rows.notifications(lease, name, _LOOKED_AT)
             line.waiting = len(found)
             if time.monotonic() >= line.next_at and self._all_sent(kept.alert, found, line):
-                self._repeat(kept, line)
+                self._repeat(name, line)
         except KiviError as error:
-            _log.debug("the notifications of %r are not delivered now: %s", kept.alert.name, error.message)
+            _log.debug("the notifications of %r are not delivered now: %s", name, error.message)
         except Exception:
-            _log.exception("delivering the notifications of %r has failed", kept.alert.name)
+            _log.exception("delivering the notifications of %r has failed", name)
 
     def _all_sent(self, alert: Alert, found: list[Notification], line: _Line) -> bool:
         while found:
             part = _first_part(found)
             arrived = self._post(alert, part, line)
-            over = part if arrived else [one for one in part if self._now_us() - one.made_us > _GIVEN_UP_US]
+            lost_us = self._now_us() - _GIVEN_UP_US
+            over = part if arrived else [one for one in part if max(one.made_us, line.failing_since_us) < lost_us]
             if over:
                 self._rows.delivered(over)
                 line.waiting -= len(over)
@@ -112,21 +127,23 @@ class Delivery:
             found = found[len(part) :]
         return True
 
-    def _repeat(self, kept: Kept, line: _Line) -> None:
+    def _repeat(self, name: str, line: _Line) -> None:
         """Alertmanager resolves what is not said again, and knows nothing after a restart."""
-        alert, now = kept.alert, time.monotonic()
-        assert alert.notify is not None
-        if not alert.notify.is_alertmanager or now - line.repeated_at < REPEAT_S or kept.is_silenced(self._now_us()):
+        now = time.monotonic()
+        if not line.notify.is_alertmanager or now - line.repeated_at < REPEAT_S:
             return
-        line.repeated_at = now
         with self._store.snapshots.opened() as lease:
+            kept = self._rows.one_kept(lease, name)
+            if kept is None or kept.alert.notify != line.notify or kept.is_silenced(self._now_us()):
+                return
             fires = [
-                Notification(alert.name, -1, instance, key, Told(one.since_us, None, one.value), 0)
-                for instance, (one, key) in self._rows.instances(lease, alert.name).items()
+                Notification(name, -1, instance, key, Told(one.since_us, None, one.value), 0)
+                for instance, (one, key) in self._rows.instances(lease, name).items()
                 if one.state == FIRING and one.told
             ]
+        line.repeated_at = now
         for at in range(0, len(fires), _TOGETHER):
-            if not self._post(alert, fires[at : at + _TOGETHER], line):
+            if not self._post(kept.alert, fires[at : at + _TOGETHER], line):
                 return
 
     def _post(self, alert: Alert, part: Sequence[Notification], line: _Line) -> bool:
@@ -141,6 +158,8 @@ class Delivery:
         with self._counting:
             self.failed += 1
         line.failures += 1
+        if line.failures == 1:
+            line.failing_since_us = now_us
         pause_s = min(_PAUSE_S_MAX, _PAUSE_S * 2 ** min(line.failures - 1, 10)) * random.uniform(0.75, 1.0)
         line.next_at = time.monotonic() + pause_s
         _log.warning(

@@ -13,9 +13,7 @@ from kivi.encoding.projection import Projection
 from kivi.errors import NotFound, ResourceExhausted
 from kivi.model.alerts import FIRING, PENDING, Alert, Named, watched
 from kivi.model.lateness import AUTO_US
-from kivi.model.questions import question_of
-from kivi.model.scans import Scan
-from kivi.model.schema import OperatorCall, TableSchema
+from kivi.model.schema import TableSchema
 from kivi.mvcc.leases import Lease
 from kivi.store.catalog import ALERT_INSTANCES, ALERT_NOTIFICATIONS, ALERTS
 from kivi.store.facade import Store
@@ -49,7 +47,7 @@ class Evaluator:
 
         def clock_of(txn: Txn) -> Clock:
             now_us = self._store.committer.now_us()
-            newest = self._newest_event(txn.lease, schema, None)
+            newest = self._store.reads.extreme_time(txn.lease, self._source(schema), "max")
             return Clock(now_us, 0 if newest is None else min(newest, now_us))
 
         self._rows.create(alert, clock_of, lambda clock: slot.start(clock.clock_us - alert.lateness_us))
@@ -74,7 +72,7 @@ class Evaluator:
         slot = watched(schema)[1]
         now_us = self._store.committer.now_us()
         clock = kept.clock.at(now_us, None)
-        newest = self._newest_event(txn.lease, schema, clock.clock_us)
+        newest = self._store.reads.extreme_time(txn.lease, self._source(schema), "max", clock.clock_us)
         is_ahead = newest is not None and min(newest, clock.now_us) > clock.clock_us
         clock = kept.clock.at(now_us, newest)
         time_us = clock.clock_us - alert.lateness_us
@@ -112,18 +110,6 @@ class Evaluator:
             self._idle[alert.name] = at
 
     # -- what it reads ------------------------------------------------------------------------------
-
-    def _newest_event(self, lease: Lease, schema: TableSchema, after_us: int | None) -> int | None:
-        """The newest event time in the table's source that is later than a moment."""
-        source = self._source(schema)
-        start = None if after_us is None else after_us + 1
-        newest = OperatorCall("max", source.event_time)
-        wanted = Scan(question=question_of(source, measures={"newest": newest}, start=start))
-        for batch in self._store.scan(lease, source, wanted):
-            for row in stored_rows(batch):
-                found: int | None = row["newest"]
-                return found
-        return None
 
     def _source(self, schema: TableSchema) -> TableSchema:
         found = self._store.catalog.schema_of(schema.source_id)

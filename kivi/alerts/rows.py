@@ -113,6 +113,10 @@ class Rows:
     def kept(self, lease: Lease) -> list[Kept]:
         return [Kept.of(row) for row in self.scan(lease, ALERTS, Scan()) if row["name"] != _TURN]
 
+    def one_kept(self, lease: Lease, name: str) -> Kept | None:
+        rows = self.scan(lease, ALERTS, Scan(prefix=(name,)))
+        return next((Kept.of(row) for row in rows if row["name"] != _TURN), None)
+
     def any(self) -> bool:
         with self._store.snapshots.opened() as lease:
             return bool(list(self.scan(lease, ALERTS, Scan(columns=("name",), limit=1))))
@@ -159,17 +163,15 @@ class Rows:
 
     def run(self, work: Callable[[Txn], R]) -> R:
         """A transaction, again after a conflict."""
-        while True:
-            txn = self._store.transaction()
-            try:
-                result = work(txn)
-                if txn.wrote:
-                    self._store.commits.commit_wait(txn)
-                return result
-            except Conflict:
-                self._store.commits.wait_for_entered(1.0)
-            finally:
-                self._store.commits.rollback(txn)
+        commits = self._store.commits
+
+        def committed(txn: Txn) -> R:
+            result = work(txn)
+            if txn.wrote:
+                commits.commit_wait(txn)
+            return result
+
+        return commits.again(self._store.transaction, committed)
 
     def create(self, alert: Alert, clock_of: Callable[[Txn], Clock], over_us: Callable[[Clock], int]) -> None:
         """Raises AlreadyExists."""
@@ -221,11 +223,14 @@ class Rows:
         self.run(work)
 
     def delivered(self, sent: Sequence[Notification]) -> None:
-        """Forgets notifications, in one transaction."""
+        """Forgets notifications, in one transaction: those that are still there. An alert that was made anew under the
+        name of another begins to number its own where that one did."""
 
         def work(txn: Txn) -> None:
-            for one in sent:
-                txn.delete(ALERT_NOTIFICATIONS, (one.alert, one.number))
+            names = [(one.alert, one.number) for one in sent]
+            for one, row in zip(sent, txn.get(ALERT_NOTIFICATIONS, names), strict=True):
+                if row is not None and Notification.of({**row, "alert": one.alert, "number": one.number}) == one:
+                    txn.delete(ALERT_NOTIFICATIONS, (one.alert, one.number))
 
         self.run(work)
 

@@ -1,4 +1,4 @@
-"""The thread that evaluates a store's alerts, and what callers do with them."""
+"""The thread that evaluates a store's alerts, and rules whose judgement is a pattern; what callers do with these."""
 
 from __future__ import annotations
 
@@ -7,22 +7,37 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from kivi.alerts.delivery import Delivery
 from kivi.alerts.evaluator import Evaluator
-from kivi.alerts.rows import Kept, Rows
-from kivi.errors import CommitUnknown, Conflict, DataLoss, InvalidArgument, KiviError, SnapshotTooOld, Unavailable
+from kivi.alerts.rows import Rows
+from kivi.errors import (
+    CommitUnknown,
+    Conflict,
+    DataLoss,
+    InvalidArgument,
+    KiviError,
+    ResourceExhausted,
+    SnapshotTooOld,
+    Unavailable,
+)
 from kivi.model.alerts import FIRING, PENDING, RESOLVED, Alert, AlertStatus
+from kivi.model.rules import Rule
+from kivi.model.types import check_moment
 from kivi.runtime.scheduling import use_batch_scheduling
 from kivi.store.facade import Store
+from kivi.store.raising import Raising
 
 __all__ = ["Alerts"]
 
 _log = logging.getLogger("kivi.alerts")
 _PAUSE_S: Final = 30.0
-"""So long an alert that cannot be evaluated is left alone."""
+"""So long an alert or a rule that cannot be evaluated is left alone."""
+_SHARE: Final = 3.0
+"""A rule is left alone so many times as long as its evaluation took."""
 _TURN_US: Final = 15_000_000
 _JOIN_S: Final = 10.0
 _PASSING: Final = (CommitUnknown, Conflict, SnapshotTooOld, Unavailable)
@@ -30,21 +45,22 @@ _PASSING: Final = (CommitUnknown, Conflict, SnapshotTooOld, Unavailable)
 
 
 class Alerts:
-    """Thread safe. Its thread runs while there is an alert, unless the store has no background or follows another
-    one; in a cluster always, as an alert may come from another node."""
+    """Thread safe. Its thread runs while there is an alert, or such a rule, unless the store has no background or
+    follows another one; in a cluster always, as an alert may come from another node."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._rows = Rows(store)
         self._evaluator = Evaluator(store, self._rows)
+        self._raising = Raising(store)
         self._delivery: Delivery | None = None
         self._name = secrets.token_hex(8)
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
-        self._paused: dict[tuple[str, int], float] = {}
-        """By name and newest evaluation, so that one that is created anew is another."""
-        if self._evaluates and (store.prefix is not None or self._rows.any()):
+        self._paused: dict[tuple[str, str, int], float] = {}
+        """By kind, name and newest evaluation or id, so that one that is created anew is another."""
+        if self._evaluates and (store.prefix is not None or self._rows.any() or self._matched()):
             self._start()
 
     @property
@@ -64,13 +80,22 @@ class Alerts:
         if self._evaluates:
             self._start()
 
+    def create_rule(self, rule: Rule, *, backfill: bool = False) -> None:
+        """See ``kivi.store.rules``."""
+        self._store.create_rule(rule, backfill=backfill)
+        if rule.match is not None and self._evaluates:
+            self._start()
+
+    def _matched(self) -> list[Rule]:
+        return [rule for rule in self._store.catalog.visible.rules.values() if rule.match is not None]
+
     def listed(self) -> list[AlertStatus]:
         self._store.check_open()
         return self._rows.listed()
 
     def silence(self, name: str, until_us: int | None) -> None:
-        """Raises NotFound."""
-        self._rows.silence(name, until_us)
+        """Raises NotFound, InvalidArgument for a time that no datetime holds: nobody could list the alerts."""
+        self._rows.silence(name, None if until_us is None else check_moment(until_us, "until"))
 
     def drop(self, name: str) -> None:
         """Raises NotFound."""
@@ -79,7 +104,8 @@ class Alerts:
     def table_of(self, name: str) -> str | None:
         """The table that an alert is on; None if there is no such alert."""
         with self._store.snapshots.opened() as lease:
-            return next((kept.alert.on for kept in self._rows.kept(lease) if kept.alert.name == name), None)
+            kept = self._rows.one_kept(lease, name)
+            return None if kept is None else kept.alert.on
 
     def stats(self) -> dict[str, int | float]:
         """Instances as they are now; notifications as this process has delivered them."""
@@ -125,37 +151,54 @@ class Alerts:
                 _log.exception("evaluating alerts has failed")
 
     def round(self) -> None:
-        """Evaluates every alert for which something is due, and begins to deliver what waits."""
+        """Evaluates every alert and rule for which something is due, and begins to deliver what waits."""
         with self._store.snapshots.opened() as lease:
             alerts = self._rows.kept(lease)
-        if not alerts or not self._has_turn(alerts):
+        rules = self._matched()
+        tables = [*(kept.alert.on for kept in alerts), *(rule.source for rule in rules)]
+        if not tables or not self._has_turn(tables):
             return
         for kept in alerts:
-            if self._stop.is_set():
-                return
-            if time.monotonic() >= self._paused.get((kept.alert.name, kept.seen), 0.0):
-                self._evaluate(kept)
+            alert = kept.alert.name
+            self._evaluate(
+                ("alert", alert, kept.seen),
+                partial(self._evaluator.evaluate, alert),
+                partial(self._rows.fail, alert),
+            )
+        for rule in rules:  # behind the alerts, as it may take its time
+            self._evaluate(
+                ("rule", rule.name, rule.id),
+                partial(self._raising.evaluate, rule),
+                lambda error, rule=rule: self._rows.run(lambda txn: self._raising.fail(txn, rule, error)),  # type: ignore[misc]
+            )
         if any(kept.alert.notify is not None for kept in alerts):
             if self._delivery is None:
                 self._delivery = Delivery(self._store, self._rows)
             self._delivery.round(alerts)
 
-    def _evaluate(self, kept: Kept) -> None:
-        name = kept.alert.name
+    def _evaluate(self, what: tuple[str, str, int], evaluate: Callable[[], None], fail: Callable[[str], None]) -> None:
+        if self._stop.is_set() or time.monotonic() < self._paused.get(what, 0.0):
+            return
+        kind, name, _ = what
+        began, pause_s = time.thread_time(), 0.0
         try:
-            self._evaluator.evaluate(name)
-        except _PASSING as error:
-            _log.debug("the alert %r is not evaluated now: %s", name, error.message)
+            evaluate()
+            if kind == "rule":
+                pause_s = _SHARE * (time.thread_time() - began)
         except DataLoss:
             raise
         except KiviError as error:
-            now = time.monotonic()
-            self._paused = {one: until for one, until in self._paused.items() if until > now}
-            self._paused[name, kept.seen] = now + _PAUSE_S
-            _log.warning("the alert %r cannot be evaluated: %s", name, error.message)
-            self._rows.fail(name, error.message)
+            if isinstance(error, _PASSING) and not isinstance(error, ResourceExhausted):
+                _log.debug("the %s %r is not evaluated now: %s", kind, name, error.message)
+            else:
+                pause_s = _PAUSE_S
+                _log.warning("the %s %r cannot be evaluated: %s", kind, name, error.message)
+                fail(error.message)
+        now = time.monotonic()
+        self._paused = {one: until for one, until in self._paused.items() if until > now}
+        self._paused[what] = now + pause_s
 
-    def _has_turn(self, alerts: Sequence[Kept]) -> bool:
+    def _has_turn(self, tables: Sequence[str]) -> bool:
         """Whether this process evaluates: in a cluster one node does that has all of the tables, as long as it says so
         every few seconds.
 
@@ -163,7 +206,7 @@ class Alerts:
         """
         if self._store.prefix is None:
             return True
-        tables = self._store.catalog.visible.by_name
-        if any(self._store.shards.is_partial(tables.get(kept.alert.on)) for kept in alerts):
+        known = self._store.catalog.visible.by_name
+        if any(self._store.shards.is_partial(known.get(table)) for table in tables):
             return False
         return self._rows.take_turn(self._name, self._store.committer.now_us(), _TURN_US)

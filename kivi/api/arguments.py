@@ -33,7 +33,7 @@ from kivi.model.scans import Scan
 from kivi.model.schema import OperatorCall, TableSchema
 from kivi.model.slots import Slot
 from kivi.model.subscriptions import Durable, Query, Terms
-from kivi.model.types import ColumnType
+from kivi.model.types import ColumnType, shown
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -60,13 +60,17 @@ __all__ = [
     "TransactionArguments",
     "ViewArguments",
     "check_batch",
+    "check_commit_ts",
     "check_limit",
     "check_names",
     "check_order",
     "check_rows",
     "check_token",
+    "check_ttl",
     "directory",
     "drops_late",
+    "move_id",
+    "node_name",
     "stage_ids",
     "summary_arguments",
     "table_name",
@@ -126,7 +130,7 @@ def _columns(columns: Iterable[str] | None) -> Sequence[str] | None:
     if columns is None or isinstance(columns, str):  # which the schema refuses, in its own words
         return columns
     if not isinstance(columns, Iterable):
-        raise InvalidArgument(f"columns is a list of names, not {columns!r}")
+        raise InvalidArgument(f"columns is a list of names, not {shown(columns)}")
     names = tuple(columns)
     if not names:
         raise InvalidArgument("columns names no column: leave it out to read all of them")
@@ -144,7 +148,7 @@ class GetArguments:
     def __post_init__(self) -> None:
         if type(self.keys) is not tuple:  # one key comes in a tuple
             if isinstance(self.keys, (str, bytes)) or not isinstance(self.keys, Iterable):
-                raise InvalidArgument(f"keys are given as a list of tuples, not {self.keys!r}")
+                raise InvalidArgument(f"keys are given as a list of tuples, not {shown(self.keys)}")
             self.keys = tuple(self.keys)
         if self.columns is not None:
             self.columns = _columns(self.columns)
@@ -182,8 +186,8 @@ class Selection:
         """The table with the columns that may be named."""
         return schema
 
-    def scan(self, schema: TableSchema) -> Scan:
-        """Checked against the schema, in stored form. Raises SchemaError, InvalidArgument."""
+    def scan(self, schema: TableSchema, **more: Any) -> Scan:
+        """Checked against the schema, in stored form; ``more`` as it is. Raises SchemaError, InvalidArgument."""
         seen = self.seen(schema)
         return Scan(
             prefix=schema.stored_bound(self.prefix) if self.prefix else (),
@@ -191,6 +195,7 @@ class Selection:
             end=None if self.end is None else schema.stored_bound(self.end),
             where=None if self.where is None else bind(self.where, lambda name: type_of(seen, name)),
             columns=None if self.columns is None else seen.output_columns(self.columns),
+            **more,
         )
 
 
@@ -207,7 +212,7 @@ class ScanArguments(Selection):
 
     def bound(self, schema: TableSchema) -> Scan:
         """Checked against the schema, in stored form. Raises SchemaError, InvalidArgument."""
-        return replace(self.scan(schema), limit=self.limit, reverse=bool(self.reverse))
+        return self.scan(schema, limit=self.limit, reverse=bool(self.reverse))
 
     def arrow_schema(self, schema: TableSchema) -> pa.Schema:
         """Of the batches that the scan gives."""
@@ -237,9 +242,9 @@ class OrderedScanArguments(ScanArguments):
         return seen_schema(schema)
 
     def bound(self, schema: TableSchema) -> Scan:
-        order = order_of(self.order_by, self.seen(schema).output_type)
-        any_order = bool(self.any_order)
-        return replace(ScanArguments.bound(self, schema), order=order, offset=self.offset, any_order=any_order)
+        order = order_of(self.order_by, self.seen(schema).output_type) if self.order_by else ()
+        more = {"order": order, "offset": self.offset, "any_order": bool(self.any_order)}
+        return self.scan(schema, limit=self.limit, reverse=bool(self.reverse), **more)
 
 
 @dataclass(slots=True)
@@ -273,11 +278,10 @@ class QuestionArguments:
         table_name(self.table)
         groups: Any = self.group_by
         if not isinstance(groups, Iterable | TimeSlot):
-            raise SchemaError(f"group_by takes column names, kivi.time_slot and named expressions, not {groups!r}")
+            raise SchemaError(f"group_by takes column names, kivi.time_slot and named expressions, not {shown(groups)}")
         self.group_by = (groups,) if isinstance(groups, (str, TimeSlot)) else tuple(groups)
         self.measures = _measures(self.measures)
-        if not isinstance(self.derived or {}, Mapping):
-            raise SchemaError(f"derived maps names to expressions, and is {self.derived!r}")
+        _check_derived(self.derived)
         self.order_by = check_order(self.order_by)
         self.columns = _columns(self.columns)
         _number_or_none(self.limit, "limit is a number of rows")
@@ -358,7 +362,7 @@ def summary_arguments(
 ) -> SummaryArguments:
     """Of ``summary``. ``start`` and ``end`` bound the event time; ``end`` is exclusive."""
     if not isinstance(measures, Mapping):
-        raise SchemaError(f"measures map names to kivi.sum, kivi.count and the like, and are not {measures!r}")
+        raise SchemaError(f"measures map names to kivi.sum, kivi.count and the like, and are not {shown(measures)}")
     names = tuple(_text(name, "a measure of a summary is named by a text", 1) for name in measures)
     if not all(map(is_name, names)):
         measures = {f"m{i}": call for i, call in enumerate(measures.values())}
@@ -370,7 +374,7 @@ def check_order(order_by: object) -> tuple[str, ...]:
     given = tuple(order_by) if isinstance(order_by, Sequence) and not isinstance(order_by, str) else (order_by,)
     for term in given:
         if not isinstance(term, str) or not term.strip("-"):
-            raise InvalidArgument(f'order_by names columns, like ["-slowest", "endpoint_id"], not {term!r}')
+            raise InvalidArgument(f'order_by names columns, like ["-slowest", "endpoint_id"], not {shown(term)}')
     return given
 
 
@@ -407,7 +411,7 @@ class RollupArguments:
         """Checked against the schema, in stored form. Raises SchemaError, InvalidArgument."""
         moments = (self.start, self.end, self.last)
         rollup = rollup_of(schema, self.by, self.step, self.tz, *moments, self.measures)
-        return replace(Selection(self.table, self.prefix, where=self.where).scan(schema), rollup=rollup)
+        return Selection(self.table, self.prefix, where=self.where).scan(schema, rollup=rollup)
 
     def arrow_schema(self, schema: TableSchema) -> pa.Schema:
         """Of the result."""
@@ -530,13 +534,13 @@ class SubscribeArguments(Selection):
         _number_or_none(self.since, "since is a commit timestamp")
         for name, value, least in (("interval_ms", self.interval_ms, 0), ("heartbeat_ms", self.heartbeat_ms, 10)):
             if not _is_real(value) or not least <= value <= 3_600_000:
-                raise InvalidArgument(f"{name} is a number from {least} to 3,600,000, not {value!r}")
+                raise InvalidArgument(f"{name} is a number from {least} to 3,600,000, not {shown(value)}")
         self.interval_ms = round(self.interval_ms)
         # Its store hears of a durable one when it is heard of itself, which is before it expires.
         self.heartbeat_ms = max(10, round(min(self.heartbeat_ms, self.ttl_us / 4_000)))
         check_retractions(self.retractions)
         if self.unseen not in (True, False):
-            raise InvalidArgument(f"unseen is True or False, not {self.unseen!r}")
+            raise InvalidArgument(f"unseen is True or False, not {shown(self.unseen)}")
         if self.rows is not None:
             if self.since is None:
                 raise InvalidArgument("rows are those that the query gave at since: give that, too")
@@ -549,7 +553,7 @@ class SubscribeArguments(Selection):
                 raise InvalidArgument("last is the range of a rollup: give rollup=dict(by=[...], step=...) too")
             return
         if not isinstance(self.rollup, Mapping):
-            raise InvalidArgument(f"rollup is a dict of the arguments of snapshot.rollup, not {self.rollup!r}")
+            raise InvalidArgument(f"rollup is a dict of the arguments of snapshot.rollup, not {shown(self.rollup)}")
         if unknown := [name for name in self.rollup if name not in _ROLLUP]:
             raise InvalidArgument(f"rollup has {', '.join(_ROLLUP)}, and no {unknown[0]!r}")
         others = (self.prefix or None, self.start, self.end, self.where, self.columns)
@@ -584,6 +588,11 @@ class SubscribeArguments(Selection):
             self.retractions,
             self.lateness_us,
         )
+
+    @property
+    def all_columns(self) -> bool:
+        """Whether it is of all columns, those that are added later, too."""
+        return self.matching is None and self.columns is None and (self.rollup or {}).get("measures") is None
 
     def shown(self, schema: TableSchema) -> TableSchema:
         """What the rows of its updates are rows of."""
@@ -636,7 +645,7 @@ class TailArguments:
 def _number(value: object, rule: str, least: int = 0, below: int = 2**63) -> int:
     """A whole number in [least, below). Raises InvalidArgument, with the ``rule`` that it breaks."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < below:
-        raise InvalidArgument(f"{rule}, not {value!r}")
+        raise InvalidArgument(f"{rule}, not {shown(value)}")
     return value
 
 
@@ -656,8 +665,13 @@ def _is_real(value: object) -> TypeGuard[float]:
 def _text(value: object, rule: str, least: int = 0) -> str:
     """Raises InvalidArgument, with the ``rule`` that it breaks, for what is no text of that length."""
     if not is_text(value) or len(value) < least:
-        raise InvalidArgument(f"{rule}, not {value!r}")
+        raise InvalidArgument(f"{rule}, not {shown(value)}")
     return value
+
+
+def check_commit_ts(value: object, what: str) -> int:
+    """Raises InvalidArgument."""
+    return _number(value, f"{what} is a commit timestamp")
 
 
 def check_token(token: object) -> str:
@@ -675,14 +689,24 @@ def table_name(name: object) -> str:
     return _text(name, "a table is named by a string")
 
 
+def node_name(node: object) -> str:
+    """Raises InvalidArgument for what cannot name a node of a cluster."""
+    return _text(node, "a node is named by its address or number, as a text")
+
+
+def move_id(move: object) -> str:
+    """Raises InvalidArgument for what cannot be the id of a move of shards."""
+    return _text(move, "a move of shards is named by the id that move_shards returned")
+
+
 def stage_ids(ids: object) -> list[bytes]:
     """A list of ids that ``stage`` returned. Raises InvalidArgument."""
     if isinstance(ids, (str, bytes)) or not isinstance(ids, Iterable):
-        raise InvalidArgument(f"stages are given as a list of what stage() returned, not {ids!r}")
+        raise InvalidArgument(f"stages are given as a list of what stage() returned, not {shown(ids)}")
     listed = list(ids)
     for one in listed:
         if not isinstance(one, bytes):
-            raise InvalidArgument(f"a stage is named by the bytes that stage() returned, not {one!r}")
+            raise InvalidArgument(f"a stage is named by the bytes that stage() returned, not {shown(one)}")
     return listed
 
 
@@ -690,8 +714,8 @@ def drops_late(late: object) -> bool:
     """Of appends, whatever appends. Raises InvalidArgument."""
     if late not in ("fail", "drop"):
         raise InvalidArgument(
-            f'late is "fail" or "drop", not {late!r}: "fail" refuses an append with events below the retention floor, '
-            '"drop" leaves these events out and counts them'
+            f'late is "fail" or "drop", not {shown(late)}: "fail" refuses an append with events below the retention '
+            'floor, "drop" leaves these events out and counts them'
         )
     return late == "drop"
 
@@ -705,21 +729,36 @@ def check_move(shards: object, to: object, source: object, copy: object) -> None
     """Arguments of ``move_shards``, but for what only a node knows. Raises InvalidArgument."""
     for name, value in (("shards", shards), ("to", to), ("source", source)):
         if not (isinstance(value, str) and value) and not (name == "source" and value is None):
-            raise InvalidArgument(f"{name} is a text, like '0-15' for shards and an address for nodes, not {value!r}")
+            raise InvalidArgument(
+                f"{name} is a text, like '0-15' for shards and an address for nodes, not {shown(value)}"
+            )
     if not isinstance(copy, bool):
-        raise InvalidArgument(f"copy is True or False, not {copy!r}")
+        raise InvalidArgument(f"copy is True or False, not {shown(copy)}")
     if copy and source is not None:
         raise InvalidArgument("with copy=True nobody gives the shards up: leave source out")
+
+
+def check_rebalance(copies: object, away_from: object, keep: object, dry_run: object) -> None:
+    """Arguments of ``rebalance_shards``, but for what only a node knows. Raises InvalidArgument."""
+    if copies is not None and (not isinstance(copies, int) or isinstance(copies, bool) or not 1 <= copies < 2**31):
+        raise InvalidArgument(f"copies is how many nodes are to hold each shard, 1 or more, not {shown(copies)}")
+    for name, nodes in (("away_from", away_from), ("keep", [] if keep is None else keep)):
+        if isinstance(nodes, str) or not isinstance(nodes, Sequence) or not all(isinstance(one, str) for one in nodes):
+            raise InvalidArgument(f"{name} is a list of nodes, each by its address or number, not {shown(nodes)}")
+    if not isinstance(dry_run, bool):
+        raise InvalidArgument(f"dry_run is True or False, not {shown(dry_run)}")
 
 
 def directory(path: object) -> str:
     """A path as text. Raises InvalidArgument."""
     if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
-        raise InvalidArgument(f"a directory is named by a path, not {path!r}")
+        raise InvalidArgument(f"a directory is named by a path, not {shown(path)}")
     try:
-        os.fsencode(path)  # a name of the file system may have bytes that are no text
+        right = b"\0" not in os.fsencode(path)  # a name of the file system may have bytes that are no text
     except UnicodeEncodeError:
-        raise InvalidArgument(f"a directory is named by a path, and {path!r} is none") from None
+        right = False
+    if not right:
+        raise InvalidArgument(f"a directory is named by a path, and {path!r} is none")
     return os.fsdecode(path)
 
 
@@ -742,7 +781,7 @@ def client_timeout_s(timeout: object) -> float | None:
     seconds = patience_s(timeout)
     if seconds is not None and seconds <= 0:
         raise InvalidArgument(
-            f"timeout is a number of seconds greater than zero, or None to wait for ever, and not {timeout!r}"
+            f"timeout is a number of seconds greater than zero, or None to wait for ever, and not {shown(timeout)}"
         )
     return seconds
 
@@ -750,7 +789,7 @@ def client_timeout_s(timeout: object) -> float | None:
 def reads_fresh(read: object) -> bool:
     """Of ``connect``. Raises InvalidArgument."""
     if read not in ("any", "fresh"):
-        raise InvalidArgument(f'read is "any" or "fresh", not {read!r}')
+        raise InvalidArgument(f'read is "any" or "fresh", not {shown(read)}')
     return read == "fresh"
 
 
@@ -758,15 +797,21 @@ def patience_s(timeout: object, what: str = "timeout") -> float | None:
     """For how many seconds somebody waits; None for ever. Raises InvalidArgument."""
     if timeout is None or timeout == math.inf:
         return None
-    if not _is_real(timeout) or math.isnan(timeout):
-        raise InvalidArgument(f"{what} is a number of seconds, or None to wait for ever, and not {timeout!r}")
-    return min(float(timeout), _PATIENCE_S_MAX)
+    if not _is_real(timeout) or not (timeout <= 0 or timeout > 0):
+        raise InvalidArgument(f"{what} is a number of seconds, or None to wait for ever, and not {shown(timeout)}")
+    return float(min(max(timeout, -_PATIENCE_S_MAX), _PATIENCE_S_MAX))  # an int may be more than a float can be
+
+
+def check_ttl(ttl_s: object) -> None:
+    """How long a snapshot lasts, or None. Raises InvalidArgument."""
+    if ttl_s is not None and not (_is_real(ttl_s) and 0 < ttl_s < math.inf):
+        raise InvalidArgument(f"ttl_s is a number of seconds, not {ttl_s!r:.200}")
 
 
 def check_work(fn: object) -> None:
     """Of ``run``. Raises InvalidArgument."""
     if not callable(fn):
-        raise InvalidArgument(f"run() takes a function of a transaction, not {fn!r}")
+        raise InvalidArgument(f"run() takes a function of a transaction, not {shown(fn)}")
 
 
 def check_done(result: object) -> None:
@@ -818,16 +863,18 @@ def check_batch(batch: object) -> None:
         case (scope, int(sequence)) if isinstance(batch, tuple) and not isinstance(sequence, bool):
             if is_text(scope) and 0 <= sequence < 2**63:
                 return
-    raise InvalidArgument(f"a batch token is (scope, number from 0), not {batch!r}")
+    raise InvalidArgument(f"a batch token is (scope, number from 0), not {shown(batch)}")
 
 
 @dataclass(slots=True)
 class TransactionArguments:
-    """Of ``transaction``. ``token`` and ``batch`` make its commit happen once, however often it is tried."""
+    """Of ``transaction``. ``token`` and ``batch`` make its commit happen once, however often it is tried. ``deferred``:
+    an insert of a row that is there fails at the commit."""
 
     token: str | None = None
     batch: tuple[str, int] | None = None
     min_snapshot: int | None = None
+    deferred: bool = False
 
     def __post_init__(self) -> None:
         if self.token is not None:
@@ -852,7 +899,7 @@ class AppenderArguments:
     def __post_init__(self) -> None:
         for name, value, least in (("linger_ms", self.linger_ms, 0), ("max_events", self.max_events, 1)):
             if not _is_real(value) or not least <= value < math.inf:
-                raise InvalidArgument(f"{name} is a number from {least} on, not {value!r}")
+                raise InvalidArgument(f"{name} is a number from {least} on, not {shown(value)}")
         drops_late(self.late)
         self.each = bool(self.each)
 
@@ -874,9 +921,7 @@ class SnapshotArguments:
         if self.as_of is not None and not isinstance(self.as_of, dt.datetime):
             _number(self.as_of, "as_of is a commit timestamp or a datetime")
         _number_or_none(self.min_snapshot, "min_snapshot is a commit timestamp")
-        ttl = self.ttl_s
-        if ttl is not None and not (_is_real(ttl) and 0 < ttl < math.inf):
-            raise InvalidArgument(f"ttl_s is a number of seconds, not {ttl!r}")
+        check_ttl(self.ttl_s)
 
     @property
     def max_staleness_us(self) -> int | None:
@@ -911,14 +956,16 @@ class AggregateArguments:
 
     def __post_init__(self) -> None:
         groups: Any = self.group_by
+        table_name(self.name)
         table_name(self.source)
         if not isinstance(groups, Iterable | TimeSlot):
-            raise SchemaError(f"group_by takes column names and kivi.time_slot, not {groups!r}")
+            raise SchemaError(f"group_by takes column names and kivi.time_slot, not {shown(groups)}")
         self.measures = _measures(self.measures)
+        _check_derived(self.derived)
         self.group_by = (groups,) if isinstance(groups, (str, TimeSlot)) else tuple(groups)
         for group in self.group_by:
             if not isinstance(group, (str, TimeSlot)):
-                raise SchemaError(f"group_by takes column names and kivi.time_slot, not {group!r}")
+                raise SchemaError(f"group_by takes column names and kivi.time_slot, not {shown(group)}")
 
 
 @dataclass(slots=True)
@@ -954,6 +1001,7 @@ class LevelsArguments:
                     f"{min(unknown)!r} is none of these"
                 )
         self.measures = _measures(self.measures)
+        _check_derived(self.derived)
 
     @property
     def names(self) -> list[str]:
@@ -964,7 +1012,7 @@ class LevelsArguments:
 def _level(level: object) -> tuple[str, ...]:
     columns = (level,) if isinstance(level, str) else tuple(level) if isinstance(level, Iterable) else ()
     if not columns or not all(isinstance(column, str) for column in columns):
-        raise SchemaError(f"a level is a column or a list of columns, not {level!r}")
+        raise SchemaError(f"a level is a column or a list of columns, not {shown(level)}")
     return columns
 
 
@@ -974,16 +1022,25 @@ def _width(slot: object, tz: str | None) -> str:
     return slot.replace(" ", "") if isinstance(slot, str) else parsed.width
 
 
+def _check_derived(derived: object) -> None:
+    """Raises SchemaError for what does not map texts to texts, and is not None."""
+    right = derived is None or isinstance(derived, Mapping)
+    if not right or not all(is_text(text) for pair in (derived or {}).items() for text in pair):  # type: ignore[attr-defined]
+        raise SchemaError(
+            f"derived maps names to expressions, as in {{'avg': 'total / calls'}}, and is {derived!r:.200}"
+        )
+
+
 def _measures(measures: Mapping[str, OperatorCall] | None) -> Mapping[str, OperatorCall] | None:
     """None is for all measures of a source that is an aggregate."""
     if measures is None:
         return None
     if not isinstance(measures, Mapping):
-        raise SchemaError(f"measures map names to kivi.sum, kivi.count and the like, and are not {measures!r}")
+        raise SchemaError(f"measures map names to kivi.sum, kivi.count and the like, and are not {shown(measures)}")
     for measure, call in measures.items():
         check_name(measure, "measure")
         if not isinstance(call, OperatorCall):
-            raise SchemaError(f"measure {measure!r} must be kivi.sum, kivi.count or the like, not {call!r}")
+            raise SchemaError(f"measure {measure!r} must be kivi.sum, kivi.count or the like, not {shown(call)}")
     return measures
 
 
@@ -1004,7 +1061,7 @@ class ViewArguments:
         if self.columns is not None:
             self.columns = column_names(f"view {self.name!r}", "columns", self.columns)
         if not isinstance(self.unique, bool):
-            raise SchemaError(f"view {self.name!r}: unique is True or False, not {self.unique!r}")
+            raise SchemaError(f"view {self.name!r}: unique is True or False, not {shown(self.unique)}")
 
 
 @dataclass(slots=True)
@@ -1043,6 +1100,5 @@ class AlterAggregateArguments:
         if not isinstance(measures, Mapping):
             raise SchemaError(f"add_measures maps names to kivi.sum, count, min or max, and is {measures!r}")
         _measures(self.add_measures)
-        if not isinstance(self.derived or {}, Mapping):
-            raise SchemaError(f"derived maps names to expressions, and is {self.derived!r}")
+        _check_derived(self.derived)
         self.backfill = bool(self.backfill)

@@ -199,7 +199,8 @@ class Database(RuleMethods, Alerting, Topics, ABC, Generic[Tx, Snap]):
 
         In rows and events of before they are null; those with an operator have its identity. Snapshots of before do not
         see them. ``role`` says what a table of any kind is of, for consoles: "services", "endpoints", "dependencies" or
-        "models" of aggregates with a time slot, "traces" of events with a trace_id, "" of none; ``describe`` tells it.
+        "models" of aggregates with a time slot, "traces" of events with a trace_id, "names" of rows that name
+        keys, "" of none; ``describe`` tells it.
         Raises NotFound, SchemaError, InvalidArgument.
         """
 
@@ -259,15 +260,22 @@ class Database(RuleMethods, Alerting, Topics, ABC, Generic[Tx, Snap]):
     @abstractmethod
     @takes(TransactionArguments, NO_ARGUMENTS)
     def transaction(self, wanted: TransactionArguments) -> Tx:
-        """``with db.transaction() as tx``: commits on success, rolls back on an exception."""
+        """``with db.transaction() as tx``: commits on success, rolls back on an exception.
+
+        ``deferred``: a strict insert waits for no answer. A client sends it with what it asks next, with the commit if
+        that is all, and so a transaction that inserts takes one message there and one back. RowExists comes from the
+        commit, and from nothing before; reads of the transaction see its own writes meanwhile. A commit that comes
+        again under its token is answered as the first one was: its own row is no other's.
+        """
 
     @abstractmethod
     @takes(SnapshotArguments)
     def snapshot(self, wanted: SnapshotArguments) -> Snap:
         """A read-only view. ``as_of``: a commit timestamp, or a moment. ``ttl_s``: how long it lasts unless renewed.
 
-        ``max_staleness``: how old it may be ("5s"), which matters in a cluster: a node that cannot say that it has
-        every commit that was acknowledged so long ago raises Unavailable. 0 waits for all that was acknowledged by now.
+        ``max_staleness``: how old it may be ("5s"), which matters in a cluster: where a node cannot say that it has
+        every commit that was acknowledged so long ago, a client asks the one that it names, and raises Unavailable if
+        that cannot say so, either. 0 waits for all that was acknowledged by now.
         """
 
     def get(
@@ -295,18 +303,18 @@ class Database(RuleMethods, Alerting, Topics, ABC, Generic[Tx, Snap]):
         with self.snapshot(max_staleness=wanted.max_staleness) as snapshot:
             return snapshot._get(wanted)
 
-    def run(self, fn: Callable[[Tx], T], timeout: float | None = None) -> T:
+    def run(self, fn: Callable[[Tx], T], timeout: float | None = None, *, deferred: bool = False) -> T:
         """``fn(tx)`` in a transaction; after a conflict again, on a new snapshot, until ``timeout`` (seconds).
 
         The function is rerun from the start, so what it read is never written back stale. It must not
         have effects outside the transaction. CommitUnknown is never rerun. Without ``timeout`` it is the
-        client's; in process, 10 s.
+        client's; in process, 10 s. ``deferred``: as for ``transaction``.
         """
         check_work(fn)
         retries = Retries(patience_s(timeout) if timeout is not None else self._timeout_s)
         while True:
             try:
-                with self.transaction() as tx:
+                with self.transaction(deferred=deferred) as tx:
                     result = fn(tx)
                     check_done(result)
                 return result
@@ -475,9 +483,45 @@ class Database(RuleMethods, Alerting, Topics, ABC, Generic[Tx, Snap]):
         """
 
     @abstractmethod
+    def rebalance_shards(
+        self,
+        *,
+        copies: int | None = None,
+        away_from: Sequence[str] = (),
+        keep: Sequence[str] | None = None,
+        dry_run: bool = False,
+    ) -> list[dict[str, str]]:
+        """Orders the moves after which the nodes of the cluster hold equally many shards, each of them ``copies`` times
+        (by default as often as it is held now), with as little as possible to be copied.
+
+        Returns all of them: ``shards``, ``to``, ``source`` ("" if nobody gives them up) and ``move``, the id, which is
+        "" for those that have to wait for others. Ask again when these are over (``cluster_status()["moves"]``), until
+        nothing is returned.
+
+        ``away_from``: nodes that are to hold none. ``keep``: nodes that are left as they are, and not counted; by
+        default those that hold all shards while others hold a part. ``dry_run``: nothing is ordered. Raises
+        InvalidArgument if that cannot be.
+        """
+
+    @abstractmethod
     def cancel_move(self, move: str) -> None:
         """Ends a move of shards, by its id, whose new owner has not got them yet. Harmless if it is over. Raises
         InvalidArgument if it is too late."""
+
+    @abstractmethod
+    def forget_node(self, node: str) -> None:
+        """Goes on without a node of the cluster, named by address or number, that is gone for good: the log is not kept
+        for it any longer, and its server of the log (``--peers``) has no vote, and no copy: another one gets that.
+
+        Harmless if it was forgotten. Raises InvalidArgument for a node that was heard in the last ten seconds, that
+        alone holds some shards, or whose server has to be replaced first; Unavailable if the log does not take it.
+        """
+
+    @abstractmethod
+    def verify_cluster(self) -> int:
+        """Has all nodes of the cluster compare what they store, at the commit timestamp that is returned. It goes on by
+        itself: ``cluster_status()["content"]`` says what was found, and a node that differs from most of those that
+        hold the same stops. Raises InvalidArgument if this is no node."""
 
     @abstractmethod
     def checkpoint(self, path: Any) -> None:
@@ -613,7 +657,7 @@ class Transaction(Reads):
         self._write(table, Write("delta", key, values))
 
     def insert(self, table: str, key: Sequence[Any], /, **values: Any) -> None:
-        """A new row. Raises RowExists here if it is there, and the transaction may go on."""
+        """A new row. Raises RowExists here if it is there, and the transaction may go on, unless it is ``deferred``."""
         self._write(table, Write("insert", key, values))
 
     def delete(self, table: str, key: Sequence[Any]) -> None:
@@ -718,10 +762,10 @@ class Snapshot(Reads):
         ``by``: key columns that are no time slot, in the order of the result; none: all rows are one. ``step``: the
         width of its slots ("1h", "1month", in the time zone ``tz`` or that of the table's slots), made of whole slots
         of the table; without it the result has no slot. ``start`` and ``end`` (exclusive) are moments where slots of
-        the table begin; ``last="15m"``: the slots of that time up to the end of the newest one. ``prefix`` as of a
-        scan; ``where`` selects the table's rows before they are combined. ``measures``: which measures and derived
-        columns to give, declared or named by their text like "quantile(latency, 0.999)"; derived columns are computed
-        from the combined row.
+        the table begin; ``last="15m"``: the whole slots of the result that make up about that time, up to the end of
+        the newest one, which is there at least. ``prefix`` as of a scan; ``where`` selects the table's rows before they
+        are combined. ``measures``: which measures and derived columns to give, declared or named by their text like
+        "quantile(latency, 0.999)"; derived columns are computed from the combined row.
 
         It equals what an aggregate declared at that level would hold over the same events, bit for bit; sums of floats
         up to the order of addition. Rows come in the order of ``by`` and slot. Raises SchemaError, InvalidArgument.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
@@ -10,7 +11,9 @@ from typing import Any
 from kivi.api.arguments import takes
 from kivi.errors import InvalidArgument
 from kivi.model.expressions import Expr
+from kivi.model.patterns import Pattern
 from kivi.model.rules import Against, Rule, named
+from kivi.model.types import shown
 
 __all__ = ["RuleArguments", "RuleMethods", "rule_name"]
 
@@ -28,16 +31,21 @@ class RuleArguments:
     select: Mapping[str, object] | None = None
     own_events: bool = False
     backfill: bool = False
+    match: Pattern | None = None
+    lateness: str | int | dt.timedelta | None = None
 
     @property
     def rule(self) -> Rule:
         """Raises InvalidArgument, SchemaError."""
-        return named(self.name, self.source, self.against, self.where, self.into, self.select, self.own_events)
+        return named(
+            self.name, self.source, self.against, self.where, self.into, self.select, self.own_events,
+            self.match, self.lateness,
+        )  # fmt: skip
 
 
 def rule_name(name: object) -> str:
     if not isinstance(name, str):
-        raise InvalidArgument(f"a rule's name is a string, not {name!r}")
+        raise InvalidArgument(f"a rule's name is a string, not {shown(name)}")
     return name
 
 
@@ -63,6 +71,15 @@ class RuleMethods(ABC):
         ``backfill``: what was committed before is judged as well, against rows as they are now; what that raises is
         there when this returns, in one commit. If it is stopped meanwhile, the same call again finishes it: ``rules``
         tells whether a rule is ``backfilled``.
+
+        ``match``, a ``kivi.pattern`` with a ``within``, in place of ``against``: what it raises are the matches of that
+        pattern over the events for which ``where`` is true, each once, soon after event time has passed all that could
+        change it by ``lateness`` ("5s" unless it is given; "auto": what 0.999 of the events kept to). ``kivi.col`` in
+        ``select`` is a column of a match then, and the event time is that of its last event, if nothing else is said. A
+        thread of the store does it, or of one node of a cluster, and no commit waits for it; with ``backfill`` it
+        begins with all events that there are. An event that is later than ``lateness`` raises nothing again: ``rules``
+        counts the matches that such events changed (``late``), and tells up to which event time matches were judged
+        (``judged_us``) and why they cannot be now (``error``).
 
         The tables that it names cannot be dropped before it. Raises AlreadyExists, NotFound, SchemaError.
         """

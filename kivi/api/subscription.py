@@ -17,6 +17,9 @@ A *durable* subscription to events has a name. What was delivered is remembered 
 then, at most every second: an update counts as delivered when the next one is asked for. So a program that dies gets
 the update that it was working on again. ``acknowledge`` tells it at once.
 
+Rows have the columns that were asked for. Without ``columns`` (of a rollup: ``measures``) these are all that the table
+has at ``live.ts``: those that are added meanwhile come with the next update, in every row.
+
 For an event table ``live.rows`` stays empty: an update has the events themselves, in commit order, each once. What to
 remember to go on later is ``since=live.ts, skip=live.skip``.
 """
@@ -121,9 +124,12 @@ def listed(stored: Stored) -> dict[str, Any]:
     return {"name": stored.name, "table": stored.table, "ts": stored.ts, "skip": stored.skip, "expires": expires}
 
 
-def told(schema: TableSchema, update: Update) -> Update:
+def told(update: Update) -> Update:
     """An update in stored form as callers see it. Raises OutOfRange."""
-    changes = [c if c.row is None else c._replace(row=schema.row_from_stored(c.row)) for c in update.changes]
+    if update.shown is None:  # it has no rows
+        return update
+    schema, names = update.shown
+    changes = [c if c.row is None else c._replace(row=schema.row_from_stored(c.row, names)) for c in update.changes]
     return replace(update, changes=changes)
 
 

@@ -16,7 +16,16 @@ import pyarrow.compute as pc
 
 from kivi.model.types import ColumnType
 
-__all__ = ["COMPARE", "calculated_floats", "calculated_integers", "compared", "floats", "rescaled", "within"]
+__all__ = [
+    "COMPARE",
+    "calculated_floats",
+    "calculated_integers",
+    "compared",
+    "exact_floats",
+    "floats",
+    "rescaled",
+    "within",
+]
 
 Array = npt.NDArray[Any]
 Result = tuple[Any, Array | None]
@@ -42,6 +51,9 @@ _FLOAT: Final[dict[str, Callable[[Any, Any], Any]]] = {
     "/": pc.divide,
 }
 
+
+_EXACT: Final = 2**53
+"""Integers up to it, either way, are float64 numbers."""
 
 # -- integers -----------------------------------------------------------------------------------------------
 
@@ -92,11 +104,29 @@ def floats(type_: ColumnType, values: Any) -> Any:
     return pc.divide(out, 10.0**type_.scale) if type_.scale else out
 
 
+def exact_floats(type_: ColumnType, values: Any) -> Any | None:
+    """A number in stored form as float64, if that is exactly what each of them is; None if it may not be."""
+    if type_.name == "float64":
+        return values
+    if type_.scale:
+        return None
+    if isinstance(values, pa.Scalar):
+        low = high = values.as_py()
+    elif values.null_count or not len(values):
+        low, high = pc.min_max(values).as_py().values()
+    else:  # Arrow's kernel takes as long for some thousands
+        numbers = values.to_numpy()
+        low, high = numbers.min(), numbers.max()
+    return floats(type_, values) if low is None or (low >= -_EXACT and high <= _EXACT) else None
+
+
 def calculated_floats(op: str, left: Any, right: Any) -> Result:
     """float64 + - * / float64; a divisor of 0 gives null."""
     if op == "/":
         right = pc.if_else(pc.equal(right, 0.0), pa.scalar(None, pa.float64()), right)
     out = pc.add(_FLOAT[op](left, right), 0.0)  # -0.0 + 0.0 is 0.0
+    if isinstance(out, pa.Array) and not out.null_count and np.isfinite(out.to_numpy()).all():
+        return out, None
     finite = pc.is_finite(out)
     if pc.all(finite).as_py() is not False:
         return out, None

@@ -6,6 +6,7 @@ columns go through kernels, as an int64, a float64 or a bool each; rows are dict
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kivi.arrow.row_dicts import records
+from kivi.errors import OutOfRange
 from kivi.model.schema import TableSchema
 from kivi.model.types import ColumnType
 
@@ -26,6 +28,7 @@ __all__ = [
     "arrow_schema",
     "arrow_type",
     "decimals",
+    "distinct_names",
     "flat",
     "is_sane",
     "literal",
@@ -222,7 +225,7 @@ def stored_lists(batch: Any) -> dict[str, list[Any]]:
 
 def _stored_list(array: Any) -> list[Any]:
     if pa.types.is_timestamp(array.type):
-        array = array.cast(pa.int64())
+        array = array.view(pa.int64())
     if not pa.types.is_decimal(array.type):
         return _listed(array)
     values = stored_array(ColumnType("decimal", array.type.precision, array.type.scale), array).tolist()
@@ -230,6 +233,15 @@ def _stored_list(array: Any) -> list[Any]:
         valid = array.is_valid().to_pylist()
         return [value if known else None for value, known in zip(values, valid, strict=True)]
     return values  # type: ignore[no-any-return]
+
+
+def distinct_names(names: Sequence[str]) -> list[str]:
+    """For columns of which several may have one name: the later ones are called ``name_1``, ``name_2``."""
+    found = dict[str, None]()
+    for name in names:
+        numbered = (f"{name}_{i}" for i in itertools.count(1) if f"{name}_{i}" not in names)
+        found[next(each for each in itertools.chain([name], numbered) if each not in found)] = None
+    return list(found)
 
 
 def _listed(array: Any) -> list[Any]:
@@ -240,17 +252,23 @@ def _listed(array: Any) -> list[Any]:
 
 
 def rows_from_batch(batch: Any) -> list[dict[str, Any]]:
-    """A scan's batch as rows in the form that callers see: aware datetimes, Decimals."""
-    names, columns = batch.schema.names, []
-    moments = ColumnType("timestamp").from_stored_all
-    for name, field, column in zip(names, batch.schema, batch.columns, strict=True):
-        if field.metadata is not None and _STATE in field.metadata:
-            columns.append(ColumnType.read(field.metadata[_STATE].decode()).from_stored_all(_listed(column), name))
-        elif pa.types.is_timestamp(column.type):
-            columns.append(moments(_listed(column.cast(pa.int64())), name))
-        else:
-            columns.append(_listed(column))
-    return records(names, columns)
+    """A scan's batch as rows in the form that callers see: aware datetimes, Decimals. Raises OutOfRange."""
+    return records(batch.schema.names, list(map(_seen, batch.schema, batch.columns)))
+
+
+def _seen(field: Any, column: Any) -> list[Any]:
+    name = field.name
+    if field.metadata is not None and _STATE in field.metadata:
+        return ColumnType.read(field.metadata[_STATE].decode()).from_stored_all(_listed(column), name)
+    if pa.types.is_timestamp(column.type):
+        us = column.cast(pa.timestamp("us", column.type.tz), safe=False)  # SQL has coarser and finer ones
+        return ColumnType("timestamp").from_stored_all(_listed(us.cast(pa.int64())), name)
+    try:
+        return _listed(column)
+    except (ValueError, OverflowError) as error:  # days of SQL that Python has not
+        raise OutOfRange(
+            f"{name} has a value that is out of range here ({error}): cast it to text", column=name
+        ) from None
 
 
 def rows_batch(schema: TableSchema, names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Any:

@@ -32,7 +32,7 @@ from typing import Any, Final, TypeVar
 
 from kivi.errors import ResourceExhausted, SchemaError
 from kivi.model.schema import TableSchema
-from kivi.model.types import MOMENT_MAX_US, MOMENT_MIN_US, ColumnType, check_event_time
+from kivi.model.types import MOMENT_MAX_US, MOMENT_MIN_US, ColumnType, check_moment
 
 __all__ = ["EventBatch", "EventRows", "Row"]
 
@@ -246,4 +246,4 @@ def _text_bytes(value: str | bytes) -> int:
 
 def _event_time(type_: ColumnType, value: Any, what: str) -> int:
     """Raises InvalidArgument, also for a time that no ``datetime`` holds."""
-    return check_event_time(type_.to_stored(value, what), what)
+    return check_moment(type_.to_stored(value, what), what)

@@ -12,8 +12,8 @@ float64      float16, float32, integers that a float64 holds exactly; never NaN 
 decimal(p,s) decimals of any width and scale, and integers, if every value fits exactly
 string       string, large_string, string_view; valid UTF-8
 bytes        binary, large_binary, binary_view, fixed-size binary
-timestamp    timestamps of any unit, if exact in microseconds; one without a time zone is taken as UTC; integers
-             are microseconds since 1970 UTC
+timestamp    timestamps of any unit, if exact in microseconds, and days; one without a time zone is taken as UTC;
+             integers are microseconds since 1970 UTC
 ============ =============================================================================================
 
 NaN in a float column of pandas is its way to write null, and is read as null.
@@ -52,7 +52,7 @@ from kivi.arrow.packed_events import EventBatch
 from kivi.errors import InvalidArgument, ResourceExhausted, SchemaError
 from kivi.model.names import is_text
 from kivi.model.schema import Column, TableSchema
-from kivi.model.types import ColumnType, check_event_time, shown
+from kivi.model.types import ColumnType, check_moment, shown
 
 __all__ = ["DELETES", "event_batch", "row_batch", "table_batch"]
 
@@ -131,7 +131,7 @@ def row_batch(schema: TableSchema, records: Any, *, validated: bool = False, del
         if flags is not None:
             table = table.drop_columns([named])
         elif deletes is not None:
-            raise SchemaError(f"the records have no column {deletes!r}, which says what to delete")
+            raise SchemaError(f"the records have no column {shown(deletes)}, which says what to delete")
         arrays = _from_arrow(schema, table, pandas, validated)
     for column in schema.key:
         array = arrays.get(column.name)
@@ -162,6 +162,8 @@ def _flags(name: str, column: Any) -> Any:
 
 def _table_of(records: Any) -> tuple[Any, bool]:
     """(an Arrow table or batch, whether pandas made it); (None, False) for what is to be read one by one."""
+    if isinstance(records, (list, tuple)):
+        return None, False
     if isinstance(records, (pa.Table, pa.RecordBatch)):
         return records, False
     if type(records).__module__.partition(".")[0] == "pandas":
@@ -180,19 +182,17 @@ def _table_of(records: Any) -> tuple[Any, bool]:
 
 
 def _unknown(schema: TableSchema, name: object) -> SchemaError:
-    return SchemaError(f"table {schema.name!r} has no column {name!r}; it has {', '.join(schema.by_name)}")
+    return SchemaError(f"table {schema.name!r} has no column {shown(name)}; it has {', '.join(schema.by_name)}")
 
 
 def _batch(schema: TableSchema, arrays: list[Any]) -> Any:
-    for name, array in zip(schema.by_name, arrays, strict=True):
-        if name != schema.event_time:
-            continue
-        if array.null_count:
-            row = pc.index(array.is_null(), True).as_py()
-            raise InvalidArgument(f"records[{row}] has no {schema.event_time!r}: every event needs its event time")
-        times = flat(array).cast(pa.int64()).to_numpy()
-        for at in (times.argmin(), times.argmax()) if len(times) else ():
-            check_event_time(int(times[at]), f"records[{at}][{name!r}]")
+    array = dict(zip(schema.by_name, arrays, strict=True))[name := schema.event_time or ""]
+    if array.null_count:
+        row = pc.index(array.is_null(), True).as_py()
+        raise InvalidArgument(f"records[{row}] has no {name!r}: every event needs its event time")
+    times = flat(array).view(pa.int64()).to_numpy()
+    for at in (times.argmin(), times.argmax()) if len(times) else ():
+        check_moment(int(times[at]), f"records[{at}][{name!r}]")
     return pa.RecordBatch.from_arrays(arrays, list(schema.by_name))
 
 
@@ -214,7 +214,7 @@ def _from_dicts(schema: TableSchema, records: list[Any]) -> Any:
     for kind in set(map(type, records)):
         if not issubclass(kind, Mapping):
             at = next(i for i, record in enumerate(records) if type(record) is kind)
-            raise InvalidArgument(f"records[{at}] is {records[at]!r:.80}, a {kind.__name__}: a record is a dict")
+            raise InvalidArgument(f"records[{at}] is {shown(records[at])}, a {kind.__name__}: a record is a dict")
     for name in set(itertools.chain.from_iterable(records)):
         if name not in schema.by_name:
             raise _unknown(schema, name)
@@ -243,7 +243,7 @@ def _plain_array(type_: ColumnType, values: list[Any]) -> Any:
     """The column if plain kernels give exactly what ``to_stored`` would, else None or an exception."""
     kinds = set(map(type, values)) - {NoneType}
     if type_.name == "timestamp" and kinds == {int}:
-        return pa.array(values, pa.int64()).cast(TIMESTAMP)
+        return pa.array(values, pa.int64()).view(TIMESTAMP)
     if not kinds <= _PLAIN[type_.name]:
         return None
     if type_.name == "timestamp" and any(value is not None and value.tzinfo is not UTC for value in values):
@@ -355,5 +355,5 @@ _ACCEPTED: Final[dict[str, Callable[[Any], bool]]] = {
     "bytes": lambda t: bool(
         _is.is_binary(t) or _is.is_large_binary(t) or _is.is_binary_view(t) or _is.is_fixed_size_binary(t)
     ),
-    "timestamp": lambda t: bool(_is.is_timestamp(t) or _is.is_integer(t)),
+    "timestamp": lambda t: bool(_is.is_timestamp(t) or _is.is_integer(t) or _is.is_date(t)),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import datetime as dt
 import json
+import time
 from typing import Any
 
 from kivi.cli.text import plain, print_rows
@@ -37,12 +38,12 @@ def silence(db: Any, args: argparse.Namespace) -> None:
     db.silence(args.name, until=_moment(args.until))
 
 
-def _moment(text: str) -> dt.datetime | None:
+def _moment(text: str) -> dt.datetime | int | None:
     """A moment, a duration from now on, or "now", which ends a silence."""
     if text == "now":
         return None
     try:
-        return dt.datetime.now(dt.UTC) + dt.timedelta(microseconds=parse_duration_us(text))
+        return time.time_ns() // 1_000 + parse_duration_us(text)
     except InvalidArgument:
-        until: dt.datetime = parse_value("timestamp", text, "UNTIL")
+        until: dt.datetime | int = parse_value("timestamp", text, "UNTIL")
         return until

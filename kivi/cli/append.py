@@ -7,25 +7,32 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import io
-import json
+import datetime as dt
 import os
+import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from kivi.errors import InvalidArgument
+from kivi.errors import InvalidArgument, KiviError
+from kivi.model.json_texts import read_json
 from kivi.model.predicate_text import parse_value, type_names
 
-__all__ = ["Progress", "batches", "format_of", "reading"]
+__all__ = ["LONG", "ZEROS", "Progress", "batches", "format_of", "located", "loses_digits", "mistaken", "reading"]
 
 BATCH_ROWS: Final = 50_000
 _LINE_ROWS: Final = 10_000
 _POLL_S: Final = 0.2
+_EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_UNITS: Final = {"seconds": 1_000_000, "milliseconds": 1_000}
+_LIKELY_US: Final = (631_152_000_000_000, 4_102_444_800_000_000)
+"""The years 1990 to 2099, in microseconds since 1970."""
+_CELL_MAX: Final = 16 << 20
+"""Characters of a cell: as many bytes as a value may have, unless the server is told otherwise."""
 FORMATS: Final = {
     ".csv": "csv",
     ".json": "json",
@@ -38,8 +45,14 @@ FORMATS: Final = {
 }
 
 
-Batch: TypeAlias = tuple[Any, int, int | None]
-"""Rows, and how much of the file has been read with them, of how much: bytes, rows or batches; None: it has no end."""
+class Batch(NamedTuple):
+    """Rows, and how much of the file has been read with them, of how much: bytes, rows or batches; None: it has no end.
+    ``lines``: of a file of lines, those in which the rows end."""
+
+    rows: Any
+    done: int
+    total: int | None
+    lines: Sequence[int] = ()
 
 
 def format_of(path: str) -> str:
@@ -49,16 +62,20 @@ def format_of(path: str) -> str:
         raise InvalidArgument(f"{path}: the name must end in one of {', '.join(FORMATS)}") from None
 
 
-def batches(path: str, description: dict[str, Any], *, follow: bool = False) -> Iterator[Batch]:
+def batches(
+    path: str, description: Mapping[str, Any], *, follow: bool = False, waits: bool = True, guessed: bool = False
+) -> Generator[Batch]:
     """Batches of a file's rows.
 
-    ``follow``: then those of the rows that are written to it later, until it is interrupted. Raises InvalidArgument.
+    ``follow``: then those of the rows that are written to it later, until it is interrupted; without ``waits`` only
+    those that are there, but for a last line that is still being written. ``guessed``: nobody has said the types of a
+    file of lines, and a number that would lose digits is refused. Raises InvalidArgument.
     """
     kind = format_of(path)
     with reading(path, kind):
         match kind:
             case "csv" | "json":
-                yield from _lines(path, kind, description, follow)
+                yield from _lines(path, kind, description, follow, waits, guessed)
             case _ if follow:
                 raise InvalidArgument(f"--follow reads lines: {path} must be CSV or JSON lines")
             case "parquet":
@@ -87,7 +104,7 @@ def _parquet(path: str) -> Iterator[Batch]:
         done = 0
         for batch in file.iter_batches(BATCH_ROWS):
             done += batch.num_rows
-            yield batch, done, file.metadata.num_rows
+            yield Batch(batch, done, file.metadata.num_rows)
 
 
 def _arrow(path: str) -> Iterator[Batch]:
@@ -96,19 +113,21 @@ def _arrow(path: str) -> Iterator[Batch]:
             source.seek(0)
             reader = pa.ipc.open_file(source)
             for i in range(reader.num_record_batches):
-                yield reader.get_batch(i), i + 1, reader.num_record_batches
+                yield Batch(reader.get_batch(i), i + 1, reader.num_record_batches)
             return
         source.seek(0)
         for batch in pa.ipc.open_stream(source):
-            yield batch, source.tell(), source.size()
+            yield Batch(batch, source.tell(), source.size())
 
 
-def _lines(path: str, kind: str, description: dict[str, Any], follow: bool) -> Iterator[Batch]:
+def _lines(
+    path: str, kind: str, description: Mapping[str, Any], follow: bool, waits: bool, guessed: bool
+) -> Iterator[Batch]:
     """Rows of CSV (with a header) or JSON lines, as dicts."""
-    parse = Rows(kind, description, path)
-    rows: list[dict[str, Any]] = []
+    parse = Rows(kind, description, path, guessed)
+    rows, numbers = list[dict[str, Any]](), list[int]()
     begun, done, total = "", 0, None if follow else os.path.getsize(path)
-    with open(path, encoding="utf-8", newline="") as file:
+    with open(path, encoding="utf-8-sig", newline="") as file:
         while True:
             line = file.readline()
             done += len(line)
@@ -119,32 +138,85 @@ def _lines(path: str, kind: str, description: dict[str, Any], follow: bool) -> I
                 row, begun = parse(begun + line), ""
                 if row is not None:
                     rows.append(row)
+                    numbers.append(parse.number)
                 if len(rows) < _LINE_ROWS:
                     continue
             if rows:
-                yield rows, done, total
-                rows = []
+                yield Batch(rows, done, total, numbers)
+                rows, numbers = [], []
+            elif follow and not waits:
+                return
             elif follow:
                 time.sleep(_POLL_S)
             if not line and not follow:
                 return parse.end()
 
 
+def located(error: KiviError, path: str, batch: Batch) -> None:
+    """What an error says of one of a batch's records, it says of the line that it is in."""
+
+    def line(found: re.Match[str]) -> str:
+        column = f", column {found[2]}" if found[2] else ""
+        return f"{path}, line {batch.lines[int(found[1])]}{column}"
+
+    if batch.lines:
+        error.message = re.sub(r"\brecords\[(\d+)\](?:\[('[^']*')\])?", line, error.message, count=1)
+
+
+def mistaken(rows: Any, name: str) -> str | None:
+    """What is wrong with whole numbers for times, which are microseconds, that are all of 1970 so, and of 1990 to 2099
+    as seconds or milliseconds."""
+    if isinstance(rows, pa.RecordBatch):
+        is_whole = name in rows.schema.names and pa.types.is_integer(rows.schema.field(name).type)
+        values = rows.column(name).drop_null().to_pylist() if is_whole else []
+    else:
+        values = [value for row in rows if (value := row.get(name)) is not None]
+    if not values or not all(type(value) is int for value in values):
+        return None
+    for unit, us in _UNITS.items():
+        if _LIKELY_US[0] <= us * min(values) and us * max(values) < _LIKELY_US[1]:
+            moment = _EPOCH + dt.timedelta(microseconds=us * values[0])
+            return (
+                f"column {name!r} has {values[0]}: that is {moment:%Y-%m-%d} in {unit}, but whole numbers are "
+                f"microseconds since 1970; multiply by {us:,}, or write times as text, like {moment:%Y-%m-%dT%H:%M:%SZ}"
+            )
+    return None
+
+
+ZEROS: Final = r"^\s*[-+]?0\d"
+LONG: Final = r"^\s*[-+]?\d{16,}\s*$"
+
+
+def loses_digits(type_: str, value: Any, kind: str) -> bool:
+    """Whether a number of this type is less than what a file says: a postal code has zeros in front, and an id more
+    digits than a float64."""
+    if kind == "json":
+        return type_ == "float64" and type(value) is int and abs(value) > 1 << 53
+    if type_ not in ("int64", "float64"):
+        return False
+    return bool(re.match(ZEROS, value) or (type_ == "float64" and re.match(LONG, value)))
+
+
 class Rows:
     """Lines to rows, one at a time. A CSV file's first line names the columns; a quoted cell may have several lines."""
 
-    def __init__(self, kind: str, description: dict[str, Any], path: str) -> None:
+    def __init__(self, kind: str, description: Mapping[str, Any], path: str, guessed: bool = False) -> None:
         self.kind = kind
+        self.guessed = guessed
         self.path = path
         self.number = 0
         self.types = type_names(description)
         self.names: list[str] | None = None
-        self._open = ""  # a CSV record whose last quote is not closed yet
+        self._open: list[str] = []  # the lines of a CSV record whose last quote is not closed yet
+        csv.field_size_limit(_CELL_MAX)
 
     def end(self) -> None:
         """There are no more lines. Raises InvalidArgument in the middle of a quoted cell."""
         if self._open:
-            raise InvalidArgument(f"{self.path} ends at line {self.number} inside a quoted cell")
+            began = self.number - len(self._open) + 1
+            raise InvalidArgument(
+                f"{self.path} ends at line {self.number} inside a quoted cell of the record in line {began}"
+            )
 
     def __call__(self, line: str) -> dict[str, Any] | None:
         self.number += 1
@@ -152,33 +224,60 @@ class Rows:
             return None
         where = f"{self.path}, line {self.number}"
         if self.kind == "csv":
-            line = self._open + line
-            if line.count('"') % 2:  # a quote inside a cell is written twice, so an odd one is open
-                self._open = line
+            try:
+                cells = self._cells(line)
+            except csv.Error as error:
+                raise InvalidArgument(f"{where}: {error}") from None
+            if cells is None:
                 return None
-            self._open = ""
-            (cells,) = csv.reader(io.StringIO(line.rstrip("\r\n"), newline=""))
             if self.names is None:
                 self.names = [cell.strip() for cell in cells]
+                if twice := {name for name in self.names if self.names.count(name) > 1}:
+                    raise InvalidArgument(f"{self.path} has several columns that are called {min(twice)!r}: rename one")
                 return None
             if len(cells) != len(self.names):
                 raise InvalidArgument(f"{where} has {len(cells)} cells; the header names {len(self.names)}")
             row: dict[str, Any] = dict(zip(self.names, cells, strict=True))
         else:
             try:
-                found = json.loads(line)
+                found = read_json(line, where)
             except ValueError:
                 found = None
             if not isinstance(found, dict):
                 raise InvalidArgument(f"{where} is not a JSON object: write one object a line")
             row = found
         for name, value in row.items():
+            if self.guessed and loses_digits(self.types.get(name, ""), value, self.kind):
+                raise InvalidArgument(
+                    f"{where}, column {name!r}: {value} has more digits than {self.types[name]} keeps"
+                )
             if isinstance(value, str) and name in self.types:
                 if self.kind == "csv" and value == "":
                     row[name] = None
-                elif self.kind == "csv" or self.types[name] != "string":
-                    row[name] = parse_value(self.types[name], value, f"{where}, column {name!r}")
+                elif self.types[name] != "string":  # a text is what it is, also null, and 'x' with its quotes
+                    try:
+                        row[name] = parse_value(self.types[name], value, f"{where}, column {name!r}")
+                    except InvalidArgument as error:
+                        error.message += ": leave the cell empty if there is no value" if self.kind == "csv" else ""
+                        raise
         return row
+
+    def _cells(self, line: str) -> list[str] | None:
+        """Those of the record that ends in this line, None if it goes on."""
+        cells = _closed('"' + line if self._open else line)
+        if cells is None or self._open:
+            self._open.append(line)
+        if cells is not None and self._open:
+            (cells,) = csv.reader(self._open)
+            self._open = []
+        return cells
+
+
+def _closed(text: str) -> list[str] | None:
+    """The cells of a text; None if its last quote is open, as csv asks for a further line then."""
+    lines = iter((text, ""))
+    cells = next(csv.reader(lines))
+    return None if next(lines, None) is None else cells
 
 
 class Progress:

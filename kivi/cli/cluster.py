@@ -11,10 +11,11 @@ from typing import Any
 from kivi.cli.text import print_rows, print_value
 from kivi.errors import InvalidArgument, Unavailable
 
-__all__ = ["begin", "shards", "status"]
+__all__ = ["begin", "forget", "shards", "status", "verify"]
 
 _NODES = ("node", "state", "address", "version", "watermark", "behind", "behind s", "silent s", "agrees", "disk free")
 _LOOK_S = 0.2
+_FEATURES = ("feature", "state", "for")
 _COPIES = ("server", "leads", "current", "away", "behind")
 
 
@@ -26,6 +27,10 @@ def status(db: Any, args: argparse.Namespace) -> int:
         print_value(found, "json")
         return 1 if problems else 0
     print_rows([_node(one, found["node"]) for one in found["nodes"]], _NODES, args.output)
+    if features := found["features"]:
+        address = {one["node"]: one["address"] or one["node"] for one in found["nodes"]}
+        print()
+        print_rows([_feature(one, address) for one in features], _FEATURES, args.output)
     if (log := found["log"]) is not None:
         print()
         print_rows(log["copies"], _COPIES, args.output)
@@ -40,6 +45,12 @@ def status(db: Any, args: argparse.Namespace) -> int:
     return 1 if problems else 0
 
 
+def forget(db: Any, args: argparse.Namespace) -> int:
+    """Goes on without a node that is gone for good."""
+    db.forget_node(args.node)
+    return 0
+
+
 def shards(db: Any, args: argparse.Namespace) -> int:
     """Which nodes hold which shards: 1 if nobody holds some. Or moves them."""
     match args.words:
@@ -51,11 +62,63 @@ def shards(db: Any, args: argparse.Namespace) -> int:
             while args.wait and any(one["id"] == move for one in db.cluster_status()["moves"]):
                 time.sleep(_LOOK_S)
             return 0
+        case ["rebalance"]:
+            return _rebalance(db, args)
         case ["cancel", move]:
             db.cancel_move(move)
             return 0
         case _:
-            raise InvalidArgument("kivi cluster shards [move SHARDS --to NODE | cancel MOVE]")
+            raise InvalidArgument("kivi cluster shards [move SHARDS --to NODE | rebalance | cancel MOVE]")
+
+
+def _rebalance(db: Any, args: argparse.Namespace) -> int:
+    """Orders moves until the nodes hold equally many; with ``--wait`` all of them, else those that wait for none."""
+    keep = None if args.keep is None else [name for name in args.keep.split(",") if name]
+    while True:
+        moves = db.rebalance_shards(copies=args.copies, away_from=args.away_from, keep=keep, dry_run=args.dry_run)
+        print_rows(moves, ("move", "shards", "to", "source"), args.output)
+        while args.wait and not args.dry_run and db.cluster_status()["moves"]:
+            time.sleep(_LOOK_S)
+        if args.dry_run or not args.wait or not moves:
+            break
+    if waiting := [one for one in moves if not one["move"] and not args.dry_run]:
+        print(
+            f"{len(waiting)} of these wait for others: ask again when kivi cluster shards lists no moves",
+            file=sys.stderr,
+        )
+    return 0
+
+
+def verify(db: Any, args: argparse.Namespace) -> int:
+    """Whether nodes store the same: 1 if they do not, or if some did not say."""
+    ts = db.verify_cluster()
+    until = time.monotonic() + args.wait
+    print(f"the nodes compare what they store at {ts}", file=sys.stderr)
+    while True:
+        status = db.cluster_status()
+        found = [one for one in status["content"] if int(one["ts"]) >= ts]
+        states = {one["state"] for one in found}
+        is_over = bool(found) and "waiting" not in states
+        if is_over or time.monotonic() > until:
+            break
+        time.sleep(_LOOK_S)
+    address = {one["node"]: one["address"] or one["node"] for one in status["nodes"]}
+    rows = [
+        {
+            "shards": one["shards"],
+            "at": one["ts"],
+            "state": one["state"],
+            "nodes": ", ".join(address.get(node, node) for node in one["nodes"]),
+        }
+        for one in found
+    ]
+    if args.output == "json":
+        print_value({"content": rows}, "json")
+    else:
+        print_rows(rows, ("shards", "at", "state", "nodes"), args.output)
+    if not is_over:
+        print("some nodes have not said what they store yet: kivi cluster status goes on to tell", file=sys.stderr)
+    return 0 if is_over and not states & {"differ", "undecided"} else 1
 
 
 def _held(db: Any, args: argparse.Namespace) -> int:
@@ -83,6 +146,12 @@ def _held(db: Any, args: argparse.Namespace) -> int:
                 f"{source}: {move['problem'] or state}"
             )
     return 0 if all(row["nodes"] for row in rows) else 1
+
+
+def _feature(one: dict[str, Any], address: dict[str, str]) -> dict[str, Any]:
+    lacking = ", ".join(address.get(node, node) for node in one["lack"])
+    state = "on" if one["is_on"] else f"off: upgrade {lacking}" if lacking else "off, on with its first use"
+    return {"feature": one["name"], "state": state, "for": one["what"]}
 
 
 def _node(one: dict[str, Any], answering: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from kivi.cli.alerts import alerts, silence
@@ -50,6 +50,7 @@ def status(args: argparse.Namespace) -> int:
             time.sleep(0.25)
             now, took = defaultdict[str, Any](int, db.stats()), time.monotonic() - began
             tables = db.tables()
+            problems = [*_problems(now, before), *_misfits(db, tables, now)]
     except Unavailable as error:
         print_value({"server": args.endpoint, "healthy": False, "reason": error.message}, args.output)
         return 1
@@ -58,7 +59,6 @@ def status(args: argparse.Namespace) -> int:
         return float(max(0.0, (now[name] - before[name]) / took))
 
     base_bytes = now["engine_sst_bytes"] + now["engine_blob_bytes"]
-    problems = list(_problems(now, before))
     lines = {
         "server": args.endpoint,
         "healthy": not problems,
@@ -115,6 +115,23 @@ def _problems(now: dict[str, Any], before: dict[str, Any]) -> Iterator[str]:
         yield "the disk is almost full: make room; without any, writes are refused and reads go on"
     if now.get("watermark_lag", 0) > 1_000 and now["watermark"] == before.get("watermark"):
         yield "the watermark stands still: a commit does not finish"
+
+
+def _misfits(db: Any, tables: list[str], now: Mapping[str, Any]) -> Iterator[str]:
+    """A sentence for each kind of OpenTelemetry's spans or points that is refused, which the server knows; what a table
+    lacks its definition says, of those whose name is known here, and that this token is for."""
+    if not any(value for name, value in now.items() if name.startswith("otlp_unfit_")):
+        return
+    from kivi_server.otlp.metric_tables import NAMED_KINDS
+    from kivi_server.otlp.tables import INVOCATIONS_KIND, misfit
+
+    for kind in (INVOCATIONS_KIND, *NAMED_KINDS):
+        if not now[f"otlp_unfit_{kind.name}"]:
+            continue
+        is_named = kind is not INVOCATIONS_KIND
+        reason = is_named and kind.name in tables and misfit(db.describe(kind.name), kind)
+        table = f"table {kind.name!r}" if is_named else "the table of --otlp-table"
+        yield f"OpenTelemetry is refused: {reason or f'{table} has other columns; the log of the server says which'}"
 
 
 def tables(db: Any, args: argparse.Namespace) -> None:
@@ -296,7 +313,7 @@ def write(db: Any, args: argparse.Namespace) -> None:
 
 
 def append(db: Any, args: argparse.Namespace) -> None:
-    from kivi.cli.append import Progress, batches
+    from kivi.cli.append import Progress, batches, located, mistaken
     from kivi.cli.create import create_for
 
     if args.create and args.table not in db.tables():
@@ -312,10 +329,16 @@ def append(db: Any, args: argparse.Namespace) -> None:
     count, commit_ts = 0, None
     try:
         with Progress(f"{args.table} <- {args.file}") as progress, contextlib.suppress(*stops):
-            for rows, done, total in batches(args.file, found, follow=args.follow):
-                commit_ts = db.append(args.table, rows, late=args.late)
-                count += len(rows)
-                progress.update(done, count, total)
+            for batch in batches(args.file, found, follow=args.follow):
+                if not count and (wrong := mistaken(batch.rows, found["event_time"])):
+                    print(f"warning: {wrong}", file=sys.stderr)
+                try:
+                    commit_ts = db.append(args.table, batch.rows, late=args.late)
+                except KiviError as error:
+                    located(error, args.file, batch)
+                    raise
+                count += len(batch.rows)
+                progress.update(batch.done, count, batch.total)
     except KiviError as error:
         error.message += f" (the {count:,} events before it are appended)" if count else ""
         raise
@@ -325,10 +348,11 @@ def append(db: Any, args: argparse.Namespace) -> None:
 def retract(db: Any, args: argparse.Namespace) -> None:
     found = db.describe(args.table)
     start, end = (
-        (parse_value("timestamp", text, option),) if text else None
+        None if text is None else (parse_value("timestamp", text, option),)
         for text, option in ((args.start, "--start"), (args.end, "--end"))
     )
-    selected = where(args.where, type_names(found)) if args.where else None
+    # An empty text is that of a variable which is not set, and does not mean all events.
+    selected = None if args.where is None else where(args.where, type_names(found))
     with db.transaction() as tx:
         events = tx.retract(args.table, where=selected, start=start, end=end)
         if not args.yes:
@@ -341,7 +365,20 @@ def retract(db: Any, args: argparse.Namespace) -> None:
 
 
 def rules(db: Any, args: argparse.Namespace) -> None:
-    names = ["name", "source", "against", "where", "into", "judged", "raised", "missing", "failed", "late"]
+    names = [
+        "name",
+        "source",
+        "against",
+        "where",
+        "into",
+        "judged",
+        "raised",
+        "missing",
+        "failed",
+        "late",
+        "match",
+        "error",
+    ]
     print_rows(db.rules(), names, args.output)
 
 
@@ -397,7 +434,10 @@ def serve(args: argparse.Namespace) -> int:
     if args.print_settings:
         print(printed(options))
         return 0
-    from kivi_server.process.serve import run
+    from kivi.runtime.imports import uncollected
+
+    with uncollected():
+        from kivi_server.process.serve import run
 
     return run(options)
 
@@ -427,10 +467,22 @@ def cluster_status(db: Any, args: argparse.Namespace) -> int:
     return status(db, args)
 
 
+def cluster_verify(db: Any, args: argparse.Namespace) -> int:
+    from kivi.cli.cluster import verify
+
+    return verify(db, args)
+
+
 def cluster_shards(db: Any, args: argparse.Namespace) -> int:
     from kivi.cli.cluster import shards
 
     return shards(db, args)
+
+
+def cluster_forget(db: Any, args: argparse.Namespace) -> int:
+    from kivi.cli.cluster import forget
+
+    return forget(db, args)
 
 
 def cluster_begin(args: argparse.Namespace) -> int:
@@ -699,7 +751,7 @@ def parser() -> argparse.ArgumentParser:
     text = "computed of an aggregate's columns when it is read: 'avg=total / calls'"
     sub.add_argument("--derived", action="append", default=[], metavar="NAME=EXPRESSION", help=text)
     sub.add_argument("--later-only", action="store_true", help="new measures have only the events from now on")
-    text = "what it is of, for the console: services, endpoints, dependencies, models, traces; '' for none"
+    text = "what it is of, for the console: services, endpoints, dependencies, models, traces, names; '' for none"
     sub.add_argument("--role", help=text)
     command("shell", shell, "transactions by hand")
     command("mcp", mcp, "questions for language models, by the Model Context Protocol on standard input; read only")
@@ -728,16 +780,32 @@ def parser() -> argparse.ArgumentParser:
     text = "its nodes, its log, and what somebody has to do; 1 if there is something"
     sub = actions.add_parser("status", help=text, description=text, parents=[common], allow_abbrev=False)
     sub.set_defaults(run=cluster_status, connects=True)
+    text = "have its nodes compare what they store; 1 if they differ, and then those that most contradict stop"
+    sub = actions.add_parser("verify", help=text, description=text, parents=[common], allow_abbrev=False)
+    sub.set_defaults(run=cluster_verify, connects=True)
+    text = "for so long it is waited until all have told; default 3600"
+    sub.add_argument("--wait", type=float, default=3_600.0, metavar="SECONDS", help=text)
     text = "which of its nodes hold which shards of sharded tables; 1 if nobody holds some. With words: move them"
     sub = actions.add_parser("shards", help=text, description=text, parents=[common], allow_abbrev=False)
     sub.set_defaults(run=cluster_shards, connects=True)
-    text = "nothing, or 'move' and shards like 0-15, or 'cancel' and the id of a move"
+    text = "nothing, or 'move' and shards like 0-15, or 'rebalance', or 'cancel' and the id of a move"
     sub.add_argument("words", metavar="WORD", nargs="*", help=text)
     sub.add_argument("--to", metavar="NODE", help="move: who takes them, by address or number")
     text = "move: who gives them up; default: the only other node that holds them"
     sub.add_argument("--from", dest="source", metavar="NODE", help=text)
     sub.add_argument("--copy", action="store_true", help="move: nobody gives them up")
-    sub.add_argument("--wait", action="store_true", help="move: until it is over")
+    text = "rebalance: so many nodes are to hold each shard; default: as many as now"
+    sub.add_argument("--copies", type=int, metavar="N", help=text)
+    text = "rebalance: a node that is to hold none; may be given again"
+    sub.add_argument("--away-from", action="append", default=[], metavar="NODE", help=text)
+    text = "rebalance: nodes that are left as they are; default: those that hold all shards, if others do not"
+    sub.add_argument("--keep", metavar="NODE,...", help=text)
+    sub.add_argument("--dry-run", action="store_true", help="rebalance: only say what would be moved")
+    sub.add_argument("--wait", action="store_true", help="move, rebalance: until it is over")
+    text = "go on without a node that is gone for good, and without its server of the log"
+    sub = actions.add_parser("forget", help=text, description=text, parents=[common], allow_abbrev=False)
+    sub.set_defaults(run=cluster_forget, connects=True)
+    sub.add_argument("node", metavar="NODE", help="by address or number, as kivi cluster status has it")
     for name, text in (
         ("adopt", "make a cluster of the store in DIR, which nobody has open: with a log that begins after it"),
         ("reseed", "end a cluster's log, and begin anew with the best node: with DIR, which nobody has open"),

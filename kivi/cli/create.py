@@ -6,29 +6,40 @@
     kivi create calls endpoint=string ts=timestamp resp_us=int64 --event-time ts --retention 30d
     kivi append calls calls.csv --create
 
-A file's columns and types are those that Arrow reads of its first megabyte: Parquet and Arrow files say theirs. The
+A file's columns and types are those that Arrow reads of its first megabyte: Parquet and Arrow files say theirs. Where a
+number would have less digits than the file, as a postal code of ``01234`` or a long id would, a column is text. The
 event time is the column that is a time, if only one is; whole numbers (microseconds since 1970) and texts may be one
-too, if ``--event-time`` names them. On a terminal the columns are shown and asked for before the table is there.
+too, if ``--event-time`` names them. Those that must be seconds or milliseconds are refused, so that nothing is made of
+them. On a terminal the columns are shown and asked for before the table is there.
+
+**Invariant.** No table is made for a file that has a row which does not fit it: ``create_for`` reads the file to its
+end before, batch by batch, as it is read again to be appended.
 """
 
 from __future__ import annotations
 
 import argparse
+import codecs
 import io
 import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from kivi.cli.aggregate import pairs
 from kivi.cli.alter import declared
-from kivi.cli.append import format_of, reading
+from kivi.cli.append import LONG, ZEROS, Batch, Progress, Rows, batches, format_of, located, mistaken, reading
 from kivi.cli.text import print_value
-from kivi.errors import InvalidArgument, SchemaError
+from kivi.errors import InvalidArgument, KiviError, SchemaError
+from kivi.model.declarations import event_table_schema
+from kivi.model.schema import TableSchema
+from kivi.model.types import shown
 
 __all__ = ["create", "create_for", "drop"]
 
+_LINES_MIN: Final = 2
 _READ: Final = 1 << 20
 """Of a file of lines, to see its types by."""
 
@@ -90,7 +101,8 @@ def _ask(question: str, otherwise: str) -> None:
 def create_for(db: Any, args: argparse.Namespace) -> None:
     """Creates the event table ``args.table`` with the columns of ``args.file``; on a terminal only after a yes.
 
-    Raises InvalidArgument where no event time can be told, SchemaError for columns of types that kivi does not have.
+    Raises InvalidArgument where no event time can be told, or it is in another unit, and SchemaError for columns of
+    types that kivi does not have.
     """
     columns = columns_of(args.file)
     if args.event_time is None:
@@ -103,11 +115,49 @@ def create_for(db: Any, args: argparse.Namespace) -> None:
         (args.event_time,) = times
     elif columns.get(args.event_time) in ("int64", "string"):  # Arrow takes times with a zone in JSON for text
         columns[args.event_time] = "timestamp"
-    shown = " ".join(f"{name}={type_}" for name, type_ in columns.items())
-    print(f"kivi create {args.table} {shown} --event-time {args.event_time}", file=sys.stderr)
+    words = " ".join(f"{name}={type_}" for name, type_ in columns.items())
+    print(f"kivi create {args.table} {words} --event-time {args.event_time}", file=sys.stderr)
     if sys.stdin.isatty() and sys.stderr.isatty() and not args.yes:
         _ask("Create this table?", "no table was created, and nothing was appended")
+    _check(args, columns)
     db.create_event_table(args.table, event_time=args.event_time, columns=columns)
+
+
+def _check(args: argparse.Namespace, columns: Mapping[str, str]) -> None:
+    """Raises InvalidArgument, SchemaError for the first row that does not fit."""
+    schema, count = event_table_schema(args.table, args.event_time, columns), 0
+    try:
+        with Progress(f"{args.file} is checked") as progress:
+            for batch in batches(args.file, schema.description(), follow=args.follow, waits=False, guessed=True):
+                if not count and (wrong := mistaken(batch.rows, args.event_time)):
+                    raise InvalidArgument(
+                        f"{args.file}: {wrong}. If they are microseconds, kivi create makes the table"
+                    )
+                _check_batch(schema, args.file, batch)
+                count += len(batch.rows)
+                progress.update(batch.done, count, batch.total)
+    except KiviError as error:
+        error.message += "; no table was created: change the file, or say the columns' types with kivi create"
+        raise
+
+
+def _check_batch(schema: TableSchema, path: str, batch: Batch) -> None:
+    from kivi.arrow.records import event_batch
+
+    try:
+        event_batch(schema, batch.rows)
+    except KiviError:
+        for line, row in zip(batch.lines, batch.rows, strict=False):  # the first of a file of lines
+            one = Batch([row], 0, None, [line])
+            try:
+                event_batch(schema, one.rows)
+            except KiviError as error:
+                before = error.message
+                located(error, path, one)
+                if error.message == before:  # it is about the columns
+                    error.message = f"{path}, line {line}: {error.message}"
+                raise error from None
+        raise
 
 
 def columns_of(path: str) -> dict[str, str]:
@@ -115,6 +165,8 @@ def columns_of(path: str) -> dict[str, str]:
     kind = format_of(path)
     with reading(path, kind):
         schema = _SCHEMAS[kind](path)
+    if twice := {name for name in schema.names if schema.names.count(name) > 1}:
+        raise InvalidArgument(f"{path} has several columns that are called {min(twice)!r}: rename one")
     if not schema.names:
         raise InvalidArgument(f"{path} has no rows to see the types of: create the table with kivi create")
     return {field.name: _type_of(field, path) for field in schema}
@@ -135,6 +187,7 @@ _TYPES: Final = (
     (pa.types.is_integer, "int64"),
     (pa.types.is_floating, "float64"),
     (pa.types.is_timestamp, "timestamp"),
+    (pa.types.is_date, "timestamp"),
     (pa.types.is_string, "string"),
     (pa.types.is_large_string, "string"),
     (pa.types.is_null, "string"),  # nothing was there to tell by
@@ -146,15 +199,49 @@ _TYPES: Final = (
 def _of_csv(path: str) -> pa.Schema:
     import pyarrow.csv as reader
 
-    table = reader.read_csv(io.BytesIO(_first_lines(path)))
-    return table.schema if table.num_rows else pa.schema([])
+    lines = _first_lines(path)
+    # threads of Arrow may outlive a command that ends at once
+    alone = reader.ReadOptions(use_threads=False, block_size=len(lines) + 1)
+    table = reader.read_csv(io.BytesIO(lines), alone)
+    names = [name.strip() for name in table.column_names]  # as ``kivi append`` has them
+    if not table.num_rows:
+        return pa.schema([])
+    texts = reader.ConvertOptions(column_types=dict.fromkeys(table.column_names, pa.string()))
+    cells = reader.read_csv(io.BytesIO(lines), alone, convert_options=texts)
+    types = [
+        pa.string() if _loses_digits(field.type, column) else field.type
+        for field, column in zip(table.schema, cells.columns, strict=True)
+    ]
+    return pa.schema(zip(names, types, strict=True))
+
+
+def _loses_digits(type_: pa.DataType, cells: pa.ChunkedArray) -> bool:
+    """``kivi.cli.append.loses_digits`` of any of them."""
+    if not pa.types.is_integer(type_) and not pa.types.is_floating(type_):
+        return False
+    pattern = ZEROS if pa.types.is_integer(type_) else f"{ZEROS}|{LONG}"
+    return bool(pc.any(pc.match_substring_regex(cells, pattern)).as_py())
 
 
 def _of_json(path: str) -> pa.Schema:
     import pyarrow.json as reader
 
-    lines = _first_lines(path)
-    return reader.read_json(io.BytesIO(lines)).schema if lines.strip() else pa.schema([])
+    lines = _first_lines(path).removeprefix(codecs.BOM_UTF8)
+    check = Rows("json", {"key": {}, "columns": {}}, path)
+    long = dict[str, int]()
+    for line in io.TextIOWrapper(io.BytesIO(lines), encoding="utf-8", newline=""):
+        row = check(line)  # Arrow takes what is no line, and what is nested too deeply is the end of the process
+        long |= {name: value for name, value in (row or {}).items() if type(value) is int and abs(value) > 1 << 53}
+    if not lines.strip():
+        return pa.schema([])
+    alone = reader.ReadOptions(use_threads=False, block_size=len(lines) + 1)
+    schema = reader.read_json(io.BytesIO(lines), alone).schema
+    for name, value in long.items():
+        if pa.types.is_floating(schema.field(name).type):
+            raise InvalidArgument(
+                f"{path}: column {name!r} would be float64, which has less digits than {shown(value)}: write it as text"
+            )
+    return schema
 
 
 def _of_parquet(path: str) -> pa.Schema:
@@ -172,9 +259,12 @@ def _of_arrow(path: str) -> pa.Schema:
 
 
 def _first_lines(path: str) -> bytes:
+    """Whole ones: the header and a row at least, if there are any."""
     with open(path, "rb") as file:
-        read = file.read(_READ)
-        return read if len(read) < _READ else read[: read.rindex(b"\n") + 1] if b"\n" in read else read
+        read = more = file.read(_READ)
+        while len(more) == _READ and read.count(b"\n") < _LINES_MIN:
+            read += (more := file.read(_READ))
+        return read if len(more) < _READ else read[: read.rindex(b"\n") + 1]
 
 
 _SCHEMAS: Final = {"csv": _of_csv, "json": _of_json, "parquet": _of_parquet, "arrow": _of_arrow}

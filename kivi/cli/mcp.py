@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from kivi.cli import match as matching
 from kivi.cli import query as querying
-from kivi.cli.text import key_of, outputs, plain
+from kivi.cli.text import key_of, objects, outputs, plain
 from kivi.errors import InvalidArgument, KiviError
 from kivi.model.predicate_text import split_names, type_names, where
 
@@ -94,7 +94,7 @@ def _tools(db: Any) -> Iterable[Callable[..., Any]]:
         {"p99": "quantile(p, 0.99)"}; size: windows of event time so long, such as 5m."""
         args = argparse.Namespace(
             table=table, measure=_words(measures), by=group_by or [], derived=_words(derived), start=start, end=end,
-            where=where, having=having, order_by=order_by, limit=min(limit, ROWS_MAX), offset=0, columns="",
+            where=where, having=having, order_by=order_by, limit=min(limit, ROWS_MAX + 1), offset=0, columns="",
             size=size or None, slide=None, session=None, tz=None,
         )  # fmt: skip
         return _answer(db, as_of, lambda snap: querying.asked(snap, args))
@@ -117,13 +117,13 @@ def _tools(db: Any) -> Iterable[Callable[..., Any]]:
         {"B": "us > prev(us)"}; measures: {"began": "first(A.ts)", "n": "count(B)"}; within: 15m."""
         args = argparse.Namespace(
             table=table, pattern=pattern, by=partition_by or [], within=within or None, define=_words(define),
-            measure=_words(measures), skip=skip, start=start, end=end, where=where, limit=min(limit, ROWS_MAX),
+            measure=_words(measures), skip=skip, start=start, end=end, where=where, limit=min(limit, ROWS_MAX + 1),
         )  # fmt: skip
         return _answer(db, as_of, lambda snap: matching.asked(snap, args))
 
     def sql(text: str, as_of: int | None = None) -> dict[str, Any]:
         """A SELECT over all tables, in DuckDB's dialect."""
-        return _answer(db, as_of, lambda snap: snap.sql(text).to_pylist())
+        return _answer(db, as_of, lambda snap: objects(snap.sql(text)))
 
     scan.__doc__ = f"{scan.__doc__} where: {_WHERE}."
     query.__doc__ = f"{query.__doc__} where: {_WHERE}."
@@ -144,7 +144,7 @@ def _scanned(
         where=where(predicate, type_names(found), "where") if predicate else None,
         columns=outputs(found, columns) if columns else None,
         order_by=split_names(order_by) if order_by else (),
-        limit=min(limit, ROWS_MAX),
+        limit=min(limit, ROWS_MAX + 1),
     )
     return rows
 

@@ -11,7 +11,7 @@ import math
 import re
 import sys
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from kivi.errors import InvalidArgument, SchemaError
@@ -22,7 +22,17 @@ from kivi.model.values import Top
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["assignments", "key_of", "outputs", "plain", "print_columns", "print_rows", "print_value", "shown"]
+__all__ = [
+    "assignments",
+    "key_of",
+    "objects",
+    "outputs",
+    "plain",
+    "print_columns",
+    "print_rows",
+    "print_value",
+    "shown",
+]
 
 _NUMBER_OR_NOTHING: Final = re.compile(r"(-?[\d.]+(e[+-]?\d+)?)?")
 _WIDTHS_FROM: Final = 500  # a table's column widths are those of its first rows, so that rows appear as they come
@@ -112,14 +122,23 @@ def print_rows(rows: Iterable[Mapping[str, Any]], names: Sequence[str], style: s
 
 
 def print_columns(table: pa.Table, style: str) -> None:
-    """Prints a table of Arrow, of which several columns may have one name: in JSON the later ones are called
-    ``name_1``, ``name_2``."""
-    rows = (row for batch in table.to_batches() for row in zip(*map(_values, batch.columns), strict=True))
+    """Prints a table of Arrow, of which several columns may have one name."""
     if style == "json":
-        names = _distinct(table.column_names)
-        _print_objects((dict(zip(names, row, strict=True)) for row in rows), None)
+        _print_objects(objects(table), None)
     else:
-        _print_cells(rows, table.column_names, style, None)
+        _print_cells(_rows(table), table.column_names, style, None)
+
+
+def objects(table: pa.Table) -> Iterator[dict[str, Any]]:
+    """Its rows, as they come: of columns with one name the later ones are called ``name_1``, ``name_2``."""
+    from kivi.arrow.columns import distinct_names
+
+    names = distinct_names(table.column_names)
+    return (dict(zip(names, row, strict=True)) for row in _rows(table))
+
+
+def _rows(table: pa.Table) -> Iterator[tuple[Any, ...]]:
+    return (row for batch in table.to_batches() for row in zip(*map(_values, batch.columns), strict=True))
 
 
 def _print_objects(rows: Iterable[Mapping[str, Any]], out: TextIO | None) -> None:
@@ -145,14 +164,6 @@ def _print_cells(rows: Iterable[Sequence[Any]], names: Sequence[str], style: str
             for cell, width, right in zip(line, widths, numeric, strict=True)
         ]
         print("  ".join(padded).rstrip(), file=out)
-
-
-def _distinct(names: Sequence[str]) -> list[str]:
-    found = dict[str, None]()
-    for name in names:
-        numbered = (f"{name}_{i}" for i in itertools.count(1) if f"{name}_{i}" not in names)
-        found[next(each for each in itertools.chain([name], numbered) if each not in found)] = None
-    return list(found)
 
 
 def _values(column: pa.Array) -> list[Any]:

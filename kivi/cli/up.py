@@ -30,31 +30,35 @@ _METRICS: Final = "OTEL_EXPORTER_OTLP_METRICS_"
 
 def up(args: argparse.Namespace) -> int:
     """Serves until it is told to stop. Raises InvalidArgument, among others for a port that is in use."""
-    from kivi_server.options import options_of
-    from kivi_server.process.serve import open_store, run
+    from kivi_server.options import options_of, printed
 
-    for name, value in CHOICES.items():
-        if getattr(args, name) is None and f"KIVI_{name.upper()}" not in os.environ:
-            setattr(args, name, value)
-    options = options_of(args)
+    options = options_of(args, otherwise=CHOICES)
+    if args.print_settings:
+        print(printed(options))
+        return 0
+    from kivi.runtime.imports import uncollected
 
-    def and_told(options: Any, stack: contextlib.ExitStack) -> tuple[Any, Callable[[str], None]]:
+    with uncollected():
+        from kivi_server.process.serve import open_store, run
+
+    def and_told(options: Any, stack: contextlib.ExitStack) -> tuple[Any, Callable[[Any], None]]:
         store, listens = open_store(options, stack)
 
-        def told(endpoint: str) -> None:
-            listens(endpoint)
-            print(_guide(options, endpoint), flush=True)
+        def told(options: Any) -> None:
+            listens(options)
+            print(_guide(options), flush=True)
 
         return store, told
 
     return run(options, and_told)
 
 
-def _guide(options: Any, endpoint: str) -> str:
-    page, *others = (options.http or "").split(",")
+def _guide(options: Any) -> str:
+    http = "https" if options.tls_cert else "http"
+    page, *others = options.http.split(",")
     lines = [f"kivi is up; its data are in {os.path.abspath(options.data)}", ""]
     if options.otlp:
-        where, how = "OTEL_EXPORTER_OTLP_ENDPOINT=http://", "OTEL_EXPORTER_OTLP_PROTOCOL="
+        where, how = f"OTEL_EXPORTER_OTLP_ENDPOINT={http}://", "OTEL_EXPORTER_OTLP_PROTOCOL="
         lines += [
             "Send it spans and metrics, from any SDK or collector of OpenTelemetry:",
             f"    export {where}{(others or [page])[-1]} {how}http/protobuf",
@@ -64,10 +68,11 @@ def _guide(options: Any, endpoint: str) -> str:
             f"    export {_METRICS}DEFAULT_HISTOGRAM_AGGREGATION=base2_exponential_bucket_histogram",
             "",
         ]
+    asked = "rollup invocations_endpoint_5m --by service,route --columns calls,p99_us"
     lines += [
         "Ask it:",
-        f"    kivi --endpoint {endpoint} rollup invocations_endpoint_5m --by service,route --columns calls,p99_us",
-        f"    http://{page}/ in a browser; in Grafana it is a Prometheus at http://{page}",
+        f"    kivi --endpoint {options.listen} {asked}",
+        f"    {http}://{page}/ in a browser; in Grafana it is a Prometheus at {http}://{page}",
         "",
     ]
     return "\n".join(lines)

@@ -2,7 +2,8 @@
 
 On a terminal a state is drawn again whenever it changes, as far as the window is high, and its last line says which
 snapshot it is and how old. Everywhere else, and for events, each change is a line as it comes: JSON objects, or CSV
-under a header, with ``ts``, ``kind``, ``old`` and ``new`` before the columns (of events: the columns alone).
+under a header, with ``ts``, ``kind``, ``old`` and ``new`` before the columns (of events: the columns alone). Columns
+that are added meanwhile are drawn, and in JSON; what stands under a header keeps to that.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def draw(live: Any, names: Sequence[str]) -> None:
     rows = live.rows
     room = max(1, size.lines - 4)
     text = io.StringIO()
-    print_rows(rows[:room], names, "table", text)
+    print_rows(rows[:room], [*rows[0]] if rows else names, "table", text)
     lines = [line[: size.columns] for line in text.getvalue().splitlines()]
     more = f"{len(rows) - room:,} more rows; " if len(rows) > room else ""
     fresh = "live" if live.silent_s < 3 else f"nothing heard for {live.silent_s:.0f} s"

@@ -6,6 +6,7 @@ to await.
 
 from __future__ import annotations
 
+import random
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence, Sized
@@ -109,7 +110,7 @@ class Session(ABC):
         self.epoch = epoch
         self.broken: KiviError | None = None
         self.left = False
-        """Nothing new is asked of it: its server is stopping, and ends it once it has answered."""
+        """Nothing new is asked of it: its server takes nothing now, and it ends once it has answered."""
         self.hello = hello
         self.releases = Releases(self.put)
         self._core = core
@@ -119,6 +120,15 @@ class Session(ABC):
     @abstractmethod
     def put(self, request: Message, bodies: Sequence[Any] = ()) -> None:
         """Queues what is to be sent."""
+
+    @property
+    @abstractmethod
+    def is_awaited(self) -> bool:
+        """Whether somebody waits for an answer."""
+
+    @abstractmethod
+    def end(self, reason: KiviError) -> None:
+        """Whoever waits is told so, and nothing is asked of it any more. Harmless twice."""
 
     def _queue(self, number: int, asked: Ask | CommitPlain) -> None:
         """A plain commit leaves together with others."""
@@ -155,15 +165,24 @@ class Link(Generic[S]):
     """The channel and the current session; each session that follows another is of a new epoch.
 
     ``new_session`` begins one: the stream of a client's transport, of that epoch; it may wait for the server.
+
+    Of several servers each has a channel that tries it first, and then the others in their order, which is left to
+    chance. A channel stays with a server that answers. So who leaves a session goes on with the next channel; reads
+    that are under way on the one before end there.
     """
 
     def __init__(
         self, core: Core, calls_of: Callable[[str], Calls], new_session: Callable[[Any, int, bool], S]
     ) -> None:
         self.core = core
-        self.calls = calls_of(core.endpoint)
         self._calls_of = calls_of
+        names = core.endpoint.split(",")
+        random.shuffle(names)  # so that clients spread over the nodes
+        self._orders = deque(",".join(names[i:] + names[:i]) for i in range(len(names)))
         self._at: dict[str, Calls] = {}
+        self.calls = self._calls_at(self._orders[0])
+        self._behind: list[S] = []
+        """Sessions that were left, as long as somebody waits for what was asked there."""
         self._new_session = new_session
         self._current: S | None = None
         self._epochs = 0
@@ -176,12 +195,19 @@ class Link(Generic[S]):
         if session is None or session.broken is not None or session.left:
             if self._closed:
                 raise Closed(self._why_closed)
+            if session is not None and session.left:
+                self._orders.rotate(-1)
+                self.calls = self._calls_at(self._orders[0])
+                self._behind.append(session)
+            for behind in [each for each in self._behind if not each.is_awaited]:
+                behind.end(Unavailable("the server takes nothing now"))
+                self._behind.remove(behind)
             self._epochs += 1
             session = self._current = self._new_session(self, self._epochs, wait_for_ready)
         return session
 
     def _calls_at(self, address: str) -> Calls:
-        """Of the server there; "" is the one of the session."""
+        """Of the server there, or of whichever answers first of several; "" is the one of the session."""
         if not address:
             return self.calls
         if address not in self._at:
@@ -341,12 +367,14 @@ def encoded(request: session_pb2.Request, bodies: Sequence[Any] = ()) -> Packet:
     if bodies:
         request.body_bytes = sum([padded(memoryview(body).nbytes) for body in bodies])
     packet = Packet.request(request, bodies)
-    check_size("message_bytes_max", methods.MESSAGE_BYTES_MAX - _ROOM, len(packet))
-    check_size("header_bytes_max", methods.HEADER_BYTES_MAX - _ROOM, len(packet.header))
+    if len(packet) > _HEADER_MAX:  # which is the lesser of the two
+        check_size("message_bytes_max", methods.MESSAGE_BYTES_MAX - _ROOM, len(packet))
+        check_size("header_bytes_max", _HEADER_MAX, len(packet.header))
     return packet
 
 
 _ROOM: Final = 64 << 10  # for what else a frame may have: what is small and leaves along with it
+_HEADER_MAX: Final = methods.HEADER_BYTES_MAX - _ROOM
 
 
 def check_size(limit: str, maximum: int, size: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,9 +24,12 @@ from kivi.api.arguments import (
     check_move,
     check_names,
     check_place,
+    check_rebalance,
     check_rows,
     check_token,
     directory,
+    move_id,
+    node_name,
     plain_text,
     stage_ids,
     table_name,
@@ -125,11 +129,21 @@ class Core:
     """When a stream of subscriptions to a node broke, by its address."""
     value_bytes_max: int = MESSAGE_BYTES_MAX  # until the server has said what it is
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    begins: threading.Lock = field(default_factory=threading.Lock)
+    """Of who begins a transaction again."""
 
     def learn(self, table: types_pb2.Table) -> TableSchema:
         """The newest definition of a table that this client knows; the snapshots that it begins from now on see it."""
         schema = self.schemas[table.name] = from_table(table)
         self.saw(schema.altered_ts)
+        return schema
+
+    def heard(self, table: types_pb2.Table) -> TableSchema:
+        """A definition that a subscription came to: what this client reads and writes then goes by it, too, unless it
+        knows a newer one or another table of that name."""
+        schema, known = from_table(table), self.schemas.get(table.name)
+        if known is None or (known.origin == schema.origin and known.altered_ts < schema.altered_ts):
+            self.learn(table)
         return schema
 
     def saw(self, ts: int) -> None:
@@ -141,19 +155,18 @@ class Core:
 
     # -- schemas --------------------------------------------------------------------------------
 
-    def fetch(self, name: str) -> Steps[TableSchema]:
-        """The schema from the server, into the cache."""
-        if not isinstance(name, str):
-            raise InvalidArgument(f"a table is named by a string, not {name!r}")
+    def fetch(self, name: str, least: int = 0) -> Steps[TableSchema]:
+        """The schema from the server, into the cache: one that has heard of the commit ``least``."""
         try:
-            reply = yield from self.call("Describe", self._described(name))
+            reply = yield from self.call("Describe", self._described(table_name(name), least))
         except errors.NotFound:
             self.schemas.pop(name, None)
             raise
         return self.learn(reply.table)
 
-    def _described(self, name: str, *, lateness: bool = False) -> service_pb2.DescribeRequest:
-        return service_pb2.DescribeRequest(name=name, lateness=lateness, min_snapshot=self.seen_ts, fresh=self.fresh)
+    def _described(self, name: str, least: int = 0, *, lateness: bool = False) -> service_pb2.DescribeRequest:
+        least = max(least, self.seen_ts)
+        return service_pb2.DescribeRequest(name=name, lateness=lateness, min_snapshot=least, fresh=self.fresh)
 
     def stale(self, error: errors.KiviError, table: str) -> bool:
         """True, and the cached schema forgotten, if ``error`` says it is of another generation."""
@@ -168,8 +181,9 @@ class Core:
         except TypeError:  # no name at all, as ``fetch`` will say
             return None
 
-    def use(self, table: str, fn: Callable[[TableSchema], T], seen: Seen = newest) -> Steps[T]:
-        """``fn(schema)``, which validates before it does anything; ``seen`` says what a snapshot sees of a schema.
+    def use(self, table: str, fn: Callable[[TableSchema], T], seen: Seen = newest, least: int = 0) -> Steps[T]:
+        """``fn(schema)``, which validates before it does anything; ``seen`` says what a snapshot sees of a schema, and
+        ``least`` which commit a server has to have heard of that knows it.
 
         If it refuses what was written against the cached schema, the table may have been made anew since: the
         schema is fetched, and ``fn`` has the last word on that one.
@@ -180,7 +194,7 @@ class Core:
                 return fn((yield from seen(schema)))
             except InvalidArgument:
                 pass
-        schema = yield from self.fetch(table)
+        schema = yield from self.fetch(table, least)
         return fn((yield from seen(schema)))
 
     def schema(self, table: str) -> Steps[TableSchema]:
@@ -193,16 +207,17 @@ class Core:
         bind: Callable[[TableSchema], B],
         ask: Callable[[B], Steps[T]],
         seen: Seen = newest,
+        least: int = 0,
         *,
         again: bool = True,
     ) -> Steps[T]:
         """``ask(bind(schema))``, and with ``again`` once more if the table turns out to be another."""
         try:
-            return (yield from ask((yield from self.use(table, bind, seen))))
+            return (yield from ask((yield from self.use(table, bind, seen, least))))
         except errors.NotFound as error:
             if not self.stale(error, table) or not again:
                 raise
-        return (yield from ask((yield from self.use(table, bind, seen))))
+        return (yield from ask((yield from self.use(table, bind, seen, least))))
 
     def call(self, method: str, message: Any) -> Steps[Any]:
         """A unary call; one of ``_REPEATABLE`` is made again while the server is away."""
@@ -241,6 +256,7 @@ class Core:
                     if sent and request.HasField("commit"):
                         raise lost() from None
                     raise
+                self.transport.leave(None)
             attempt += 1
             yield Sleep(min(backoff_s(attempt + 4), max(0.0, deadline - time.monotonic())))
 
@@ -427,7 +443,9 @@ class Core:
         yield from self.call("DropTable", service_pb2.DropTableRequest(name=name))
 
     def watermark(self) -> Steps[int]:
-        reply = yield from self.call("Watermark", service_pb2.WatermarkRequest())
+        request = service_pb2.WatermarkRequest(min_snapshot=self.seen_ts, fresh=self.fresh)
+        reply = yield from self.call("Watermark", request)
+        self.saw(reply.watermark)
         return int(reply.watermark)
 
     def consolidate(self) -> Steps[None]:
@@ -447,8 +465,30 @@ class Core:
         reply = yield Unary("MoveShards", request, None)
         return str(reply.move)
 
+    def rebalance_shards(
+        self,
+        *,
+        copies: int | None = None,
+        away_from: Sequence[str] = (),
+        keep: Sequence[str] | None = None,
+        dry_run: bool = False,
+    ) -> Steps[list[dict[str, str]]]:
+        check_rebalance(copies, away_from, keep, dry_run)
+        request = service_pb2.RebalanceShardsRequest(
+            copies=copies or 0, away_from=away_from, keep=keep or (), keeps=keep is not None, dry_run=dry_run
+        )
+        reply = yield Unary("RebalanceShards", request, None)
+        return [as_dict(move) for move in reply.moves]
+
     def cancel_move(self, move: str) -> Steps[None]:
-        yield Unary("CancelMove", service_pb2.CancelMoveRequest(move=move), None)
+        yield Unary("CancelMove", service_pb2.CancelMoveRequest(move=move_id(move)), None)
+
+    def forget_node(self, node: str) -> Steps[None]:
+        yield Unary("ForgetNode", service_pb2.ForgetNodeRequest(node=node_name(node)), None)
+
+    def verify_cluster(self) -> Steps[int]:
+        reply = yield Unary("VerifyCluster", service_pb2.VerifyClusterRequest(), None)
+        return int(reply.ts)
 
     def checkpoint(self, path: Any) -> Steps[None]:
         yield Unary("Checkpoint", service_pb2.CheckpointRequest(path=directory(path)), None)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import functools
 import random
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+import time
+from collections.abc import Callable, Container, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from kivi.api import interface
@@ -40,10 +41,10 @@ from kivi.api.rules import RuleArguments
 from kivi.api.topics import ReachedArguments, StoreArguments, SubscribersArguments
 from kivi.client import alerting, appends, declarations, topics
 from kivi.client.core import Core
+from kivi.client.elsewhere import AnyNode, get_elsewhere
 from kivi.client.live import Live
 from kivi.client.pages import PageReader
-from kivi.client.placing import holders_of
-from kivi.client.steps import Steps, named
+from kivi.client.steps import Steps, named, silent
 from kivi.client.transaction import SharedSnapshotArguments, TransactionCore
 from kivi.client.transport import Transport
 from kivi.errors import Unavailable
@@ -107,32 +108,32 @@ class _Reads(interface.Reads):
         self._run = db._run
 
     _get = reads(TransactionCore.get_many)
-    renew = asks(TransactionCore.renew)
+    renew = reads(TransactionCore.renew)
 
-    def _read(self, steps: Callable[[TransactionCore], Steps[R]]) -> tuple[_Reads, R]:
-        """Carries out steps that read, and says where: here."""
-        return self, self._run(steps(self._core))
+    def _read(self, steps: Callable[[TransactionCore], Steps[R]]) -> tuple[TransactionCore, R]:
+        """Carries out steps that read, and says where."""
+        return self._core, self._run(steps(self._core))
 
     def _batches(self, wanted: ScanArguments | QuestionArguments, rows: int | None) -> Generator[pa.RecordBatch]:
-        there, (_, page) = self._read(lambda core: core.scan_open(wanted, rows))
-        return there._pages(page)
+        at, (_, page) = self._read(lambda core: core.scan_open(wanted, rows))
+        return self._pages(at, page)
 
     def _rows(self, wanted: ScanArguments) -> Iterator[dict[str, Any]]:
-        there, (rows, page) = self._read(lambda core: core.scan_rows(wanted))
-        return iter(rows) if rows is not None else interface.rows_of(there._pages(page))
+        at, (rows, page) = self._read(lambda core: core.scan_rows(wanted))
+        return iter(rows) if rows is not None else interface.rows_of(self._pages(at, page))
 
-    def _pages(self, page: Page) -> Generator[pa.RecordBatch]:
-        pages, scan = PageReader(), page.scan
+    @staticmethod
+    def _pages(at: TransactionCore, page: Page) -> Generator[pa.RecordBatch]:
+        pages = PageReader()
         try:
             while True:
                 yield from pages.batches(page)
-                if not scan:
+                if not page.scan:
                     return
-                page = self._run(self._core.scan_next(scan))
-                scan = page.scan
+                page = at.core.transport.run(at.scan_next(page))
         finally:
-            if scan:
-                self._core.scan_close(scan)
+            if page.scan:
+                at.scan_close(page)
 
 
 @documented_by(interface.Transaction)
@@ -169,62 +170,70 @@ class Transaction(_Reads, interface.Transaction):
 
 
 @documented_by(interface.Snapshot)
-class Snapshot(_Reads, interface.Snapshot):
+class Snapshot(AnyNode, _Reads, interface.Snapshot):
     """Of one node of a cluster; and, where that does not hold all that is read, of others at the same timestamp."""
 
     def __init__(self, db: Database, wanted: SharedSnapshotArguments) -> None:
-        super().__init__(db, TransactionCore(db._core, wanted))
-        self._wanted = wanted
-        self._is_fixed = False
-        """Whether it has answered, or said at which timestamp it is."""
-        self._others: dict[str, Snapshot] = {}
+        AnyNode.__init__(self, db, wanted)
+        _Reads.__init__(self, db, self._core)
+        self._turn = threading.Lock()
+        """Whoever asks for the first answer has it until that has come, or will not."""
+        self._asks_first = False
 
-    def _read(self, steps: Callable[[TransactionCore], Steps[R]]) -> tuple[_Reads, R]:
+    def _read(self, steps: Callable[[TransactionCore], Steps[R]]) -> tuple[TransactionCore, R]:
+        deadline = self._db._core.deadline()
+        if self._is_fixed or not self._is_first(deadline):
+            return self._answered(steps, deadline)
         try:
-            found = self._run(steps(self._core))
-        except Unavailable as error:
-            if not (addresses := holders_of(error)):
-                raise
-            there = self._elsewhere(addresses)
-            return there, there._run(steps(there._core))
-        self._is_fixed = True
-        return self, found
+            return self._answered(steps, deadline)
+        finally:
+            self._let_others()
 
-    def _elsewhere(self, addresses: Sequence[str]) -> Snapshot:
-        """A snapshot of another node. One that has answered nothing yet moves there; else both have one timestamp."""
-        known = next((address for address in addresses if address in self._others), None)
-        if known is not None:
-            return self._others[known]
-        address, db = self._db._other(addresses)
-        if not (self._is_fixed or self._core.lease):
-            self._core.release()
-            self._core, self._run = TransactionCore(db._core, self._wanted), db._run
-            self._core.begin()
-            return self
-        there = self._others[address] = Snapshot(db, self._wanted.at(self.ts, self._core.lease))
-        return there.__enter__()
+    def _answered(self, steps: Callable[[TransactionCore], Steps[R]], deadline: float) -> tuple[TransactionCore, R]:
+        core = self._core
+        try:
+            return core, core.core.transport.run(steps(core))
+        except Unavailable as error:
+            refused = error
+        return self._run(self._follow(deadline, refused, steps))
+
+    def _is_first(self, deadline: float) -> bool:
+        """Whether the first answer is still to come, and this thread is who asks for it. Waits for another that does.
+        Raises Timeout."""
+        if not self._turn.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            raise silent(self._core.core.endpoint, self._core.core.timeout_s)
+        if self._is_fixed:
+            self._turn.release()
+            return False
+        self._asks_first = True
+        return True
+
+    def _let_others(self) -> None:
+        if self._asks_first:
+            self._asks_first = False
+            self._turn.release()
+
+    def _told(self) -> None:
+        super()._told()
+        self._let_others()
 
     def __enter__(self) -> Snapshot:
         if self._core.shared:
-            self._run(self._core.open_shared())
+            self._read(TransactionCore.open_shared)
         else:
             self._core.begin()
         return self
 
+    def renew(self, ttl_s: float | None = None) -> None:
+        self._renew_others(ttl_s)
+        super().renew(ttl_s)
+
     def close(self) -> None:
-        for one in (self, *self._others.values()):
-            one._core.release()
-        self._db._core.saw(self._core.start_ts or 0)
+        self._release()
 
     @property
     def ts(self) -> int:
-        self._is_fixed = True
-        return self._run(self._core.started())
-
-    @property
-    def lease(self) -> bytes:
-        """Names a shared snapshot for other processes; empty otherwise."""
-        return self._core.lease
+        return self._read(TransactionCore.started)[1]
 
     _table = reads(TransactionCore.to_arrow)
     _table_schema = reads(TransactionCore.table_schema)
@@ -258,16 +267,23 @@ class Database(interface.Database[Transaction, Snapshot]):
             one.close()
         self._transport.close()
 
-    def _other(self, addresses: Sequence[str]) -> tuple[str, Database]:
-        """A client of another node, at one of these addresses, that has seen what this one has. Raises Unavailable."""
+    def _other(self, addresses: Sequence[str], before: Container[str] = ()) -> tuple[str, Database]:
+        """A client of another node, at the first of these addresses that is reached, that has seen what this one has.
+        Those that were used ``before`` are tried first, and then those that are known. Raises Unavailable."""
         with self._other_lock:
-            address = next((each for each in addresses if each in self._others), None)
-            if address is None:
-                address = random.choice(addresses)
-                self._others[address] = self._open(address)
-        other = self._others[address]
-        other._core.saw(self._core.seen_ts)
-        return address, other
+            order = sorted(addresses, key=lambda each: (each not in before, each not in self._others, random.random()))
+            lost = Unavailable("no other node is known that can answer this")
+            for address in order:
+                try:
+                    if (other := self._others.get(address)) is None:
+                        other = self._others[address] = self._open(address)
+                    else:
+                        other._transport.reach()
+                    other._core.saw(self._core.seen_ts)
+                    return address, other
+                except Unavailable as error:
+                    lost = error
+            raise lost
 
     @property
     def endpoint(self) -> str:
@@ -314,19 +330,19 @@ class Database(interface.Database[Transaction, Snapshot]):
     stats = asks(Core.stats)
     cluster_status = asks(Core.cluster_status)
     move_shards, cancel_move = asks(Core.move_shards), asks(Core.cancel_move)
+    rebalance_shards = asks(Core.rebalance_shards)
+    forget_node = asks(Core.forget_node)
+    verify_cluster = asks(Core.verify_cluster)
     checkpoint = asks(Core.checkpoint)
     backup = asks(Core.backup)
 
     def _get(self, wanted: GetNowArguments) -> list[dict[str, Any] | None]:
+        deadline = self._core.deadline()
         try:
             return self._run(self._core.get_many(wanted))
         except Unavailable as error:
-            if not (addresses := holders_of(error)):
-                raise
-        _, other = self._other(addresses)
-        rows = other._run(other._core.get_many(wanted))
-        self._core.saw(other._core.seen_ts)
-        return rows
+            refused = error
+        return self._run(get_elsewhere(self, deadline, refused, wanted))
 
     @takes(TransactionArguments, NO_ARGUMENTS)
     def transaction(self, wanted: TransactionArguments) -> Transaction:

@@ -34,7 +34,7 @@ from kivi.encoding.keys import encode_key
 from kivi.errors import KiviError
 from kivi.model.schema import TableSchema
 from kivi.model.subscriptions import Change, Keyed, Query, Update, applied, differences
-from kivi.wire.columns import row_reader, rows_of
+from kivi.wire.columns import rows_of, rows_reader
 from kivi.wire.v1 import service_pb2 as pb
 
 __all__ = ["Merged", "parts_of"]
@@ -73,10 +73,42 @@ class _State:
     reset: bool = False
 
 
+class _Reader:
+    """Rows of parts, of the table as one schema says."""
+
+    def __init__(self, schema: TableSchema, wanted: SubscribeArguments) -> None:
+        self._schema = schema
+        self.query: Query = wanted.bound(schema)
+        self._rank = self.query.sort_key()
+        order = (name for name, _ in self.query.order)
+        self.columns = tuple(dict.fromkeys((*self.query.columns, *order, *schema.key_names)))
+        self._read = rows_reader(schema, self.columns)
+        self._types = [column.type for column in schema.key]
+
+    def changes(self, message: pb.SubscriptionUpdate) -> list[Change]:
+        stored = rows_of(message.columns)
+        rows = map(self._ranked, stored, self._read(stored))
+        changes = []
+        for each, old, new in zip(message.kinds, message.old, message.new, strict=True):
+            kind = KINDS[each]
+            if kind == "remove":
+                changes.append(Change(kind, old, None, None))
+            else:
+                changes.append(Change(kind, None if kind == "add" else old, new, next(rows)))  # type: ignore[arg-type]
+        return changes
+
+    def _ranked(self, values: Sequence[Any], seen: dict[str, Any]) -> Ranked:
+        stored = dict(zip(self.columns, values, strict=True))
+        key = encode_key(self._types, [stored[name] for name in self._schema.key_names])
+        return self._rank(stored, key), {name: seen[name] for name in self.query.columns}
+
+
 @dataclass
 class _Part:
     address: str
     place: Place
+    reader: _Reader
+    """Of what comes: all of a state at S are of the table as S sees it, in each part."""
     accepted: bool = False
     rows: list[Ranked] = field(default_factory=list)
     """In the first of ``states``."""
@@ -122,12 +154,8 @@ class Merged:
         given: list[Keyed] | None,
     ) -> None:
         self._core, self._schema, self._wanted, self._follower = core, schema, wanted, follower
-        self._query: Query = wanted.bound(schema)
-        self._rank = self._query.sort_key()
-        order = (name for name, _ in self._query.order)
-        self._columns = tuple(dict.fromkeys((*self._query.columns, *order, *schema.key_names)))
-        self._read_row = row_reader(schema, self._columns)
-        self._types = [column.type for column in schema.key]
+        self._reader = _Reader(schema, wanted)
+        self._query = self._reader.query
         self._parts: list[_Part] = []
         self.given = given
         self._ts = 0
@@ -139,7 +167,7 @@ class Merged:
         message = begin_message(self._schema, self._wanted, self._follower, self._core.seen_ts)
         message.ClearField("since")
         del message.spec.columns[:]
-        message.spec.columns.extend(self._columns)
+        message.spec.columns.extend(self._reader.columns)
         message.spec.known_columns = len(self._schema.output_names)
         message.offset = 0
         if self._query.shown is not None:
@@ -148,7 +176,8 @@ class Merged:
             message.shards = shards
             self.lost = address
             line = self._core.transport.lines_at(address).line()
-            self._parts.append(_Part(address, line.begin(message, partial(_tagged, put, len(self._parts)))))
+            place = line.begin(message, partial(_tagged, put, len(self._parts)))
+            self._parts.append(_Part(address, place, self._reader))
         self.lost = ""
 
     @property
@@ -167,29 +196,15 @@ class Merged:
         if message.accepted:
             part.accepted = True
             return
-        part.coming += self._changes(message)
+        if message.HasField("altered"):
+            part.reader = _Reader(self._core.heard(message.altered), self._wanted)
+        part.coming += part.reader.changes(message)
         if message.more:
             return
         changes, part.coming = part.coming, []
         part.hear(Update(message.ts, changes, reset=message.reset, from_ts=message.from_ts))
         part.place.took(Update(message.ts, ended=message.ended))
         self._seek()
-
-    def _changes(self, message: pb.SubscriptionUpdate) -> list[Change]:
-        rows = map(self._ranked, rows_of(message.columns))
-        changes = []
-        for each, old, new in zip(message.kinds, message.old, message.new, strict=True):
-            kind = KINDS[each]
-            if kind == "remove":
-                changes.append(Change(kind, old, None, None))
-            else:
-                changes.append(Change(kind, None if kind == "add" else old, new, next(rows)))  # type: ignore[arg-type]
-        return changes
-
-    def _ranked(self, values: Sequence[Any]) -> Ranked:
-        stored, seen = dict(zip(self._columns, values, strict=True)), self._read_row(values)
-        key = encode_key(self._types, [stored[name] for name in self._schema.key_names])
-        return self._rank(stored, key), {name: seen[name] for name in self._query.columns}
 
     def _seek(self) -> None:
         """What one part has come to others are to come to."""

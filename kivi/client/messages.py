@@ -11,7 +11,7 @@ from kivi.errors import InvalidArgument
 from kivi.model.declarations import TimeSlot, declared_columns, parse_duration_us
 from kivi.model.schema import GroupKey, OperatorCall
 from kivi.wire.codec import fill_values, to_columns, to_expr, to_groups, to_measures, to_order, to_question, to_rollup
-from kivi.wire.columns import row_reader
+from kivi.wire.columns import rows_reader
 from kivi.wire.patterns import to_match
 from kivi.wire.v1 import service_pb2, session_pb2, types_pb2
 
@@ -76,8 +76,12 @@ def get(schema: TableSchema, wanted: GetArguments) -> session_pb2.Request:
 
 def got(schema: TableSchema, wanted: GetArguments, reply: Rows) -> list[dict[str, Any] | None]:
     """What answers it."""
-    read = row_reader(schema, schema.output_columns(wanted.columns))
-    return [None if row is None else read(row) for row in reply.rows]
+    read = rows_reader(schema, schema.output_columns(wanted.columns))
+    found = read([row for row in reply.rows if row is not None])
+    if len(found) == len(reply.rows):
+        return [*found]
+    left = iter(found)
+    return [None if row is None else next(left) for row in reply.rows]
 
 
 def number(value: float) -> int | float:

@@ -3,7 +3,8 @@
 ::
 
     connected to "a,b,c"   each new one at the node of these that has the fewest of this client's
-    a node refuses         it holds a part of the shards, and says which nodes hold all that the query needs: there
+    a node refuses         it holds a part of the shards, and says which nodes hold all that the query needs: there, or
+                           where those send it
     a node is lost         its subscriptions begin again at the others, at the state that they have; for some seconds
                            none is placed there
 
@@ -19,9 +20,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from kivi.client.core import Core
-from kivi.errors import KiviError
+from kivi.errors import KiviError, Unavailable
 
-__all__ = ["holders_of", "least_loaded", "place_of", "was_lost"]
+__all__ = ["Trail", "holders_of", "least_loaded", "place_of", "was_lost"]
 
 _SHUNNED_S: Final = 5.0
 
@@ -29,6 +30,29 @@ _SHUNNED_S: Final = 5.0
 def holders_of(error: KiviError) -> list[str]:
     """Where to ask for what a node of a cluster does not hold, if that is what the error says."""
     return [address for address in error.details.get("addresses") or () if ":" in address]
+
+
+class Trail:
+    """The nodes that were asked for one thing, each of which has named the next: none twice, and none once the deadline
+    has passed. ``first`` was asked first."""
+
+    def __init__(self, first: str, deadline: float) -> None:
+        self._asked, self._deadline = [first], deadline
+
+    def went_to(self, address: str) -> None:
+        self._asked.append(address)
+
+    def named_by(self, refused: KiviError) -> list[str]:
+        """Those that it names and that were not asked. Raises it if it names none; Unavailable, with all that it says
+        and who was asked, if there is none left, or no time."""
+        named = holders_of(refused)
+        if not named:
+            raise refused
+        left = [address for address in named if address not in self._asked]
+        if left and time.monotonic() < self._deadline:
+            return left
+        why = "the time is up" if left else "it names none that was not asked"
+        raise Unavailable(f"{refused.message}; asked in turn: {', '.join(self._asked)}, and {why}", **refused.details)
 
 
 def place_of(core: Core, *, is_durable: bool) -> str:

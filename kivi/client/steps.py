@@ -38,6 +38,7 @@ __all__ = [
     "CommitPlain",
     "Committed",
     "ConnectionLost",
+    "Do",
     "Effect",
     "Maker",
     "Message",
@@ -145,7 +146,7 @@ class Rows(NamedTuple):
 
 class Page(NamedTuple):
     """Some rows of a scan: an Arrow IPC stream, the bodies of ``row_groups``, or rows in ``columns``. ``scan`` 0: it is
-    the last one."""
+    the last one; of others ``at`` says where the scan is: the transaction's number and the session."""
 
     start_ts: int
     scan: int
@@ -154,6 +155,7 @@ class Page(NamedTuple):
     explanation: str = ""
     complete_since_us: int | None = None
     row_groups: Sequence[session_pb2.RowGroup] = ()
+    at: Any = None
 
 
 Answer = session_pb2.Response | Committed | Rows | Page
@@ -199,7 +201,14 @@ class Receive:
     timeout_s: float | None
 
 
-Effect = Ask | CommitPlain | Work | Unary | Stream | Upload | Sleep | Receive
+@dataclass(slots=True)
+class Do:
+    """What a driver's own objects do, such as clients of other nodes. For asyncio it gives something to await."""
+
+    call: Callable[[], Any]
+
+
+Effect = Ask | CommitPlain | Work | Unary | Stream | Upload | Sleep | Receive | Do
 Steps = Generator[Effect, Any, T]
 M = TypeVar("M", bound=Callable[..., Any])
 
@@ -218,6 +227,9 @@ def named(method: M, steps: Callable[..., Any]) -> M:
 
 class Transport(Protocol):
     """What a driver offers besides performing effects."""
+
+    def run(self, steps: Steps[Any]) -> Any:
+        """The result of steps; for asyncio something to await."""
 
     def lines_at(self, address: str) -> Any: ...
 
@@ -248,4 +260,4 @@ Message = session_pb2.Request | list[Maker]
 
 
 def timeout_ms(timeout_s: float | None) -> int:
-    return 0 if timeout_s is None else max(1, min(int(timeout_s * 1000), 0xFFFFFFFF))
+    return 0 if timeout_s is None else max(1, int(min(timeout_s * 1000, 0xFFFFFFFF)))

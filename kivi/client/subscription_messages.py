@@ -18,10 +18,11 @@ from kivi.client.messages import scan_spec
 from kivi.errors import KiviError
 from kivi.model.schema import TableSchema
 from kivi.model.subscriptions import Change, Kind, Update
-from kivi.wire.columns import row_reader, rows_of
+from kivi.wire.columns import rows_of, rows_reader
 from kivi.wire.methods import MESSAGE_BYTES_MAX
 from kivi.wire.status import from_error
 from kivi.wire.v1 import service_pb2 as pb
+from kivi.wire.v1 import types_pb2
 
 __all__ = ["KINDS", "Inbox", "Line", "Place", "Reader", "Said", "begin_message"]
 
@@ -57,6 +58,7 @@ def begin_message(
         retractions=wanted.retractions,
         min_snapshot=min_snapshot,
         lateness_us=wanted.lateness_us,
+        all_columns_of=len(schema.output_names) if wanted.all_columns else 0,
         durable=None
         if wanted.name is None
         else pb.DurableSubscription(user=wanted.user, name=wanted.name, ttl_us=wanted.ttl_us, unseen=wanted.unseen),
@@ -152,18 +154,33 @@ class Place(NamedTuple):
 
 
 class Reader:
-    """Updates from the messages of one subscription, with rows as callers see them."""
+    """Updates from the messages of one subscription, with rows as callers see them.
 
-    def __init__(self, schema: TableSchema, wanted: SubscribeArguments, follower: Follower) -> None:
+    Rows are read as what the table was at their snapshot: as it was begun with, until a message says another.
+    """
+
+    def __init__(
+        self,
+        schema: TableSchema,
+        wanted: SubscribeArguments,
+        follower: Follower,
+        heard: Callable[[types_pb2.Table], TableSchema],
+    ) -> None:
         self._of_events = follower.of_events
-        self._read = row_reader(wanted.shown(schema), wanted.bound(schema).columns)
+        self._wanted, self._heard = wanted, heard
+        self._define(schema)
         self._changes: list[Change] = []
         self._reset = False
 
+    def _define(self, schema: TableSchema) -> None:
+        self._read = rows_reader(self._wanted.shown(schema), self._wanted.bound(schema).columns)
+
     def read(self, message: pb.SubscriptionUpdate) -> Update | None:
         """None if the update goes on."""
+        if message.HasField("altered"):
+            self._define(self._heard(message.altered))
         kinds = [KINDS[kind] for kind in message.kinds]
-        rows = map(self._read, rows_of(message.columns))
+        rows = iter(self._read(rows_of(message.columns)))
         if self._of_events:
             self._changes += [Change(kind, None, None, next(rows)) for kind in kinds]
         else:

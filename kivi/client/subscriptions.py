@@ -12,7 +12,7 @@ from kivi.api.retry import backoff_s
 from kivi.api.subscription import Follower
 from kivi.client.core import Core
 from kivi.client.merging import Merged, parts_of
-from kivi.client.placing import holders_of, least_loaded, place_of, was_lost
+from kivi.client.placing import Trail, holders_of, least_loaded, place_of, was_lost
 from kivi.client.steps import Closed, Receive, Sleep, Steps
 from kivi.client.subscription_messages import Place, Reader, begin_message
 from kivi.errors import KiviError
@@ -66,12 +66,13 @@ class Live:
     def _open(self) -> Steps[None]:
         """From where it is. Waits until the server says that it accepts it, or it is closed."""
         core, again, address = self._core, True, ""
+        deadline, trail = core.deadline(), None
         while True:
             schema = yield from core.schema(self._wanted.table)
             if self.follower is None:
                 self.follower = Follower(self._wanted, schema)
             message = begin_message(schema, self._wanted, self.follower, core.seen_ts)
-            self._reader = Reader(schema, self._wanted, self.follower)
+            self._reader = Reader(schema, self._wanted, self.follower, core.heard)
             self.inbox = self._new_inbox()
             address = address or place_of(core, is_durable=message.HasField("durable"))
             place = core.transport.lines_at(address).line().begin(message, self.inbox.put_nowait)
@@ -86,12 +87,16 @@ class Live:
             if isinstance(first, KiviError):
                 if held := parts_of(first, schema, self._wanted):
                     return (yield from self._open_parts(schema, held))
-                addresses = holders_of(first)
-                if may_return(first) and not addresses:
+                if holders_of(first):
+                    trail = trail or Trail(address or core.endpoint, deadline)
+                    address = least_loaded(core, trail.named_by(first))
+                    trail.went_to(address)
+                    continue
+                if may_return(first):
                     was_lost(core, address)
-                if not again or not (addresses or core.stale(first, self._wanted.table)):
+                if not again or not core.stale(first, self._wanted.table):
                     raise first
-                again, address = False, least_loaded(core, addresses) if addresses else ""
+                again, address = False, ""
             elif first.moved_to_port:
                 place.end()
                 host, _, _ = core.endpoint.rpartition(":")

@@ -17,7 +17,9 @@ __all__ = ["reached", "store_subscriptions", "subscribers"]
 
 def store_subscriptions(core: Core, wanted: StoreArguments) -> Steps[int]:
     schema = yield from core.schema(wanted.table)
-    wheres = [pb.Asked(where=None if where is None else to_expr(where)) for where in wanted.bound(schema)]
+    wheres = [
+        pb.Asked(where=None if where is None else to_expr(where), texts=texts) for where, texts in wanted.bound(schema)
+    ]
     reply = yield from core.call(
         "StoreSubscriptions",
         pb.StoreSubscriptionsRequest(

@@ -6,7 +6,8 @@ import functools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any, Final
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kivi import errors
 from kivi.api.arguments import (
@@ -15,6 +16,7 @@ from kivi.api.arguments import (
     SnapshotArguments,
     SqlArguments,
     TransactionArguments,
+    check_ttl,
     drops_late,
     stage_ids,
 )
@@ -33,6 +35,7 @@ from kivi.client.steps import (
     Committed,
     ConnectionLost,
     Maker,
+    Page,
     Sleep,
     Steps,
     Timeout,
@@ -41,14 +44,15 @@ from kivi.client.steps import (
 )
 from kivi.client.writes import encoded_delta, encoded_write
 from kivi.errors import InvalidArgument
+from kivi.model.types import shown
 from kivi.wire.codec import from_table
-from kivi.wire.columns import row_reader, rows_of
+from kivi.wire.columns import rows_of, rows_reader
 from kivi.wire.v1 import session_pb2
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kivi.client.steps import Answer, Page
+    from kivi.client.steps import Answer
     from kivi.model.schema import TableSchema
 
 __all__ = ["SharedSnapshotArguments", "TransactionCore"]
@@ -71,34 +75,60 @@ class SharedSnapshotArguments(SnapshotArguments):
     shared: bool = False
     lease: bytes | None = None
 
+    def __post_init__(self) -> None:
+        SnapshotArguments.__post_init__(self)
+        if not isinstance(self.shared, bool):
+            raise InvalidArgument(f"shared is True or False, not {shown(self.shared)}")
+        if not isinstance(self.lease, (bytes, NoneType)):
+            raise InvalidArgument(f"lease is that of a shared snapshot, bytes, not {shown(self.lease)}")
+
     @property
     def says_more(self) -> bool:
         """Than how new it has to be at least."""
-        limits = (self.as_of, self.max_staleness, self.ttl_s)
-        return self.shared or bool(self.lease) or any(limit is not None for limit in limits)
+        is_limited = self.as_of is not None or self.max_staleness is not None or self.ttl_s is not None
+        return self.shared or bool(self.lease) or is_limited
 
-    def at(self, ts: int, lease: bytes) -> SharedSnapshotArguments:
+    @staticmethod
+    def at(ts: int, lease: bytes, ttl_s: float | None) -> SharedSnapshotArguments:
         """One of another node, at this timestamp: that of a shared snapshot every node keeps, under its name."""
         if lease:
             return SharedSnapshotArguments(lease=lease, min_snapshot=ts)
-        return SharedSnapshotArguments(as_of=ts, min_snapshot=ts, ttl_s=self.ttl_s)
+        return SharedSnapshotArguments(as_of=ts, min_snapshot=ts, ttl_s=ttl_s)
+
+
+class _Place(NamedTuple):
+    """Where a transaction is: its number, in the session of that epoch. What belongs to it there, such as its scans,
+    is asked for by both."""
+
+    number: int
+    epoch: int
 
 
 class TransactionCore:
-    """One transaction or snapshot: buffers writes, builds requests, remembers its timestamps."""
+    """One transaction or snapshot: buffers writes, builds requests, remembers its timestamps.
+
+    Threads and tasks may read a snapshot at once, and each of them may find that its session is lost. One of them
+    begins it again, and the others go on where that one did (``_again``): a request names the place that is in force
+    when it is asked, and the pages of a scan the place where the scan was begun. Whoever closes a snapshot says so
+    first and then lets go of its place; whoever asks looks once more when it has its answer, and lets go of it, too.
+    """
 
     # What most transactions leave as it is, is the class's: they begin and end many thousand times a second.
     start_ts: int | None = None
     commit_ts: int | None = None
     token: str | None = None
     batch: tuple[str, int] | None = None
+    deferred = False
     lease = b""
     ended = False
     wrote = False
     sent = False  # operations are at the server, or it has answered with an error: not to be begun again
     broken: errors.KiviError | None = None  # operations were dropped here, so it must not commit
-    _epoch = -1
-    _given_up = False  # nobody waits for a request any more, which may be on its way to the server still
+    told: Callable[[], object] | None = None  # called when the first answer comes, before anybody has it
+    ttl_s: float | None = None  # of a snapshot: the longest that it was asked to be kept for
+    _at = _Place(0, -1)
+    _unsure: _Place | None = None  # it was begun again there, and has not answered yet
+    _is_behind = False  # what begins it may be on its way to the server still, behind what gathers releases
     _unsent: Sequence[Maker] = ()  # Begin, until the sender takes it from here
     _writes: Sequence[bytes] = ()  # operations that are buffered, each an encoded Writes ...
     _bodies: Sequence[Any] = ()  # ... and their bodies
@@ -110,11 +140,10 @@ class TransactionCore:
 
     def __init__(self, core: Core, wanted: TransactionArguments | SharedSnapshotArguments) -> None:
         self.core = core
-        self.number = next(core.numbers)
         self._min_snapshot = max(core.seen_ts, wanted.min_snapshot or 0)
         self.read_only = isinstance(wanted, SnapshotArguments)
         if isinstance(wanted, TransactionArguments):
-            self.token, self.batch = wanted.token, wanted.batch
+            self.token, self.batch, self.deferred = wanted.token, wanted.batch, wanted.deferred
         elif wanted.says_more:
             self._view(wanted)
 
@@ -124,6 +153,7 @@ class TransactionCore:
         if self._is_past:  # it is what it is, whatever this client has seen; a node may have to come there first (C6)
             self._min_snapshot = max(wanted.min_snapshot or 0, min(wanted.as_of_ts or 0, self.core.seen_ts))
         begin = self._begin = self._beginning()
+        self.ttl_s = wanted.ttl_s
         begin.ttl_ms = timeout_ms(wanted.ttl_s)
         if (staleness_us := wanted.max_staleness_us) is not None:
             begin.max_staleness_us = staleness_us
@@ -140,7 +170,9 @@ class TransactionCore:
 
     def _beginning(self) -> session_pb2.Begin:
         begin = self._begin
-        return session_pb2.Begin(min_snapshot=self._min_snapshot, fresh=self.core.fresh) if begin is None else begin
+        if begin is not None:
+            return begin
+        return session_pb2.Begin(min_snapshot=self._min_snapshot, fresh=self.core.fresh, deferred=self.deferred)
 
     # -- the life of a transaction --------------------------------------------------------------
 
@@ -150,12 +182,13 @@ class TransactionCore:
         A transaction that reads or commits before its Begin has left takes it back, and begins in that request: the
         server would have begun it no earlier.
         """
-        self._unsent = [self._request_to_begin]
-        self._epoch = self.core.transport.tell(self._unsent)
+        number = next(self.core.numbers)
+        self._unsent = [functools.partial(self._request_to_begin, number)]
+        self._at = _Place(number, self.core.transport.tell(self._unsent))
 
-    def _request_to_begin(self) -> session_pb2.Request:
+    def _request_to_begin(self, number: int) -> session_pb2.Request:
         timeout = timeout_ms(self.core.timeout_s)
-        return session_pb2.Request(txn=self.number, begin=self._beginning(), timeout_ms=timeout)
+        return session_pb2.Request(txn=number, begin=self._beginning(), timeout_ms=timeout)
 
     def _taken_back(self) -> bool:
         """True if Begin had not left, and now never will. Atomic: the sender pops it too."""
@@ -168,20 +201,30 @@ class TransactionCore:
             return False
         return True
 
-    def _again(self) -> bool:
-        """Begins anew on another session, if nothing that was seen or written depends on the old one."""
-        if self.sent or (self.start_ts is not None and not self.read_only):
-            return False
-        if self.shared:
-            if not self.lease:
+    def _again(self, lost: _Place) -> bool:
+        """Begins anew on another session, if nothing that was seen or written depends on the old one. Whoever else
+        lost that place goes on there."""
+        with self.core.begins:
+            if self._at is not lost:
+                return True
+            if self.sent or (self.start_ts is not None and not self.read_only) or (self.shared and not self.lease):
                 return False
-            self._begin = session_pb2.Begin(lease=self.lease)  # it outlived the session: use it by its name
-        if self.start_ts is not None and not self.lease:
-            self._begin = self._beginning()
-            self._begin.as_of_ts = self.start_ts
-        self.number = next(self.core.numbers)
-        self.begin()
-        return True
+            if (ts := self.start_ts) is not None:  # that one, for which another node may have to wait
+                if self.lease:  # it outlived the session: use it by its name
+                    self._begin = session_pb2.Begin(lease=self.lease, min_snapshot=ts)
+                else:
+                    self._begin = session_pb2.Begin(as_of_ts=ts, min_snapshot=ts, ttl_ms=timeout_ms(self.ttl_s))
+            number = next(self.core.numbers)
+            self._unsent, self._is_behind = (), True  # no request takes it back: another's may leave before that one
+            self._at = self._unsure = _Place(number, self.core.transport.tell(self._request_to_begin(number)))
+            return True
+
+    def _never_there(self, at: _Place) -> None:
+        """Its server has not come to the snapshot in time: the next read begins it once more."""
+        with self.core.begins:
+            if self._at is at and self._unsure is at:
+                self._let_go(at)
+                self._at = _Place(at.number, -1)
 
     def _check_open(self) -> None:
         if self.broken is not None:
@@ -189,59 +232,76 @@ class TransactionCore:
         if self.ended:
             raise InvalidArgument("this transaction has ended")
 
-    def _take(self) -> tuple[session_pb2.Request, Sequence[Any]]:
-        """A request with what is buffered, which is that no more, and its bodies."""
+    def _take(self, request: session_pb2.Request | None = None) -> tuple[session_pb2.Request, Sequence[Any]]:
+        """The request, or a new one, with what is buffered, which is that no more, and its bodies."""
         self._check_open()
-        request, bodies = session_pb2.Request.FromString(b"".join(self._writes)), self._bodies
-        request.txn = self.number
-        self._writes = self._bodies = ()
-        self._buffered_bytes = 0
+        if request is None:
+            request = session_pb2.Request()
+        bodies = self._bodies
+        if self._writes:
+            request.MergeFromString(b"".join(self._writes))
+            self._writes = self._bodies = ()
+            self._buffered_bytes = 0
         return request, bodies
 
     def _ask(self, request: session_pb2.Request, bodies: Sequence[Any] = ()) -> Steps[Any]:
-        attempt, deadline = 0, self.core.deadline()
+        attempt, deadline, at = 0, self.core.deadline(), self._at
         try:
             while True:
-                request.timeout_ms = timeout_ms(self.core.timeout_s)
+                request.txn, request.timeout_ms = at.number, timeout_ms(self.core.timeout_s)
                 if self._unsent and self._taken_back():  # one request begins and does what it is for
                     request.first.CopyFrom(self._beginning())
                 try:
-                    reply = yield Ask(request, self.core.timeout_s, self._epoch, bodies)
+                    reply = yield Ask(request, self.core.timeout_s, at.epoch, bodies)
                 except ConnectionLost:
                     if time.monotonic() > deadline:
                         raise
                     attempt += 1
                     yield Sleep(backoff_s(attempt + 4))
-                    if not self._again():
+                    self._check_open()
+                    if not self._again(at):
                         raise errors.SnapshotTooOld(
                             "the connection was lost, and with it this transaction's snapshot: begin again"
                         ) from None
-                    request.txn = self.number
+                    at = self._at
                     request.ClearField("first")
                     continue
                 except errors.KiviError as error:
+                    if self._unsure is at and isinstance(error, errors.Unavailable):
+                        self._never_there(at)
                     self._refused(request, error)
                     raise
                 self._learn(reply)
-                return reply
+                if self._unsure is at:
+                    self._unsure = None
+                return reply._replace(at=at) if isinstance(reply, Page) and reply.scan else reply
         except BaseException:  # a cancelled task's and an interrupt, too
-            self._given_up = True
+            self._is_behind = True
             raise
         finally:  # whatever became of them: this request was all that knew them
             self.sent = self.sent or len(request.operations) > 0
+            if self.ended and self.read_only:  # meanwhile
+                self._let_go(at)
 
     def _refused(self, request: session_pb2.Request, error: errors.KiviError) -> None:
         """The request failed. What travelled in it may be at the server all the same; what never left is lost."""
         self.sent = self.sent or not self.read_only or self.start_ts is None
         if isinstance(error, errors.NotFound):
             self.core.schemas.clear()  # a table was dropped, and perhaps made anew
-        if request.operations and isinstance(error, _REFUSALS):
+        at_once = self.deferred and isinstance(error, errors.RowExists)  # of a server that defers nothing yet
+        if request.operations and (at_once or isinstance(error, _REFUSALS)):
             self.broken = error  # its writes may have been applied nowhere: a commit must not go on without them
 
     def _learn(self, reply: Answer) -> None:
+        if self.read_only and self.start_ts not in (None, reply.start_ts):
+            raise errors.SnapshotTooOld(
+                f"the server has opened the snapshot {self.start_ts} again at {reply.start_ts}: begin another"
+            )
         if self.start_ts is None:
             self.start_ts = reply.start_ts or None
             self.core.saw(reply.start_ts)
+            if self.told is not None:
+                self.told()
 
     def started(self) -> Steps[int]:
         """The snapshot; asks the server if no answer has told it yet."""
@@ -253,13 +313,14 @@ class TransactionCore:
 
     def open_shared(self) -> Steps[bytes]:
         """Begins a shared snapshot and waits for its name."""
-        self._epoch = self.core.transport.epoch()
+        at = self._at = _Place(next(self.core.numbers), self.core.transport.epoch())
         try:
-            reply = yield Ask(self._request_to_begin(), self.core.timeout_s, self._epoch)
+            reply = yield Ask(self._request_to_begin(at.number), self.core.timeout_s, at.epoch)
         except BaseException:  # no ``__exit__`` follows, and a shared snapshot outlives its session
-            self._given_up = True
             self.release()
             raise
+        if self.ended:  # meanwhile
+            self._let_go(at)
         self._learn(reply)
         self.lease = bytes(reply.begin.lease)
         return self.lease
@@ -268,19 +329,32 @@ class TransactionCore:
         """Fire and forget."""
         if not self.ended:
             self.ended = True
-            if self._taken_back():
-                return
-            if self._given_up or self.shared:
-                # What gathers releases may leave before the request that begins this one, or never; others end with
-                # their session, and a shared one does not.
-                release = session_pb2.Release(txns=[self.number])
-                self.core.transport.tell(session_pb2.Request(release=release), self._epoch)
-            else:
-                self.core.transport.release(self.number, self._epoch)
+            if not self._taken_back():
+                self._let_go(self._at)
+
+    def _let_go(self, at: _Place) -> None:
+        if self._is_behind or self.shared:
+            # What gathers releases may leave before the request that begins this one, or never; others end with their
+            # session, and a shared one does not.
+            release = session_pb2.Release(txns=[at.number])
+            self.core.transport.tell(session_pb2.Request(release=release), at.epoch)
+        else:
+            self.core.transport.release(at.number, at.epoch)
 
     def renew(self, ttl_s: float | None = None) -> Steps[None]:
+        check_ttl(ttl_s)
         self._check_open()
-        yield from self._ask(session_pb2.Request(txn=self.number, renew=session_pb2.Renew(ttl_ms=timeout_ms(ttl_s))))
+        yield from self._ask(session_pb2.Request(renew=self._renewed(ttl_s)))
+
+    def renew_unasked(self, ttl_s: float | None) -> None:
+        """The same, for which nobody waits. If its session is lost, it is begun again for so long."""
+        at, renew = self._at, self._renewed(ttl_s)
+        self.core.transport.tell(session_pb2.Request(txn=at.number, renew=renew), at.epoch)
+
+    def _renewed(self, ttl_s: float | None) -> session_pb2.Renew:
+        """From here on it is begun again for so long; a renewal never shortens its time."""
+        self.ttl_s = max(ttl_s or 0, self.ttl_s or 0) or None
+        return session_pb2.Renew(ttl_ms=timeout_ms(ttl_s))
 
     def commit(self) -> Steps[int]:
         if self.broken is not None:
@@ -295,7 +369,7 @@ class TransactionCore:
         token = request_token(self.token, self.batch)
         asked: Ask | CommitPlain
         if self._commits_plainly(token):
-            asked = CommitPlain(b"".join(self._writes), token, self.core.timeout_s, self._epoch)
+            asked = CommitPlain(b"".join(self._writes), token, self.core.timeout_s, self._at.epoch)
         else:
             asked = self._commit_alone(token)
         self.ended = True
@@ -319,7 +393,9 @@ class TransactionCore:
                         "nothing was applied: run the transaction again"
                     ) from None
                 except errors.Disconnected:
-                    if (was_sent and self.token is not None) or time.monotonic() > deadline or not self._again():
+                    if (was_sent and self.token is not None) or time.monotonic() > deadline:
+                        raise
+                    if not self._again(self._at):
                         raise
                     token = request_token(None, self.batch) if was_sent else token  # that one never commits any more
                     asked = self._anew(asked, token)
@@ -334,7 +410,7 @@ class TransactionCore:
                 if not refused.details.get("stopping") or time.monotonic() > deadline:
                     raise
                 self.core.transport.leave(asked.epoch)
-                if not self._again():
+                if not self._again(self._at):
                     raise
                 asked = self._anew(asked, token)
             if attempt:
@@ -349,7 +425,7 @@ class TransactionCore:
         """The same on the session on which it has begun again."""
         asked = asked if isinstance(asked, Ask) else Ask(asked.request, self.core.timeout_s)
         asked.request.commit.CopyFrom(commit_message(token, self.batch))
-        asked.request.txn, asked.epoch = self.number, self._epoch
+        asked.request.txn, asked.epoch = self._at
         return asked
 
     def _commits_plainly(self, token: str) -> bool:
@@ -370,9 +446,10 @@ class TransactionCore:
     def _commit_alone(self, token: str) -> Ask:
         request, bodies = self._take()
         request.commit.CopyFrom(commit_message(token, self.batch))
+        request.txn, epoch = self._at
         if self._begins_late():
             request.txn = 0
-        return Ask(request, self.core.timeout_s, self._epoch, bodies)
+        return Ask(request, self.core.timeout_s, epoch, bodies)
 
     # -- writes ---------------------------------------------------------------------------------
 
@@ -397,15 +474,14 @@ class TransactionCore:
             yield from self.flush()
 
     def _buffer(self, schema: TableSchema, write: Write) -> bool:
-        """True: flush now, as it is full, or an insert wants its answer. If it raises, nothing was done."""
-        bodies = list[Any]()
-        data = encoded_delta(schema, write.key, write.values) if write.kind == "delta" else None
-        if data is None:
-            data = encoded_write(schema, write.kind, *write.bound(schema), write.column, bodies)
-        full = self._write(data, bodies)
+        """True: flush now, as it is full, or an insert waits for its answer. If it raises, nothing was done."""
+        if write.kind == "delta" and (data := encoded_delta(schema, write.key, write.values)) is not None:
+            return self._write(data)
+        bodies: list[Any] = []
+        full = self._write(encoded_write(schema, write.kind, *write.bound(schema), write.column, bodies), bodies)
         if bodies or write.kind not in _PLAIN:
             self._is_plain = False
-        return full or write.kind == "insert"
+        return full or (write.kind == "insert" and not self.deferred)
 
     def _write(self, data: bytes, bodies: Sequence[Any] = ()) -> bool:
         """Buffers an operation; True: flush now."""
@@ -452,7 +528,7 @@ class TransactionCore:
         parts = write_parts(schema, records, deletes)
         for part in parts:
             self.send_part(Kind.KIND_WRITE, schema, part, insert=bool(insert))
-            if len(parts) > 1 or insert or self._is_full:
+            if len(parts) > 1 or (insert and not self.deferred) or self._is_full:
                 yield from self.flush()
 
     def append_stages(self, table: str, stages: Iterable[bytes], late: str = "fail") -> Steps[None]:
@@ -498,7 +574,7 @@ class TransactionCore:
     def table_schema(self, table: str) -> Steps[TableSchema]:
         """As this snapshot sees it."""
         self._check_open()
-        return self.core.asked(table, lambda schema: schema, newest, self._seen)
+        return self.core.asked(table, lambda schema: schema, newest, self._seen, self._min_snapshot)
 
     def _read(
         self, table: str, request: Callable[[TableSchema], session_pb2.Request]
@@ -506,11 +582,11 @@ class TransactionCore:
         """The schema, and the answer; a snapshot may ask again if the table turns out to be another."""
 
         def ask(bound: tuple[TableSchema, session_pb2.Request]) -> Steps[tuple[TableSchema, Any]]:
-            sent, bodies = self._take()
-            sent.MergeFrom(bound[1])
-            return bound[0], (yield from self._ask(sent, bodies))
+            return bound[0], (yield from self._ask(*self._take(bound[1])))
 
-        return self.core.asked(table, lambda schema: (schema, request(schema)), ask, self._seen, again=self.read_only)
+        return self.core.asked(
+            table, lambda schema: (schema, request(schema)), ask, self._seen, self._min_snapshot, again=self.read_only
+        )
 
     def get_many(self, wanted: GetArguments) -> Steps[list[dict[str, Any] | None]]:
         schema, reply = yield from self._read(wanted.table, lambda schema: get(schema, wanted))
@@ -538,7 +614,7 @@ class TransactionCore:
         schema, page = yield from self.scan_open(wanted)
         first, batches = page, read_batches(page.arrow)
         while page.scan:
-            page = yield from self.scan_next(page.scan)
+            page = yield from self.scan_next(page)
             batches += read_batches(page.arrow)
         return Result(wanted.arrow_schema(schema), batches, first.explanation, first.complete_since_us)
 
@@ -558,30 +634,32 @@ class TransactionCore:
                 parts.append(reader.read_all())
             if not page.scan:
                 return pa.concat_tables(parts)
-            page = yield from self.scan_next(page.scan)
+            page = yield from self.scan_next(page)
 
     def scan_rows(self, wanted: ScanArguments) -> Steps[tuple[list[dict[str, Any]] | None, Page]]:
         """A scan for its rows: all of them if they are few, and else None and the first page of batches."""
         schema, page = yield from self.scan_open(wanted, rows=True)
         if page.arrow or page.scan:
             return None, page
-        read = row_reader(schema, schema.output_columns(wanted.columns))
-        return [read(row) for row in rows_of(page.columns)], page
+        read = rows_reader(schema, schema.output_columns(wanted.columns))
+        return read(rows_of(page.columns)), page
 
-    def scan_next(self, scan: int, meanwhile: Callable[[], object] | None = None) -> Steps[Page]:
-        """The next page; ``meanwhile`` is done while it is on its way."""
+    def scan_next(self, last: Page, meanwhile: Callable[[], object] | None = None) -> Steps[Page]:
+        """The page that follows that one; ``meanwhile`` is done while it is on its way."""
         # A scan belongs to one session: were it lost, the pages that follow could not be told from those before.
-        request = session_pb2.Request(txn=self.number, scan_next=session_pb2.ScanNext(scan=scan))
         try:
-            asked = Ask(request, self.core.timeout_s, self._epoch)
+            asked = Ask(self._scan(last), self.core.timeout_s, last.at.epoch)
             page: Page = yield asked if meanwhile is None else Work(meanwhile, asked)
         except ConnectionLost:
             raise errors.SnapshotTooOld("the connection was lost during a scan: begin it again") from None
-        return page
+        return page._replace(at=last.at)
 
-    def scan_close(self, scan: int) -> None:
-        request = session_pb2.Request(txn=self.number, scan_next=session_pb2.ScanNext(scan=scan, close=True))
-        self.core.transport.tell(request, self._epoch)
+    def scan_close(self, last: Page) -> None:
+        self.core.transport.tell(self._scan(last, close=True), last.at.epoch)
+
+    @staticmethod
+    def _scan(last: Page, *, close: bool = False) -> session_pb2.Request:
+        return session_pb2.Request(txn=last.at.number, scan_next=session_pb2.ScanNext(scan=last.scan, close=close))
 
     def to_arrow(self, wanted: ScanArguments) -> Steps[pa.Table]:
         """A scan as one Arrow table."""
@@ -594,7 +672,7 @@ class TransactionCore:
             batches.extend(pages.batches(page))
 
         while page.scan:
-            page = yield from self.scan_next(page.scan, functools.partial(decode, page))
+            page = yield from self.scan_next(page, functools.partial(decode, page))
         if page.row_groups:
             yield Work(functools.partial(decode, page))
         else:

@@ -55,6 +55,7 @@ from kivi.client.steps import (
     Ask,
     Closed,
     CommitPlain,
+    Do,
     Effect,
     Message,
     Receive,
@@ -164,6 +165,10 @@ class _Session(Session):
     def is_full(self) -> bool:
         return self._out.qsize() > _QUEUED_MAX and self.broken is None
 
+    @property
+    def is_awaited(self) -> bool:
+        return bool(self._waiters)
+
     def ask(self, asked: Ask | CommitPlain, meanwhile: Callable[[], object] | None = None) -> Answer:
         """The answer; ``meanwhile`` is done while it is on its way."""
         number = next(self._ids)
@@ -210,7 +215,7 @@ class _Session(Session):
                     break
         except Exception as error:
             reason = broken_by(error, "the session")
-        self.close(reason)
+        self.end(reason)
 
     def _received(self, data: bytes) -> object:
         """On the thread of gRPC that receives: who waits for an answer need not wait for another thread as well."""
@@ -232,7 +237,7 @@ class _Session(Session):
         for _ in range(_AWAKE):
             _wake(awaited)
 
-    def close(self, reason: KiviError) -> None:
+    def end(self, reason: KiviError) -> None:
         if self.broken is None:
             self.broken = reason
         self.hello.set()
@@ -261,27 +266,31 @@ class Transport(Link[_Session]):
 
     def forked(self) -> None:
         """This is a child, and the session its parent's."""
-        self._lock = threading.Lock()
+        self._lock, self.core.begins = threading.Lock(), threading.Lock()
         self.is_parents = self._closed = True
         self._why_closed = "this client was connected before os.fork(), and is the parent's: connect again here"
         self._current = None
         self._lines = {}  # whose lines and locks are the parent's, too
 
     def connect(self) -> None:
-        """The first session: fails at once if nothing listens there; of several servers each may die meanwhile."""
-        left = self.core.endpoint.count(",")
+        """The first session; closes this client if there is none."""
         try:
-            session = self.open(wait_for_ready=False)
-            while session.hello.wait(self.core.timeout_s) and isinstance(session.broken, Unavailable) and left:
-                left -= 1
-                session = self.open(wait_for_ready=False)
-            if not session.hello.is_set():
-                raise silent(self.core.endpoint, self.core.timeout_s)
-            if session.broken is not None:
-                raise unreachable(self.core.endpoint, session.broken)
+            self.reach()
         except BaseException:  # an interrupt, too: nobody else has it to close
             self.close()
             raise
+
+    def reach(self) -> None:
+        """A session: fails at once if nothing listens there; of several servers each may die meanwhile."""
+        left = self.core.endpoint.count(",")
+        session = self.open(wait_for_ready=False)
+        while session.hello.wait(self.core.timeout_s) and isinstance(session.broken, Unavailable) and left:
+            left -= 1
+            session = self.open(wait_for_ready=False)
+        if not session.hello.is_set():
+            raise silent(self.core.endpoint, self.core.timeout_s)
+        if session.broken is not None:
+            raise unreachable(self.core.endpoint, session.broken)
 
     def open(self, wait_for_ready: bool = True) -> _Session:
         session = self._current
@@ -319,6 +328,8 @@ class Transport(Link[_Session]):
             return effect.work() if asked is None else self.of(asked.epoch).ask(asked, effect.work)
         if isinstance(effect, Sleep):
             return time.sleep(effect.seconds)
+        if isinstance(effect, Do):
+            return effect.call()
         if isinstance(effect, Receive):
             try:
                 return effect.inbox.get(timeout=effect.timeout_s)
@@ -367,7 +378,7 @@ class Transport(Link[_Session]):
             self._closed = True
             session = self._current
         if session is not None:
-            session.close(Closed("this client is closed"))
-        for calls in (self.calls, *self._at.values()):
+            session.end(Closed("this client is closed"))
+        for calls in self._at.values():
             calls.channel.close()
         self.threads.join()

@@ -12,6 +12,7 @@ what an answer means; there is no rule here that a single store does not have.
 """
 
 from kivi.cluster.node import ClusterNode
-from kivi.cluster.peers import PeerServer, own_peer, peers_of, secret_of
+from kivi.cluster.peers import PeerServer, address_of, own_peer, peers_of, secret_of
+from kivi.log.certificates import Certificates, trusting
 
-__all__ = ["ClusterNode", "PeerServer", "own_peer", "peers_of", "secret_of"]
+__all__ = ["Certificates", "ClusterNode", "PeerServer", "address_of", "own_peer", "peers_of", "secret_of", "trusting"]

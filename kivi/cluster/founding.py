@@ -4,7 +4,9 @@
 
     a node's directory   becomes a store of its own: what the node had applied when it was stopped
     the store            is folded whole, and what it kept of an older log is deleted
-    its marker           says of which log it is the beginning, before there is one
+    its marker           says of which log it is the beginning, before there is one, and which features
+                         (``kivi.log.features``) the new log has from its first node on: those of the older one, and
+                         those that its definitions have
     the stream           is made by the first node that is started with it; another one of that name goes first
 
 Every other node begins with a copy of it, taken before or after: the log has nothing of what was before.
@@ -31,8 +33,17 @@ from kivi.log.segmented import SegmentedLog
 from kivi.mvcc.consolidate import AHEAD, POSITION
 from kivi.mvcc.replicated import PLACE
 from kivi.runtime.settings import Settings
+from kivi.store.catalog import features_in
 from kivi.store.facade import Store
-from kivi.store.opening import claim, content_of, is_new, mark
+from kivi.store.opening import (
+    check_agrees,
+    claim,
+    content_of,
+    features_as_said,
+    is_new,
+    mark,
+    noted_features,
+)
 
 __all__ = ["Founded", "adopt", "first_log_of"]
 
@@ -60,10 +71,13 @@ def adopt(
     run by themselves. ``replace``: although there is a cluster of that name there, whose log ends with this; then the
     directory may be that of one of its nodes.
 
-    Raises AlreadyExists if there is such a log, InvalidArgument for the directory of a node that cannot leave it; and
-    what opening the store, or reaching the servers, raises. It may be called again then.
+    Raises AlreadyExists if there is such a log, InvalidArgument for a name that clusters cannot have, and for the
+    directory of a node that cannot leave it, DataLoss for one that is known to differ from the others (C5); and what
+    opening the store, or reaching the servers, raises. It may be called again then.
     """
+    stream = stream_of(name)
     content = content_of(path)
+    check_agrees(path, content)
     begun = first_log_of(path) if "genesis" in content else None
     if "shards" in content:
         raise InvalidArgument(f"{path} holds the shards {content['shards']} alone: take a node that holds all of them")
@@ -89,12 +103,13 @@ def adopt(
                 )
             _leave(path)
         if begun is None or content["copy_of"][0] != name:
-            last = _prepared(path)
+            last, features = _prepared(path)
             begun = secrets.token_bytes(16), last
             store_id = bytes.fromhex(content_of(path)["store_id"])
-            mark(path, store_id, copy_of=[name, begun[0].hex()], genesis=last)
+            features |= {*noted_features(path)}
+            mark(path, store_id, copy_of=[name, begun[0].hex()], genesis=last, **features_as_said(features))
         if nats is not None and is_another:
-            delete_stream(nats, stream_of(name), timeout_s)
+            delete_stream(nats, stream, timeout_s)
     return Founded(name, begun[1], lost)
 
 
@@ -109,8 +124,9 @@ def first_log_of(path: str) -> tuple[bytes | None, int] | None:
     return None
 
 
-def _prepared(path: str) -> int:
-    """Everything in base, and nothing of a log that it may have had before. The last commit timestamp."""
+def _prepared(path: str) -> tuple[int, set[str]]:
+    """Everything in base, and nothing of a log that it may have had before. The last commit timestamp, and the features
+    that its definitions have."""
     store = Store.open(path, settings=Settings(background=False))
     try:
         last = store.consolidate()
@@ -125,9 +141,10 @@ def _prepared(path: str) -> int:
         batch.delete_range(taken_key(0), taken_key(last + 1))
         store.engine.write(batch)
         store.engine.flush()
+        features = features_in(store.catalog.visible)
     finally:
         store.close()
-    return last
+    return last, {*features}
 
 
 def _engine(path: str) -> RocksEngine:
@@ -161,6 +178,6 @@ def _leave(path: str) -> None:
         store_id = secrets.token_bytes(16)
         log = os.path.join(path, "log")
         SegmentedLog.start_after(log, store_id=store_id, last=position, time_us=place["time_us"])
-        mark(path, store_id)
+        mark(path, store_id, **features_as_said(noted_features(path)))
     finally:
         release()

@@ -3,6 +3,7 @@
 ::
 
     directory   KIVI names the cluster, its generation and the node; engine/ as ever, and no log/: it is elsewhere
+    reached     how far the node had come at least (``kivi.cluster.reached``)
     stream      kivi-NAME: its metadata has the generation, given by whoever made it
     engine      the node's boot (one more with every start), and its place in the log
 
@@ -19,32 +20,58 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from kivi.cluster.asking import Asking
 from kivi.cluster.founding import first_log_of
-from kivi.cluster.moving import Moving
-from kivi.cluster.status import SILENT_S, ClusterStatus, LogCopy, LogStatus, MoveStatus, NodeStatus
+from kivi.cluster.moving import Moving, node_named
+from kivi.cluster.reached import Reached
+from kivi.cluster.status import (
+    IN_DOUBT,
+    SILENT_S,
+    ClusterStatus,
+    ContentStatus,
+    FeatureStatus,
+    LogCopy,
+    LogStatus,
+    MoveStatus,
+    NodeStatus,
+)
 from kivi.cluster.streams import LOG_BYTES, generation_of, genesis_of, open_stream
+from kivi.cluster.verifying import RATE_BYTES, Verifying, compare
 from kivi.encoding.keyspaces import meta_key
 from kivi.engine import Engine, WriteBatch
 from kivi.errors import DataLoss, InvalidArgument, KiviError, NotFound, Unavailable
 from kivi.log import CommitLog
+from kivi.log.features import FEATURES
 from kivi.log.members import Member, State, truncation
 from kivi.log.moves import Move
+from kivi.log.natsgroup import find_group, remove_server
 from kivi.log.natslink import Nats
+from kivi.log.natsserver import NatsServer
 from kivi.log.replicated import Place, ReplicatedLog
 from kivi.log.shards import EVERY, parse_shards, shown_shards
 from kivi.mvcc.replicated import PLACE, ReplicatedCommitter
 from kivi.runtime.settings import Settings
 from kivi.store.facade import Store
-from kivi.store.opening import claim_node, held_shards, hold_shards, rows_since
+from kivi.store.opening import (
+    claim_node,
+    has_obeyed,
+    held_shards,
+    hold_shards,
+    note_differs,
+    note_features,
+    note_obeyed,
+    noted_features,
+    rows_since,
+)
 
 __all__ = ["ClusterNode"]
 
@@ -72,8 +99,10 @@ _LOOK_S: Final = 0.02
 class ClusterNode:
     """A node that has applied all that the log had when it was opened. ``about`` is what it says of itself.
     ``copies`` of the log, by default as many as there are ``servers``, up to three; ``login`` as ``Nats`` takes it.
-    ``own_server`` gives what is wrong with the server of the log that it runs, and how often that was started again.
-    ``shards``: which it is to hold, like "0-15,40" (``kivi.log.shards``); by default those that it has.
+    ``own_server``: the server of the log that it runs, if it does.
+    ``verify_every_s``: how often what nodes store is compared, at most ``verify_bytes`` of it a second.
+    ``shards``: which it is to hold, like "0-15,40" (``kivi.log.shards``); by default, and if it was told the same the
+    last time, those that it has.
 
     Raises InvalidArgument for a directory that belongs to no cluster, or to another one, and for shards that it has
     not, or that no other node holds if this one gives them up; DataLoss if the log does not reach back to what the node
@@ -93,14 +122,21 @@ class ClusterNode:
         shards: str | None = None,
         login: Mapping[str, Any] | None = None,
         timeout_s: float = 60.0,
-        own_server: Callable[[], tuple[str, int]] | None = None,
+        own_server: NatsServer | None = None,
+        verify_every_s: float | None = None,
+        verify_bytes: int = RATE_BYTES,
     ) -> None:
         self.name, self.about, self._path = name, about or {}, path
         self._own_server = own_server
         self.log_bytes = log_bytes
         wanted = None if shards is None else parse_shards(shards)
+        if wanted is not None and has_obeyed(path, wanted):
+            _log.info("the node is to hold %s, as it was told before: it holds what was made of that", shards)
+            wanted = None
         self._news = threading.Event()
         self._ending, self._ended = False, threading.Event()
+        self._growing = ""
+        """What keeps the log from having the copies that it is to have."""
         self._is_open, self._unclaimed = False, dict[int, float]()
         with contextlib.ExitStack() as opened:
             self._nats = Nats(servers, timeout_s=timeout_s, **login or {})
@@ -121,6 +157,7 @@ class ClusterNode:
                     "it, or begin it anew with kivi cluster reseed"
                 ) from None
             self.generation, self._genesis = generation_of(self.stream), genesis_of(self.stream)
+            self._reached = Reached(path, self.generation)
             self._number = claim_node(path, name, self.generation, empty=not self._genesis, shards=wanted)
             self.store = Store.open(path, settings=settings, make_log=self._log_of)
             opened.callback(self.store.crash)
@@ -135,27 +172,39 @@ class ClusterNode:
             self.store.before_copy, self.store.cluster_status = self._hold, self.status
             self.moving = Moving(self)
             self.store.move_shards, self.store.cancel_move = self.moving.move, self.moving.cancel
+            self.store.rebalance_shards = self.moving.rebalance
+            self.store.forget_node = self.forget
+            self.verifying = Verifying(self, every_s=verify_every_s, rate_bytes=verify_bytes)
+            self.store.verify_cluster = self.verifying.begin
+            self.log.disagreements = lambda: sum(one.state in IN_DOUBT for one in self.verifying.found())
             self.stream.on_news = self._news.set
             self._threads = [
                 threading.Thread(target=run, name=f"kivi-cluster-{run.__name__}", daemon=True)
-                for run in (self._run, self._keep)
+                for run in (self._run, self._keep, self._remember)
             ]
             for thread in self._threads:
                 thread.start()
             opened.callback(self._end)
             self._catch_up(timeout_s)
+            self.committer.need(noted_features(path))  # a log that began anew has none on
             self.committer.newest(timeout_s, [self.live().entry()])  # it has all that there is, and is known
             self._give_up_shards()
+            if wanted is not None:
+                note_obeyed(path, wanted)
             self._is_open = True
             opened.pop_all()
 
     def _catch_up(self, timeout_s: float) -> None:
         """Until what the log has now is applied, however long that takes. Raises Unavailable if it gets no further for
-        ``timeout_s``, and what has ended the log."""
+        ``timeout_s``, what has ended the log, and that it has lost something: what it still has is in base then, for a
+        log that begins anew with this node."""
         last, at, moved = None, -1, time.monotonic()
-        while last is None or at < last:
+        while last is None or at < max(last, self.log.reached[0]) or self.log.lost_suffix is not None:
             if self.log.failed is not None:
                 raise self.log.failed
+            if self.log.lost_suffix is not None:
+                self._fold_all()
+                raise self.log.lost_suffix
             if last is None:
                 with contextlib.suppress(Unavailable):
                     last = self.stream.bounds()[1]
@@ -204,10 +253,12 @@ class ClusterNode:
             boot=boot,
             saved=engine.get(PLACE),
             genesis=self._genesis,
+            reached=self._reached.read(),
         )
+        self.log.on_features = functools.partial(note_features, self._path)
         if self._own_server is not None:
             own_server = self._own_server
-            self.log.server_restarts = lambda: own_server()[1]
+            self.log.server_restarts = lambda: own_server.restarts
         return self.log
 
     @property
@@ -255,13 +306,24 @@ class ClusterNode:
         while not self._ended.wait(_SAY_S if self._wanted == EVERY else _TELL_S) and self.log.failed is None:
             try:
                 self._say()
+                self._grow()
                 self.asking.sweep()
                 self.moving.look()
+                self.verifying.look()
                 self._take_up()
             except KiviError as error:
                 _log.debug("nothing is said now: %s", error.message)
             except Exception:
                 _log.exception("saying what this node needs has failed")
+
+    def _remember(self) -> None:
+        """In a thread that may wait for the disk."""
+        while not self._ended.wait(_SAY_S) and self.log.lost_suffix is None:
+            if self.log.place.sequence > self.log.reached[0]:
+                try:
+                    self._reached.note(self.log.place)
+                except OSError as error:  # the disk is full: it knows of less, and of nothing wrong
+                    _log.debug("how far this node is cannot be noted now: %s", error)
 
     def _say(self) -> None:
         if self.log.proposed < 2:  # while nothing comes back it need not be said again
@@ -270,7 +332,7 @@ class ClusterNode:
             self.store.consolidator.save_place()
         with self.committer.entry_lock:
             floor, time_us = self.log.members.floor, self.log.place.time_us
-            heard, holding = [member.node for member in self._heard()], self.log.members.holding()
+            heard, holding = [member.node for member in self.heard()], self.log.members.holding()
             forgotten = self.log.members.forgotten(time_us)
         if not heard or not holding:
             return
@@ -286,14 +348,24 @@ class ClusterNode:
             evicted = dataclasses.replace(holding[0], state=State.EVICTED)
             self.committer.say([evicted.entry()], lambda error, number: None)
 
-    def _heard(self) -> list[Member]:
+    def _grow(self) -> None:
+        """Whichever node knows of enough servers; the log is written and read meanwhile."""
+        try:
+            self.stream.grow()
+            self._growing = ""
+        except Unavailable as error:
+            self._growing = error.message
+
+    def heard(self) -> list[Member]:
         """The live nodes that have spoken of late, by the log's time. Under the entry lock."""
         time_us = self.log.place.time_us
         live = [member for member in self.log.members if member.state is State.LIVE]
         return [member for member in live if time_us - member.said_us < SILENT_S * 1_000_000]
 
     def _take_up(self) -> None:
-        """Builds again what nobody says that it builds, its node having died: the first node that holds all events.
+        """Builds again what nobody says that it builds, its node having died: the first node, of those that hold all
+        events if there are any, else of those that say what they build, if only that it is nothing: versions that do
+        not cannot build of what others hold.
 
         Two may build the same thing, if one stood still for long: see ``kivi.store.backfill``.
         """
@@ -301,12 +373,14 @@ class ClusterNode:
             return
         backfill = self.store.backfill
         with self.committer.entry_lock:
-            heard = self._heard()
+            heard = self.heard()
         claimed = backfill.building.union(*(member.about.get("building", ()) for member in heard))
         left = [group for group in backfill.unfinished() if claimed.isdisjoint(schema.id for schema in group)]
         now = time.monotonic()
         self._unclaimed = {group[0].id: self._unclaimed.get(group[0].id, now) for group in left}
-        if self.id == min((member.node for member in heard if member.shards == EVERY), default=None):
+        able = [member for member in heard if member.shards == EVERY or "building" in member.about]
+        first = min(able, key=lambda member: (member.shards != EVERY, member.node), default=None)
+        if first is not None and first.node == self.id:
             backfill.resume([group for group in left if now - self._unclaimed[group[0].id] > _UNCLAIMED_S])
 
     def _gives_up_stages(self, needed: int) -> bool:
@@ -326,14 +400,68 @@ class ClusterNode:
         """
         if self.log.lost_suffix is not None:
             return
-        self.store.consolidate()
-        with self.store.consolidator.mutex:
-            self.store.consolidator.flush()
+        self._fold_all()
         copy = Member(int.from_bytes(secrets.token_bytes(7), "little"), State.JOINING, self.log.needed)
         self.committer.newest(_HOLD_S, [copy.entry()])
         held = self.log.members.find(copy.node)
         if held is None or held.state is not State.JOINING:
             raise Unavailable("the log was truncated before it could be kept for a copy: try again")
+
+    def _fold_all(self) -> None:
+        self.store.consolidate()
+        with self.store.consolidator.mutex:
+            self.store.consolidator.flush()
+
+    def forget(self, named: str) -> None:
+        """Evicts a node that is gone for good, and removes its server of the log. Raises InvalidArgument for one that
+        may come back, Unavailable if the log does not take it, or its servers do not."""
+        self.committer.newest(_HOLD_S)
+        with self.committer.entry_lock:
+            time_us = self.log.place.time_us
+            members = [member for member in self.log.members if member.state is not State.JOINING]
+            gone = node_named(members, named)
+            is_heard, alone = self.log.members.is_heard(gone.node, time_us), self.log.members.alone(gone)
+            serving = {
+                one.about.get("server")
+                for one in members
+                if one.state is State.LIVE and self.log.members.is_heard(one.node, time_us)
+            }
+        if is_heard:
+            raise InvalidArgument(f"node {named} was heard in the last ten seconds: stop it for good before")
+        if alone:  # its eviction would be void, so nothing is done before it
+            raise InvalidArgument(
+                f"node {named} alone holds the shards {shown_shards(alone)}: start it, or a node that begins with a "
+                "backup of it"
+            )
+        server = gone.about.get("server")
+        if self._own_server is not None and server and server not in serving:
+            self._remove_server(self._own_server, server)
+        evicted = dataclasses.replace(gone, state=State.EVICTED)
+        self.committer.newest(_HOLD_S, [evicted.entry()])
+        with self.committer.entry_lock:
+            known = self.log.members.find(gone.node)
+        if known is not None and known.state is not State.EVICTED:
+            raise InvalidArgument(
+                f"node {named} holds some shards alone now, or has come back: see kivi cluster shards"
+            )
+
+    def _remove_server(self, own: NatsServer, name: str) -> None:
+        """Once as many others are there as there are copies, so that its copy has a place."""
+        with contextlib.closing(Nats([own.url], timeout_s=_HOLD_S, **own.admin)) as nats:
+            group = find_group(nats)
+            if group is None:
+                raise Unavailable("the servers of the log have no leader now: try again in a moment")
+            if name not in group.members:
+                return
+            there = group.members & {own.name, *own.heard()}
+            if name in there:
+                raise InvalidArgument(f"the server {name} of the log is there: end it, too")
+            if len(there) < self.stream.copies:
+                raise InvalidArgument(
+                    f"the log has {self.stream.copies} copies, and {len(there)} servers without {name}: start the node "
+                    "that takes its place first, with a list of --peers that names it"
+                )
+            remove_server(nats, name, _HOLD_S)
 
     def live(self, held: int | None = None) -> Member:
         """What it says of itself. ``held``: the shards that it is to hold."""
@@ -347,16 +475,25 @@ class ClusterNode:
             "age_s": round(self.log.age_s, 3),
             "disk_free": disk.f_bavail * disk.f_frsize,
             "disk": disk.f_blocks * disk.f_frsize,
-            "moves": self.moving.problem or True,
+            "features": sorted(self.log.features),
+            "building": sorted(self.store.backfill.building),
         }
-        if building := sorted(self.store.backfill.building):
-            about["building"] = building
+        if problems := {move: problem for move, problem in list(self.moving.problems.items()) if problem}:
+            about["moves"] = problems
+        if self.verifying.content is not None:
+            about["content"] = self.verifying.content
         if self._own_server is not None:
-            about["server_problem"], about["server_restarts"] = self._own_server()
+            about["server"] = self._own_server.name
+            about["server_problem"], about["server_restarts"] = self._own_server.problem, self._own_server.restarts
         member = Member(self.id, State.LIVE, self.log.needed, about)
         if held == EVERY:
             return member
         return member.with_shards(held).with_snapshots(*self.store.leases.told())
+
+    def diverges(self, error: DataLoss) -> None:
+        """It answers nothing any more, nor if it is started again (C5)."""
+        note_differs(self._path, error.message)
+        self.log.fail(error)
 
     # -- what is to be known ----------------------------------------------------------------------
 
@@ -369,6 +506,12 @@ class ClusterNode:
         with self.committer.entry_lock:
             members, floor, at = list(self.log.members), self.log.members.floor, self.log.place
             moves = list(self.log.members.moves.values())
+            features = [
+                FeatureStatus(
+                    name, what, name in self.log.members.on, [f"{one.node:x}" for one in self.log.lacking(name)]
+                )
+                for name, what in FEATURES.items()
+            ]
         failed = self.log.failed or self.log.lost_suffix
         return ClusterStatus(
             cluster=self.name,
@@ -377,20 +520,27 @@ class ClusterNode:
             nodes=tuple(self._node_status(member, at, log) for member in members),
             log=log,
             failed="" if failed is None else failed.message,
+            copies_wanted=self.stream.copies_wanted,
+            growing=self._growing,
             moves=tuple(self._move_status(move, members) for move in moves),
+            features=tuple(features),
+            content=tuple(
+                ContentStatus(one.shards, one.ts, one.state, tuple(f"{node:x}" for node in one.nodes))
+                for one in compare(members)
+            ),
         )
 
     @staticmethod
     def _move_status(move: Move, members: list[Member]) -> MoveStatus:
-        to = next((member for member in members if member.node == move.to), None)
-        problem = "" if to is None else to.about.get("moves")
+        waited_for = move.source if move.since else move.to
+        said = next((member.about.get("moves") for member in members if member.node == waited_for), None)
         return MoveStatus(
             id=move.id,
             shards=shown_shards(move.shards),
             to=f"{move.to:x}",
             source="" if move.source is None else f"{move.source:x}",
             since=move.since,
-            problem=problem if isinstance(problem, str) and not move.since else "",
+            problem=said.get(move.id, "") if isinstance(said, dict) else "",
         )
 
     def _node_status(self, member: Member, at: Place, log: LogStatus | None) -> NodeStatus:
@@ -409,9 +559,10 @@ class ClusterNode:
             silent_s=max(0.0, (int(time.time() * 1_000_000) - member.said_us) / 1_000_000),
             disk_free_bytes=about.get("disk_free", 0),
             disk_bytes=about.get("disk", 0),
-            agrees=self.log.has_applied(applied, about.get("hash", "")),
+            agrees=self.log.has_applied(applied, about.get("hash", "")) if applied else None,
             server_problem=about.get("server_problem", ""),
             server_restarts=about.get("server_restarts", 0),
+            server=about.get("server", ""),
             shards=shown_shards(member.shards),
         )
 
@@ -441,6 +592,7 @@ class ClusterNode:
 
     def _end(self) -> None:
         self.moving.close()
+        self.verifying.close()
         self._ending = True
         self._ended.set()
         self._news.set()

@@ -12,23 +12,28 @@ node, reaches it on loopback. Two peers would be worse than one: both are needed
 from __future__ import annotations
 
 import contextlib
+import math
+import secrets
 import socket
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from kivi.cluster.joining import Joining
 from kivi.cluster.streams import ROOM_BYTES, stream_of
-from kivi.errors import InvalidArgument, NotFound, Unavailable
+from kivi.errors import InvalidArgument, NotFound, Unauthenticated, Unavailable
+from kivi.log.certificates import Certificates
 from kivi.log.jetstream import COPIES_MAX, JetStream
 from kivi.log.natslink import Nats
 from kivi.log.natsserver import NatsServer, Peers, free_ports
 from kivi.store.opening import LOG_SERVER, check_node
 
-__all__ = ["PeerServer", "own_peer", "peers_of", "secret_of"]
+__all__ = ["PeerServer", "address_of", "own_peer", "peers_of", "secret_of"]
 
 _WAIT_S: Final = 0.5
 _SAY_S: Final = 10.0
+_REFUSED_S: Final = 10.0
 _SECRET_MIN: Final = 16
 _EVERYWHERE: Final = "0.0.0.0"  # the routes know a secret
 
@@ -37,7 +42,7 @@ def peers_of(text: str) -> list[str]:
     """The addresses of a list with commas. Raises InvalidArgument for two of them, for one twice, for no address."""
     peers = [each.strip() for each in text.split(",")]
     for peer in peers:
-        _address(peer)
+        address_of(peer)
     if twice := sorted({peer for peer in peers if peers.count(peer) > 1}):
         raise InvalidArgument(f"--peers names {twice[0]} twice")
     if len(peers) == 2:
@@ -47,7 +52,8 @@ def peers_of(text: str) -> list[str]:
     return peers
 
 
-def _address(peer: str) -> tuple[str, int]:
+def address_of(peer: str) -> tuple[str, int]:
+    """Host and port. Raises InvalidArgument."""
     host, _, port = peer.rpartition(":")
     if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) <= 65_535:
         raise InvalidArgument(f"--peers has {peer!r}, which is not host:port")
@@ -63,7 +69,7 @@ def own_peer(peers: Sequence[str], told: str | None = None) -> str:
         if told not in peers:
             raise InvalidArgument(f"--peer {told} is none of --peers {','.join(peers)}: write it as it is there")
         return told
-    here = [peer for peer in peers if _is_here(_address(peer)[0])]
+    here = [peer for peer in peers if _is_here(address_of(peer)[0])]
     if len(here) == 1:
         return here[0]
     found = f"{' and '.join(here)} are addresses" if here else "none is an address"
@@ -100,29 +106,45 @@ class PeerServer:
     streams of it.
 
     ``data``: the node's directory. ``own``: which of the ``peers`` it is. ``log_bytes``: how large the
-    stream may become.
+    stream may become. ``secret`` and ``tls``: what the servers know one another by; None is for a network that is
+    trusted.
 
-    Raises InvalidArgument if there is no nats-server here, or, as ``check_node``, for a directory
-    that cannot be a node's.
+    Raises InvalidArgument if there is no nats-server here, for a certificate that its peers would not take, or, as
+    ``check_node``, for a directory that cannot be a node's.
     """
 
     def __init__(
-        self, data: str, cluster: str, peers: Sequence[str], own: str, secret: str | None, *, log_bytes: int
+        self,
+        data: str,
+        cluster: str,
+        peers: Sequence[str],
+        own: str,
+        secret: str | None,
+        *,
+        log_bytes: int,
+        tls: Certificates | None = None,
     ) -> None:
         check_node(data, cluster)
+        if tls is not None:
+            tls.check()
         self.cluster, self.peers, self.own, self._log_bytes = cluster, list(peers), own, log_bytes
-        self.login: dict[str, Any] = {} if secret is None else {"token": secret}
         self.copies = COPIES_MAX if len(peers) >= COPIES_MAX else 1
-        host, port = _address(own)
+        host, port = address_of(own)
         (client,) = free_ports(1)
         self.server = NatsServer(
             Path(data, LOG_SERVER).absolute(),
             name=own,
             listen=f"127.0.0.1:{client}",
-            peers=Peers(f"kivi-{cluster}", f"{_listened(host)}:{port}", peers) if len(peers) > 1 else None,
+            peers=Peers(f"kivi-{cluster}", f"{_listened(host)}:{port}", peers, secret),
             max_bytes=log_bytes + ROOM_BYTES,
-            secret=secret,
+            password=secrets.token_hex(16),  # for this node alone, until the next start
+            tls=tls,
         )
+        self.login = self.server.login
+        self._joining = Joining(self.server, peers, stream_of(cluster))
+        self._refused: dict[str, tuple[float, str, float]] = {}
+        """Peers that it has called in vain: since when, why, and when last."""
+        self._alone_since = -math.inf
 
     @property
     def url(self) -> str:
@@ -130,7 +152,7 @@ class PeerServer:
 
     def start(self) -> None:
         """Raises Unavailable if it does not run, StoreInUse if another process has the directory."""
-        self.server.start()
+        self._joining.start()
 
     def missing(self) -> list[str]:
         """The peers that it is not connected to."""
@@ -141,10 +163,12 @@ class PeerServer:
 
     def wait(self, say: Callable[[str], None]) -> None:
         """Until the stream can be read and written, or made, for which all peers have to be there. Meanwhile says what
-        is missing, when that changes and every ten seconds. Raises InvalidArgument if the stream is another's."""
+        is missing, when that changes and every ten seconds. Raises InvalidArgument if the stream is another's,
+        Unauthenticated if peers and this one have not known one another for ten seconds, and nobody else is there."""
         said, said_at = "", 0.0
         while lacks := self._lacks():
             now = time.monotonic()
+            self._check_refusals(now)
             if lacks != said or now - said_at > _SAY_S:
                 say(f"waiting for the log of {self.cluster}: {lacks}")
                 said, said_at = lacks, now
@@ -154,9 +178,12 @@ class PeerServer:
         """What keeps the stream from being there; "" if nothing does."""
         try:
             missing = self.missing()
+            if lacks := self._joining.look(missing):
+                return lacks + self._why(missing)
         except Unavailable as error:
             return error.message
         away = f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not there"
+        away += self._why(missing)
         try:
             with contextlib.closing(Nats([self.url], timeout_s=5.0, **self.login)) as nats:
                 JetStream(
@@ -178,9 +205,45 @@ class PeerServer:
             return f"its servers have no leader yet ({self.server.problem or error.message})"
         return ""
 
+    def _why(self, missing: Sequence[str]) -> str:
+        known = [f"{peer}: {self._refused[peer][1]}" for peer in missing if peer in self._refused]
+        return f" ({', '.join(known)})" if known else ""
+
+    def _check_refusals(self, now: float) -> None:
+        """Raises Unauthenticated."""
+        for at, why in self.server.refusals():
+            for peer in self.peers:
+                if peer != self.own and at in _resolved(peer):
+                    since, _, _ = self._refused.get(peer, (now, "", now))
+                    self._refused[peer] = since, why, now
+        with contextlib.suppress(Unavailable):
+            missing = self.missing()
+            self._refused = {
+                peer: (since, why, last)
+                for peer, (since, why, last) in self._refused.items()
+                if peer in missing and now - last < _REFUSED_S
+            }
+            if len(missing) < len(self.peers) - 1:
+                self._alone_since = now
+            for peer, (since, why, _) in self._refused.items():
+                if now - max(since, self._alone_since) > _REFUSED_S:
+                    raise Unauthenticated(
+                        f"{peer} and this node do not know one another: {why}; all of --peers need the same "
+                        "--cluster-secret-file, and certificates that the --cluster-ca of the others has signed"
+                    )
+
     def stop(self) -> None:
         """Hands over what it leads, and ends it. Idempotent."""
-        self.server.stop()
+        self._joining.stop()
+
+
+def _resolved(peer: str) -> set[str]:
+    """The addresses of a peer, as servers write them."""
+    host, port = address_of(peer)
+    with contextlib.suppress(OSError, UnicodeError):
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        return {f"[{at[0]}]:{port}" if family == socket.AF_INET6 else f"{at[0]}:{port}" for family, *_, at in found}
+    return set()
 
 
 def _listened(host: str) -> str:

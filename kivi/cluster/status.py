@@ -9,10 +9,21 @@ from typing import Any, Final
 from kivi.log.members import State
 from kivi.log.shards import parse_shards, refined, shown_shards
 
-__all__ = ["ClusterStatus", "LogCopy", "LogStatus", "MoveStatus", "NodeStatus"]
+__all__ = [
+    "IN_DOUBT",
+    "ClusterStatus",
+    "ContentStatus",
+    "FeatureStatus",
+    "LogCopy",
+    "LogStatus",
+    "MoveStatus",
+    "NodeStatus",
+]
 
 SILENT_S: Final = 30.0
 """A node that has said nothing for so long, by the log's time, is not the one that others leave the log to."""
+IN_DOUBT: Final = frozenset({"differ", "undecided"})
+"""States of content that somebody has to do something about."""
 _DISK_FREE_MIN: Final = 512 << 20
 _FILLING: Final = 0.6
 _BEHIND: Final = 100_000
@@ -45,6 +56,8 @@ class NodeStatus:
     """What was wrong with its own server of the log (``--peers``) when it said so."""
     server_restarts: int = 0
     """How often that was started again since the node was."""
+    server: str = ""
+    """That server, as ``--peers`` names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +87,7 @@ class LogStatus:
 @dataclass(frozen=True, slots=True)
 class MoveStatus:
     """Shards on their way to a node, from another one, or from none (""), which keeps them then. ``since``: the commit
-    timestamp from which the new owner has them; 0: not yet, perhaps because of a ``problem``."""
+    timestamp from which the new owner has them; 0: not yet. ``problem``: why not, or why they are not given up yet."""
 
     id: str
     shards: str
@@ -82,6 +95,28 @@ class MoveStatus:
     source: str
     since: int = 0
     problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureStatus:
+    """What not every version can read (``kivi.log.features``): ``is_on`` for good, or with its first use, unless some
+    nodes ``lack`` it, which have to be upgraded first."""
+
+    name: str
+    what: str
+    is_on: bool
+    lack: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ContentStatus:
+    """What nodes said of what they store, as ``kivi.cluster.verifying.Compared``: of some shards, or of what is not
+    sharded, at a commit timestamp."""
+
+    shards: str
+    ts: int
+    state: str
+    nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +131,33 @@ class ClusterStatus:
     log: LogStatus | None
     failed: str = ""
     moves: tuple[MoveStatus, ...] = ()
+    features: tuple[FeatureStatus, ...] = ()
+    copies_wanted: int = 1
+    """How many copies of the log the node that answers is to have it keep."""
+    growing: str = ""
+    """What keeps it from that."""
+    content: tuple[ContentStatus, ...] = ()
 
     def problems(self) -> list[str]:
         """A sentence for each state that somebody has to do something about, which it says."""
-        return [*self._of_log(), *self._of_nodes(), *self._of_shards()]
+        return [*self._of_log(), *self._of_nodes(), *self._of_shards(), *self._of_content()]
+
+    def _of_content(self) -> Iterator[str]:
+        named = {one.node: f"node {one.node}" + (f" ({one.address})" if one.address else "") for one in self.nodes}
+        for one in self.content:
+            if one.state not in IN_DOUBT:
+                continue
+            who, where = ", ".join(named.get(node, node) for node in one.nodes), f"{one.shards} at {one.ts}"
+            if one.state == "differ":
+                yield (
+                    f"{who} has other content than most nodes ({where}), and stops: make it anew from a copy of "
+                    "another node (kivi checkpoint)"
+                )
+            else:
+                yield (
+                    f"{who} have content that differs ({where}), or cannot read it, and no majority says which is "
+                    "right: begin a third node from a backup of before, verify again, and make the wrong one anew"
+                )
 
     def _of_log(self) -> Iterator[str]:
         if self.failed:
@@ -114,7 +172,10 @@ class ClusterStatus:
                 yield f"server {copy.server} of the log is away: start it; without a second one nothing is written"
             elif not copy.current:
                 yield f"server {copy.server} of the log is {copy.behind:,} messages behind: wait, then look at its disk"
-        if len(self.log.copies) == 1:
+        if (count := len(self.log.copies)) < self.copies_wanted:
+            why = self.growing or "they are being made"
+            yield f"the log has {count} of the {self.copies_wanted} copies that it is to have: {why}"
+        elif count == 1:
             yield "the log has one copy: what is committed is lost with that server; run three"
         used = self.log.nbytes / self.log.limit_bytes
         if used > _FILLING and (holding := self.holding()) is not None:
@@ -127,16 +188,26 @@ class ClusterStatus:
         versions = {one.version for one in self.nodes if one.state is State.LIVE and one.silent_s < SILENT_S}
         if len(versions) > 1:
             yield f"nodes have the versions {', '.join(sorted(versions))}: go on with the upgrade"
+        address = {one.node: one.address or one.node for one in self.nodes}
+        off: dict[str, list[str]] = {}
+        for feature in self.features:
+            for lacks in feature.lack:
+                off.setdefault(lacks, []).append(feature.name)
+        for node, names in off.items():
+            yield f"the features {', '.join(names)} are off because of node {address.get(node, node)}: upgrade it"
         for one in self.nodes:
             named = f"node {one.node}" + (f" ({one.address})" if one.address else "")
             if one.agrees is False:
                 yield f"{named} has applied something else: stop it, and make it anew from a copy of another node"
             if one.state is State.EVICTED:
-                yield f"{named} was evicted: make it anew from a copy of another node (kivi checkpoint), or forget it"
+                yield (
+                    f"{named} was evicted: make it anew from a copy of another node (kivi checkpoint); if it is gone "
+                    "for good, it is forgotten a day after it was heard last"
+                )
             elif one.state is State.LIVE and one.silent_s > SILENT_S:
                 yield (
-                    f"{named} has said nothing for {one.silent_s:,.0f} s: start it again; the log is kept for it until "
-                    "it is nearly full"
+                    f"{named} has said nothing for {one.silent_s:,.0f} s: start it again, or kivi cluster forget it; "
+                    "the log is kept for it until it is nearly full"
                 )
             elif one.state is State.LIVE and one.behind > _BEHIND:
                 yield f"{named} was {one.behind:,} messages behind: look whether its disk or its processor is busy"
@@ -151,7 +222,8 @@ class ClusterStatus:
     def _of_shards(self) -> Iterator[str]:
         for move in self.moves:
             if move.problem:
-                yield f"the shards {move.shards} are not moved to node {move.to} yet, which tries again: {move.problem}"
+                waits = f"given up by node {move.source}" if move.since else f"moved to node {move.to}"
+                yield f"the shards {move.shards} are not {waits} yet, which tries again: {move.problem}"
         found = self.shards()
         for held, nodes in found if len(found) > 1 else ():
             if not nodes:

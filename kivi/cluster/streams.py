@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Mapping
 from typing import Final
@@ -21,6 +22,7 @@ from kivi.runtime.settings import Settings
 
 __all__ = ["LOG_BYTES", "ROOM_BYTES", "generation_of", "generation_there", "genesis_of", "open_stream", "stream_of"]
 
+_CLUSTER: Final = re.compile(r"[A-Za-z0-9_-]{1,200}")
 _GENERATION: Final = "kivi.generation"
 _GENESIS: Final = "kivi.genesis"
 _LIMITS: Final = "kivi.limits"
@@ -32,7 +34,9 @@ ROOM_BYTES: Final = 128 << 20
 
 
 def stream_of(cluster: str) -> str:
-    """The name of its stream."""
+    """The name of its stream. Raises InvalidArgument for what is no name of a cluster."""
+    if not _CLUSTER.fullmatch(cluster):
+        raise InvalidArgument(f"{cluster!r} is no name of a cluster: it has 1 to 200 letters, digits, '-' and '_'")
     return f"kivi-{cluster}"
 
 

@@ -28,14 +28,15 @@ import pyarrow as pa
 from kivi.arrow.columns import stored_rows
 from kivi.arrow.dictionaries import plain
 from kivi.delta.combine import commutes, exact_sums, extremes
-from kivi.delta.grouping import Events, Groups, no_slot, null_key
+from kivi.delta.finite import Addends
+from kivi.delta.grouping import Events, Groups, group_value, null_key
 from kivi.delta.runs import LIMB, LOW, Array, Cells, DeltaRun, RunColumn, dtype_of, neutral_column
 from kivi.delta.sources import Order, Sources
 from kivi.delta.states import States
 from kivi.encoding.keys import encode_key
-from kivi.errors import OutOfRange
-from kivi.model.schema import Column, GroupKey, Measure, TableSchema
-from kivi.states.kinds import ByGroup, offsets_of
+from kivi.errors import KiviError, OutOfRange
+from kivi.model.schema import Column, Measure, TableSchema
+from kivi.states.kinds import ByGroup
 from kivi.states.registry import kind_of
 
 __all__ = ["Derivation", "derive", "derive_all", "derive_each", "derive_few", "derive_small", "run_from_rows"]
@@ -64,33 +65,63 @@ def _length_us(aggregate: TableSchema) -> int:
     return slot.nominal_us if slot is not None else 0
 
 
-def derive_each(aggregates: Sequence[TableSchema], events: Derivation, places: Array | None = None) -> list[DeltaRun]:
-    """``derive_all`` where each event is a commit of its own: the runs have a row for each event.
-
-    Their CTS are the ``places`` of the events among these commits; None: event i is commit i.
-    """
+def derive_each(aggregates: Sequence[TableSchema], events: Derivation) -> list[DeltaRun]:
+    """``derive_all`` of events that several commits bring: the runs have a row for each commit that adds to a key, as
+    that commit alone would have it, and the CTS of a row is the number of its commit."""
     runs = []
     for aggregate in aggregates:
-        groups = events.groups(aggregate)
-        order = groups.rows.order
-        order = np.arange(len(groups.group_of)) if order is None else order
-        keys = groups.keys.take(pa.array(groups.group_of[order]))
-        cells = [
-            events.alone(aggregate, column, measure).take(order)
-            for column, measure in zip(aggregate.columns, aggregate.measures, strict=True)
-        ]
-        runs.append(DeltaRun(keys, (order if places is None else places[order]).astype(np.uint64), tuple(cells)))
+        groups, commits = events.of_commits(aggregate)
+        runs.append(DeltaRun(groups.keys, commits, events.row(aggregate, groups)))
     return runs
 
 
 class Derivation(Events):
     """Events, their groups, and the deltas that they are."""
 
-    def __init__(self, batch: pa.RecordBatch, order: Order | None = None) -> None:
-        super().__init__(batch)
-        self.sources = Sources(batch, order)
+    def __init__(self, batch: pa.RecordBatch, order: Order | None = None, commits: Array | None = None) -> None:
+        super().__init__(batch, commits)
+        self.sources = Sources(batch, order, commits)
         self._cells: dict[tuple[Groups, Any], RunColumn] = {}
         self._few: dict[bytes, Groups] = {}
+
+    def taken(self, kept: Array) -> Derivation:
+        """Some of the events, as if there were no others."""
+        commits = None if self.commits is None else self.commits[kept]
+        return Derivation(self.batch.take(pa.array(kept)), commits=commits)
+
+    def beyond(self, aggregate: TableSchema) -> Array:
+        """Which events the aggregate cannot have, whatever stands beside them: one that has no key in it, or whose
+        expression leaves its range."""
+        found = np.zeros(self.rows, np.bool_)
+        try:
+            self.groups(aggregate)
+        except KiviError:
+            found |= [not _has_key(aggregate, row) for row in stored_rows(plain(self.batch))]
+        for measure in aggregate.measures:
+            if measure.source != "":
+                found |= self.sources.beyond(aggregate, measure)
+        return found
+
+    def refused(self, aggregate: TableSchema) -> Array:
+        """Which events, none of which is ``beyond`` it, a measure of the aggregate does not observe, whatever stands
+        beside them."""
+        found = np.zeros(self.rows, np.bool_)
+        for column, measure in zip(aggregate.columns, aggregate.measures, strict=True):
+            if column.state is not None and measure.source != "":
+                seen, rows = self.sources.of(aggregate, column, measure)
+                found[rows[kind_of(column.state).refused(seen)]] = True
+        return found
+
+    def addends(self, aggregate: TableSchema) -> list[Addends]:
+        """What the sums of floats of the aggregate add up, those of averages among them: of each of several commits by
+        themselves. None of the events is ``beyond`` it."""
+        found = []
+        groups = self.groups(aggregate) if self.commits is None else self.of_commits(aggregate)[0]
+        for column, measure in zip(aggregate.columns, aggregate.measures, strict=True):
+            if measure.source != "" and not commutes(column):
+                seen, rows = self.sources.of(aggregate, column, measure)
+                found.append(Addends(rows, groups.group_of[rows], seen.values))
+        return found
 
     def runs(self, aggregates: Sequence[TableSchema], cts: int = 0) -> list[DeltaRun]:
         """``derive_all``."""
@@ -98,12 +129,13 @@ class Derivation(Events):
         for i in sorted(range(len(aggregates)), key=lambda i: _length_us(aggregates[i])):  # finer slots first
             aggregate = aggregates[i]
             groups = self.groups(aggregate)
-            cells = [
-                self.cells(aggregate, column, measure, groups)
-                for column, measure in zip(aggregate.columns, aggregate.measures, strict=True)
-            ]
-            runs[i] = DeltaRun(groups.keys, cts, tuple(cells))
+            runs[i] = DeltaRun(groups.keys, cts, self.row(aggregate, groups))
         return [runs[i] for i in range(len(aggregates))]
+
+    def row(self, aggregate: TableSchema, groups: Groups) -> tuple[RunColumn, ...]:
+        """All measures of each group."""
+        measured = zip(aggregate.columns, aggregate.measures, strict=True)
+        return tuple(self.cells(aggregate, column, measure, groups) for column, measure in measured)
 
     def cells(self, aggregate: TableSchema, column: Column, measure: Measure, groups: Groups) -> RunColumn:
         """One measure of each group; of a rolled-up one from the finer groups, where that is exact."""
@@ -134,42 +166,11 @@ class Derivation(Events):
         number = {key: i for i, key in enumerate(sorted(set(keys)))}
         group_of = np.array([number[key] for key in keys], np.int64)
         groups = self._few.setdefault(group_of.tobytes(), Groups.of(group_of, len(number)))
-        listed = [
-            self.cells(aggregate, column, measure, groups).listed(range(len(number)))
-            for column, measure in zip(aggregate.columns, aggregate.measures, strict=True)
-        ]
+        listed = [cells.listed(range(len(number))) for cells in self.row(aggregate, groups)]
         deltas = zip(*listed, strict=True)
         return [
             (key, {i: d for i, d in enumerate(row) if d is not None}) for key, row in zip(number, deltas, strict=True)
         ]
-
-    def alone(self, aggregate: TableSchema, column: Column, measure: Measure) -> RunColumn:
-        """One measure of each event by itself."""
-        if measure.source == "":
-            return neutral_column(column, self.rows)
-        seen, rows = self.sources.of(aggregate, column, measure)
-        if column.state is not None:
-            kind = kind_of(column.state)
-            if kind.timed:
-                seen = seen._replace(places=np.zeros(len(rows), np.int64))
-            lengths = np.zeros(self.rows, np.int64)
-            lengths[rows] = 1
-            return States(kind, offsets_of(lengths), kind.of_events(seen))
-        if measure.operator == "count":
-            counted = np.zeros(self.rows, np.int64)
-            counted[rows] = 1
-            return Cells(counted)
-        every = len(rows) == self.rows
-        values = seen.values if every else np.zeros(self.rows, seen.values.dtype)
-        if not every:
-            values[rows] = seen.values
-        if values.dtype == np.float64:
-            values = values + 0.0  # -0.0 + 0.0 is 0.0
-        if measure.operator == "sum" or every:
-            return Cells(values)
-        valid = np.zeros(self.rows, np.bool_)
-        valid[rows] = True
-        return Cells(values, None, valid)
 
     def _of_events(self, aggregate: TableSchema, column: Column, measure: Measure, groups: Groups) -> RunColumn:
         count = groups.count
@@ -220,7 +221,11 @@ def derive_few(aggregates: Sequence[TableSchema], batch: pa.RecordBatch) -> list
     made in plain Python, and what is measured by kernels, once for all aggregates that group the events alike: those of
     a single event do.
     """
-    rows = stored_rows(plain(batch)) if aggregates else []
+    if not aggregates:
+        return []
+    rows = stored_rows(plain(batch))
+    if all(each.is_plain for each in aggregates):
+        return [derive_small(each, rows) for each in aggregates]
     events = Derivation(batch)
     return [derive_small(each, rows) if each.is_plain else events.few(each, rows) for each in aggregates]
 
@@ -262,18 +267,17 @@ def _keys_of(aggregate: TableSchema, rows: Sequence[dict[str, Any]]) -> list[byt
             raise null_key(aggregate, group)
     types = [column.type for column in aggregate.key]
     return [
-        encode_key(types, [_group_value(aggregate, group, row[group.source]) for group in aggregate.group_by])
+        encode_key(types, [group_value(aggregate, group, row[group.source]) for group in aggregate.group_by])
         for row in rows
     ]
 
 
-def _group_value(aggregate: TableSchema, group: GroupKey, value: Any) -> Any:
-    if (slot := group.slot) is None:
-        return value
+def _has_key(aggregate: TableSchema, row: dict[str, Any]) -> bool:
     try:
-        return slot.start(value)
-    except OverflowError:
-        raise no_slot(aggregate, group) from None
+        _keys_of(aggregate, [row])
+    except KiviError:
+        return False
+    return True
 
 
 def run_from_rows(schema: TableSchema, rows: Sequence[tuple[bytes, int, dict[int, Any]]]) -> DeltaRun:

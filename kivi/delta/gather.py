@@ -27,8 +27,9 @@ from kivi.delta.ops import Barrier, RowOp
 from kivi.delta.order import Window, sorted_keys
 from kivi.delta.runs import LIMB, LOW, Array, Cells, DeltaRun, RunColumn, joined_columns, neutral_of, ufunc_of
 from kivi.delta.states import States
-from kivi.encoding.base_rows import RowLayout, Version, is_wide
+from kivi.encoding.base_rows import FieldRows, RowLayout, Rows, Version, is_wide
 from kivi.model.schema import Column
+from kivi.states.kinds import stretches
 
 __all__ = [
     "Gathered",
@@ -43,6 +44,8 @@ __all__ = [
 ]
 
 _ITEMS_AT_ONCE: Final = 1_024
+_COMMITS: Final = 16
+"""So many commits of each row are folded in one step where every state is wanted."""
 _first: Final = itemgetter(0)
 
 
@@ -184,9 +187,21 @@ class Gathered:
         self._barriers = barriers  # None: there are none
 
     @property
+    def rows(self) -> int:
+        """How many delta rows of the keys there are."""
+        return len(self._stamps)
+
+    @property
     def may_end_rows(self) -> bool:
         """Whether folding may give tombstones."""
         return self._barriers is not None
+
+    def changed(self, base: Sequence[bytes | None]) -> list[int]:
+        """Which keys may have had another state before: those of all but the rows that are new, and were written
+        once."""
+        several = np.bincount(self._group_of, minlength=len(base)) > 1
+        several |= np.array([row is not None for row in base], np.bool_)
+        return np.flatnonzero(several).tolist()
 
     def fold(self, layout: RowLayout, base: Sequence[bytes | None], upto: int) -> list[bytes | None]:
         """New base rows: ``base`` (one per key; None or a tombstone is the identity) and its later deltas.
@@ -195,55 +210,103 @@ class Gathered:
         where a barrier ended it. It takes a
         17th of the time of ``merged_items`` and ``ops.fold`` (decision 0014).
         """
+        old, alive, rows = self._unfolded(layout, base, upto)
+        target, new, ended = self._folded(layout, old, alive, self._group_of[rows], rows)
+        if len(target) == len(base):
+            return [*layout.bytes_of(new)]
+        out: list[bytes | None] = [None] * len(base)
+        for i, row in itertools.chain(zip(target.tolist(), layout.bytes_of(new), strict=True), ended):
+            out[i] = row
+        return out
+
+    def states(self, layout: RowLayout, base: Sequence[bytes | None]) -> Iterator[tuple[list[int], list[bytes]]]:
+        """Every state of the rows after ``base``, a key's oldest first: the keys' numbers, and the states.
+
+        Of each key some commits at a time, all keys together. Folding the first of them, the first two and so on is
+        quadratic in how many, but one step: 500 commits to 25 rows take 39 ms instead of 304 (decision 0014).
+        """
+        old, alive, rows = self._unfolded(layout, base, int(self._stamps.max(initial=0)))
+        old = old.copy()
+        group_of, stamps = self._group_of[rows], self._stamps[rows]
+        commits = np.ones(len(rows), np.bool_)
+        commits[1:] = (group_of[1:] != group_of[:-1]) | (stamps[1:] != stamps[:-1])
+        begins = np.flatnonzero(commits)  # of each commit of a key: its first row
+        ends = np.append(begins[1:], len(rows))
+        key_of = group_of[begins]
+        place = np.arange(len(begins)) - np.searchsorted(key_of, key_of)
+        step_of = place // _COMMITS
+        steps = np.argsort(step_of, kind="stable")  # not looked for in each step: a row may have very many commits
+        for step, now in enumerate(np.split(steps, np.cumsum(np.bincount(step_of))[:-1]) if len(steps) else ()):
+            since = begins[now - place[now] + step * _COMMITS]
+            lengths = ends[now] - since
+            several = np.repeat(np.arange(len(now)), lengths)
+            states, is_alive = layout.taken(old, key_of[now]), alive[key_of[now]]
+            target, new, ended = self._folded(layout, states, is_alive, several, rows[stretches(since, lengths)])
+            encoded = dict(ended)
+            encoded.update(zip(target.tolist(), layout.bytes_of(new), strict=True))
+            yield key_of[now].tolist(), [encoded[i] for i in range(len(now))]
+            layout.put(states, target, new)
+            is_alive[target] = True
+            last = np.append(np.flatnonzero(np.diff(key_of[now])), len(now) - 1)
+            layout.put(old, key_of[now][last], states[last])
+            alive[key_of[now][last]] = is_alive[last]
+
+    def _unfolded(self, layout: RowLayout, base: Sequence[bytes | None], upto: int) -> tuple[Array, Array, Array]:
+        """Base rows in columns, which of them are alive, and which delta rows up to ``upto`` they do not have yet."""
         old, present = _decoded(layout, base)
         alive = present & (old["flags"] & 1 == 1)
         after = self._stamps <= upto
         after &= (self._stamps > old["cts"][self._group_of]) | ~present[self._group_of]
-        rows = np.flatnonzero(after)
-        if not len(rows):
-            return [None] * len(base)
-        out: list[bytes | None] = [None] * len(base)
-        if self._barriers is not None:
-            group_of = self._group_of[rows]
+        return old, alive, np.flatnonzero(after)
+
+    def _folded(
+        self, layout: RowLayout, old: Array, alive: Array, group_of: Array, rows: Array
+    ) -> tuple[Array, Array, list[tuple[int, bytes]]]:
+        """Some delta rows folded into ``old``, each into the one that ``group_of`` numbers: which have a new row, those
+        rows, and the tombstones of others.
+
+        What begins anew is not ``alive`` from here on.
+        """
+        ended = list[tuple[int, bytes]]()
+        if self._barriers is not None and len(rows):
             counts, anew = cut_at_barriers(group_of, self._barriers[rows])
             alive[anew] = False
-            ended = np.setdiff1d(anew, group_of[counts])
-            stamps = self._stamps[rows[np.searchsorted(group_of, ended, "right") - 1]]
-            for i, stamp in zip(ended.tolist(), stamps.tolist(), strict=True):
-                out[i] = layout.encode(Version(stamp, False, ()))
-            rows = rows[counts]
-            if not len(rows):
-                return out
-        every = len(rows) == len(after)
-        columns = self._columns if every else tuple(cells.take(rows) for cells in self._columns)
-        target, new = new_rows(layout, old, alive, self._group_of[rows], self._stamps[rows], columns)
-        encoded = layout.bytes_of(new)
-        if len(encoded) == len(base):
-            return [*encoded]
-        for i, row in zip(target.tolist(), encoded, strict=True):
-            out[i] = row
-        return out
+            gone = np.setdiff1d(anew, group_of[counts])
+            stamps = self._stamps[rows[np.searchsorted(group_of, gone, "right") - 1]]
+            pairs = zip(gone.tolist(), stamps.tolist(), strict=True)
+            ended = [(i, layout.encode(Version(stamp, False, ()))) for i, stamp in pairs]
+            group_of, rows = group_of[counts], rows[counts]
+        if not len(rows):
+            return rows, old[:0], ended
+        columns = (
+            self._columns
+            if len(rows) == self.rows and np.array_equal(rows, np.arange(self.rows))
+            else tuple(cells.take(rows) for cells in self._columns)
+        )
+        target, new = new_rows(layout, old, alive, group_of, self._stamps[rows], columns)
+        return target, new, ended
 
 
 def new_rows(
-    layout: RowLayout, old: Array, alive: Array, group_of: Array, stamps: Array, columns: Sequence[RunColumn]
-) -> tuple[Array, Array]:
+    layout: RowLayout, old: Rows, alive: Array | None, group_of: Array, stamps: Array, columns: Sequence[RunColumn]
+) -> tuple[Array, Rows]:
     """Delta rows folded over ``old``, the base rows of their groups: which groups have any, and their new rows.
 
-    At least one delta row; in order of their groups, and within a group of ``stamps``; all of them count. A row that
-    is not ``alive`` is the identity.
+    At least one delta row; those of a group one after the other, in order of their ``stamps``; all of them count. A row
+    that is not ``alive`` is the identity; None: those are alive whose flags say so.
     """
     steps = _Steps(group_of[1:] != group_of[:-1])
     target = group_of[steps.starts]
-    new, was_alive = layout.taken(old, target), alive[target]
-    new[~was_alive] = np.zeros(1, layout.dtype)[0]
+    new = layout.taken(old, target)
+    was_alive = new["flags"] & 1 == 1 if alive is None else alive[target]
+    if not was_alive.all():
+        layout.clear(new, ~was_alive)
     new["cts"] = stamps[steps.ends]
     new["flags"] = layout.alive
     for i, column in enumerate(layout.columns):
-        nulls, bit = new["nulls"][:, i >> 3], i & 7
-        had = was_alive & (nulls >> bit & 1 == 0)
-        nulls &= 0xFF ^ (1 << bit)
-        cells = columns[i]
+        nulls, bit, cells = new["nulls"][:, i >> 3], i & 7, columns[i]
+        was_null = nulls & 1 << bit
+        nulls ^= was_null
         if isinstance(cells, States):
             _fold_states(new, i, steps, cells.stamped(stamps))
         elif is_wide(column):
@@ -251,7 +314,7 @@ def new_rows(
         elif column.operator == "sum":
             _fold_floats(new, i, steps, cells)
         else:
-            seen = _fold_extremes(new, i, column, steps, cells, had)
+            seen = _fold_extremes(new, i, column, steps, cells, was_alive & (was_null == 0))
             nulls |= (~seen).astype(np.uint8) << bit
     return target, new
 
@@ -285,21 +348,26 @@ def _decoded(layout: RowLayout, base: Sequence[bytes | None]) -> tuple[Array, Ar
     )
 
 
-def _fold_states(new: Array, i: int, steps: _Steps, cells: States) -> None:
+def _fold_states(new: Array | FieldRows, i: int, steps: _Steps, cells: States) -> None:
     """The bag of the base row, then those of the deltas in CTS order, reduced together."""
     base = States.decoded(cells.kind, [state or b"" for state in new[f"c{i}"].tolist()])
     added = States(cells.kind, cells.offsets[np.append(steps.starts, len(cells))], cells.items)
     new[f"c{i}"] = np.fromiter(base.followed_by(added).encoded(), object, len(base))
 
 
-def _fold_exact(new: Array, i: int, steps: _Steps, cells: Cells) -> None:
+def _fold_exact(new: Array | FieldRows, i: int, steps: _Steps, cells: Cells) -> None:
     """128 bits += limbs. Each limb is summed by itself, below 2**63; then low, middle and top are added with carry."""
+    before = new[f"c{i}_lo"]
+    if cells.high is None and len(steps.starts) == len(cells.values):  # each is an int64, and alone
+        after = before + cells.values.view(np.uint64)
+        new[f"c{i}_hi"] += (cells.values >> 63) + (after < before)
+        new[f"c{i}_lo"] = after
+        return
     low, high = cells.limbs()
     low_sum = np.add.reduceat(low, steps.starts).view(np.uint64)
     mid_sum = np.add.reduceat(high & LOW, steps.starts).view(np.uint64)
     top = np.add.reduceat(high >> LIMB, steps.starts)
     shift = np.uint64(LIMB)
-    before = new[f"c{i}_lo"]
     first = before + low_sum
     after = first + (mid_sum << shift)
     carry = (first < before).astype(np.int64) + (after < first) + (mid_sum >> shift).view(np.int64)
@@ -307,14 +375,14 @@ def _fold_exact(new: Array, i: int, steps: _Steps, cells: Cells) -> None:
     new[f"c{i}_hi"] += top + carry
 
 
-def _fold_floats(new: Array, i: int, steps: _Steps, cells: Cells) -> None:
+def _fold_floats(new: Array | FieldRows, i: int, steps: _Steps, cells: Cells) -> None:
     sums = new[f"c{i}"].copy()
     with np.errstate(over="ignore", invalid="ignore"):
         np.add.at(sums, steps.target_of, cells.values)
     new[f"c{i}"] = sums
 
 
-def _fold_extremes(new: Array, i: int, column: Column, steps: _Steps, cells: Cells, had: Array) -> Array:
+def _fold_extremes(new: Array | FieldRows, i: int, column: Column, steps: _Steps, cells: Cells, had: Array) -> Array:
     """Which rows have a value now."""
     pick, neutral, values = ufunc_of(column), neutral_of(column), cells.values
     seen = had

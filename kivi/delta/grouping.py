@@ -5,6 +5,9 @@ entry), the codes are packed into one integer, and that is looked up in a table 
 if not. The groups come out sorted. Arrow's ``group_by`` takes as long or longer, and leaves the sorting
 (decision 0014).
 
+**Few events**, as commits bring them, are grouped in plain Python: it takes longer to start each of a hundred kernels
+than to encode the key of an event (decision 0109). The groups are the same, and so are the errors.
+
 **Many of one source.** Columns are coded once, whichever aggregates use them, and aggregates with the same key share
 a grouping. Where keys end in a time slot, the groups of slots n times as long are runs of neighbouring groups::
 
@@ -32,16 +35,17 @@ from kivi.arrow.columns import flat, stored_array
 from kivi.arrow.dictionaries import is_coded
 from kivi.delta.order import numbered
 from kivi.delta.runs import Array
-from kivi.encoding.keys import encode_key_columns
+from kivi.encoding.keys import encode_key_columns, key_encoder
 from kivi.errors import InvalidArgument
 from kivi.model.schema import Column, GroupKey, TableSchema
 from kivi.model.slots import Slot
 from kivi.model.types import INT64_MAX, INT64_MIN, ColumnType
 from kivi.states.kinds import ByGroup
 
-__all__ = ["Events", "Groups", "no_slot", "null_key"]
+__all__ = ["Events", "Groups", "group_value", "null_key"]
 
 _SPAN_MAX: Final = 2**62
+_FEW: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,7 @@ class Groups:
     the finer one, the number here of each of its groups, and of how many of these one is made at most.
     """
 
-    __slots__ = ("_group_of", "_prefix", "_rows", "_slots", "count", "keys", "most", "number", "parent", "sample")
+    __slots__ = ("_group_of", "_prefix", "_rows", "count", "keys", "most", "number", "parent", "sample", "slots")
 
     def __init__(self, keys: Any, sample: Array, prefix: Array, slots: Array | None) -> None:
         self.keys = keys
@@ -78,7 +82,7 @@ class Groups:
         self._group_of: Array | None = None
         self._rows: ByGroup | None = None
         self._prefix = prefix  # a code of each key without its last column
-        self._slots = slots  # where each key's slot starts
+        self.slots = slots  # where each key's slot starts, if that is its last column
 
     @staticmethod
     def of(group_of: Array, count: int) -> Groups:
@@ -106,14 +110,19 @@ class Groups:
 class Events:
     """The events of one commit, ``batch`` with the source's columns by name, grouped for its aggregates.
 
+    ``commits``: of events that several commits bring, the number of each one's commit, ascending; None: one brings all.
+
     Raises InvalidArgument for a null group key.
     """
 
-    def __init__(self, batch: pa.RecordBatch) -> None:
+    def __init__(self, batch: pa.RecordBatch, commits: Array | None = None) -> None:
         self.batch = batch
+        self.commits = commits
         self._columns: dict[str, Any] = {}
         self._parts: dict[tuple[str, Slot | None, ColumnType], _Part] = {}
+        self._values: dict[tuple[str, Slot | None, ColumnType], list[Any]] = {}
         self._groups: dict[tuple[tuple[str, Slot | None], ...], Groups] = {}
+        self._of_commits: dict[Groups, tuple[Groups, Array]] = {}
 
     @property
     def rows(self) -> int:
@@ -125,13 +134,43 @@ class Events:
             self._columns[name] = array if is_coded(array) else flat(array)
         return self._columns[name]
 
+    def is_grouped(self, aggregate: TableSchema) -> bool:
+        """Whether ``groups`` is known, so that there was no error in it."""
+        return _signature(aggregate) in self._groups
+
     def groups(self, aggregate: TableSchema) -> Groups:
-        signature = tuple((group.source, group.slot) for group in aggregate.group_by)
+        signature = _signature(aggregate)
         found = self._groups.get(signature)
         if found is None:
-            finer = self._finer(signature) if signature else None
-            found = self._grouped(aggregate) if finer is None else self._rolled_up(aggregate, finer)
+            if signature and self.rows <= _FEW:
+                found = self._few_grouped(aggregate)
+            elif (finer := self._finer(signature) if signature else None) is not None:
+                found = self._rolled_up(aggregate, finer)
+            else:
+                found = self._grouped(aggregate)
             self._groups[signature] = found
+        return found
+
+    def of_commits(self, aggregate: TableSchema) -> tuple[Groups, Array]:
+        """``groups``, of which each is those events alone that one of several commits brings, and which: sorted by key,
+        and then by commit."""
+        assert self.commits is not None
+        groups = self.groups(aggregate)
+        if (found := self._of_commits.get(groups)) is not None:
+            return found
+        order = groups.rows.order
+        key_of, commits = groups.group_of, self.commits
+        if order is not None:
+            key_of, commits = key_of[order], commits[order]
+        first = np.ones(self.rows, np.bool_)
+        np.not_equal(key_of[1:], key_of[:-1], out=first[1:])
+        first[1:] |= commits[1:] != commits[:-1]
+        number = np.cumsum(first) - 1
+        if order is not None:
+            number[order] = number.copy()
+        each = Groups.of(number, int(first.sum()))
+        each.keys = groups.keys.take(pa.array(key_of[first]))
+        found = self._of_commits[groups] = each, commits[first].astype(np.uint64)
         return found
 
     def _part(self, aggregate: TableSchema, group: GroupKey, column: Column) -> _Part:
@@ -157,6 +196,35 @@ class Events:
         groups._group_of = group_of
         return groups
 
+    def _few_grouped(self, aggregate: TableSchema) -> Groups:
+        of_events = [*zip(*[self._listed(aggregate, *key) for key in _keys(aggregate)], strict=True)]
+        encode = key_encoder([column.type for column in aggregate.key])
+        ordered = sorted([(encode(values), values) for values in dict.fromkeys(of_events)])
+        number = {values: i for i, (_, values) in enumerate(ordered)}
+        group_of = np.array([number[values] for values in of_events], np.int64)
+        sample = np.empty(len(ordered), np.int64)
+        sample[group_of] = np.arange(self.rows)
+        slots = None
+        if aggregate.group_by[-1].slot is not None:
+            slots = np.array([values[-1] for _, values in ordered], np.int64)
+        groups = Groups(pa.array([key for key, _ in ordered], pa.large_binary()), sample, group_of[:0], slots)
+        groups._group_of = group_of
+        return groups
+
+    def _listed(self, aggregate: TableSchema, group: GroupKey, column: Column) -> list[Any]:
+        """What each event has in a key column, in stored form."""
+        name = (group.source, group.slot, column.type)
+        if (found := self._values.get(name)) is None:
+            array = self.column(group.source)
+            if array.null_count:
+                raise null_key(aggregate, group)
+            text = column.type.name in ("string", "bytes")
+            found = array.to_pylist() if text else stored_array(column.type, array).tolist()
+            if group.slot is not None:
+                found = [group_value(aggregate, group, value) for value in found]
+            self._values[name] = found
+        return found
+
     def _finer(self, signature: tuple[tuple[str, Slot | None], ...]) -> Groups | None:
         """The grouping of fewest groups that this one is a roll-up of."""
         *others, (time, slot) = signature
@@ -168,9 +236,9 @@ class Events:
         return best
 
     def _rolled_up(self, aggregate: TableSchema, finer: Groups) -> Groups:
-        assert finer._slots is not None
+        assert finer.slots is not None
         *others, (group, _) = _keys(aggregate)
-        prefix, slots = finer._prefix, _slot_starts(aggregate, group, finer._slots)
+        prefix, slots = finer._prefix, _slot_starts(aggregate, group, finer.slots)
         first = np.ones(finer.count, np.bool_)
         np.not_equal(slots[1:], slots[:-1], out=first[1:])
         first[1:] |= prefix[1:] != prefix[:-1]
@@ -182,6 +250,10 @@ class Events:
         groups.parent, groups.number = finer, np.cumsum(first) - 1
         groups.most = int(np.diff(starts, append=finer.count).max()) if len(starts) else 0
         return groups
+
+
+def _signature(aggregate: TableSchema) -> tuple[tuple[str, Slot | None], ...]:
+    return tuple((group.source, group.slot) for group in aggregate.group_by)
 
 
 def _keys(aggregate: TableSchema) -> list[tuple[GroupKey, Column]]:
@@ -231,7 +303,7 @@ def _fixed_slots(aggregate: TableSchema, group: GroupKey, moments: Array) -> _Pa
     numbers, length = moments // group.slot_us, group.slot_us
     first = int(numbers.min()) if len(numbers) else 0
     if first * length < INT64_MIN:
-        raise no_slot(aggregate, group)
+        raise _no_slot(aggregate, group)
     codes, span = _ranged(numbers)
     return _Part(None, codes, span, lambda rows: numbers[rows] * length)
 
@@ -241,7 +313,7 @@ def _slot_starts(aggregate: TableSchema, group: GroupKey, moments: Array) -> Arr
     try:
         return group.slot.starts(moments)
     except OverflowError:
-        raise no_slot(aggregate, group) from None
+        raise _no_slot(aggregate, group) from None
 
 
 def _ranged(values: Array) -> tuple[Array, int]:
@@ -274,6 +346,16 @@ def _pack(codes: Any, span: int, more: Array, width: int) -> tuple[Array, int]:
     return codes * width + more, span * width
 
 
+def group_value(aggregate: TableSchema, group: GroupKey, value: Any) -> Any:
+    """What an event with this value has in the key column."""
+    if (slot := group.slot) is None:
+        return value
+    try:
+        return slot.start(value)
+    except OverflowError:
+        raise _no_slot(aggregate, group) from None
+
+
 # -- what events cannot be ------------------------------------------------------------------------
 
 
@@ -285,7 +367,7 @@ def null_key(aggregate: TableSchema, group: GroupKey) -> InvalidArgument:
     )
 
 
-def no_slot(aggregate: TableSchema, group: GroupKey) -> InvalidArgument:
+def _no_slot(aggregate: TableSchema, group: GroupKey) -> InvalidArgument:
     if group.width:
         return InvalidArgument(
             f"column {group.source!r} is more than 146,000 years from 1970, beyond the calendar that aggregate "

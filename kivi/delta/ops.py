@@ -15,7 +15,7 @@ A transaction's statements on a row compose in program order (R7) into one of th
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from kivi.errors import OutOfRange
 from kivi.model.schema import TableSchema
 from kivi.states.registry import kind_of
 
-__all__ = ["Barrier", "RowOp", "apply_op", "fold", "then_delete", "then_delta", "then_insert", "then_put"]
+__all__ = ["Barrier", "RowOp", "apply_op", "are_deltas", "fold", "then_delete", "then_delta", "then_insert", "then_put"]
 
 
 class Barrier(IntEnum):
@@ -49,9 +49,14 @@ class RowOp(NamedTuple):
         size = 0
         for cells in (self.puts, self.deltas):
             for value in cells.values():
-                if isinstance(value, str | bytes):
+                if isinstance(value, (str, bytes)):
                     size += len(value)
         return size
+
+
+def are_deltas(ops: Iterable[RowOp]) -> bool:
+    """Whether they are nothing else, so that they may be folded in columns."""
+    return not any(op.barrier or op.puts for op in ops)
 
 
 _NOTHING = RowOp(Barrier.PATCH, {}, {})

@@ -22,7 +22,7 @@ import pyarrow as pa
 from kivi.delta.gather import barriers_of, cells_of, cut_at_barriers, in_cts_order, new_rows, stamps_of
 from kivi.delta.order import Window, sorted_keys
 from kivi.delta.runs import Array, DeltaRun
-from kivi.encoding.base_rows import RowLayout
+from kivi.encoding.base_rows import RowLayout, Version
 
 __all__ = ["FixedRows", "Waiting", "Window", "fold_over", "put_over"]
 
@@ -39,6 +39,13 @@ class FixedRows(NamedTuple):
     @staticmethod
     def none(layout: RowLayout) -> FixedRows:
         return FixedRows(pa.array([], pa.large_binary()), np.zeros(0, layout.dtype))
+
+    @staticmethod
+    def of_versions(layout: RowLayout, pairs: Sequence[tuple[bytes, Version]]) -> FixedRows:
+        """Of rows that may be of a later definition of the table: without the columns that the layout does not know."""
+        known = len(layout.columns)
+        rows = [layout.encode(version._replace(cells=version.cells[:known])) for _, version in pairs]
+        return FixedRows(pa.array([key for key, _ in pairs], pa.large_binary()), layout.rows_of(rows))
 
     def split(self, key: bytes) -> tuple[FixedRows, FixedRows]:
         """The rows below ``key`` and the others."""

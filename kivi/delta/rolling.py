@@ -95,6 +95,22 @@ class Rolling:
             run.distinct = False
             self._combining.add(combine(self._target, [run]) if self._in_parts else run)
 
+    def add_deltas(self, keys: Any, run: DeltaRun) -> None:
+        """What commits did to rows: a run of ``schema`` and, for each of its rows, its key of the target.
+
+        Those of one row are added in the order of the run. Raises OutOfRange for a sum of floats.
+        """
+        columns = [run.columns[i] for i in self._cells_from]
+        known = tuple(c.stamped(run.cts) if isinstance(c, States) else c for c in columns)
+        deltas = DeltaRun(keys, CTS, known)
+        deltas.distinct = False
+        self._combining.add(deltas)
+
+    @property
+    def nbytes(self) -> int:
+        """What it holds, about."""
+        return self._combining.nbytes
+
     def result(self) -> FixedRows:
         """The rows of the target, in key order. Raises OutOfRange for a sum of floats."""
         return folded(self._target, self._combining.result())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ import pyarrow as pa
 
 from kivi.arrow.columns import flat, stored_array
 from kivi.arrow.dictionaries import is_coded
-from kivi.arrow.predicates import evaluate, mask
+from kivi.arrow.predicates import attempted, evaluate, mask
 from kivi.errors import OutOfRange
 from kivi.model.expressions import Expr, bind, bind_value, from_plain, names
 from kivi.model.schema import Column, Measure, TableSchema
@@ -25,6 +26,7 @@ from kivi.states.registry import kind_of
 __all__ = ["Order", "Sources", "columns_used"]
 
 _TEXT = frozenset({"string", "bytes"})
+Types = dict[str, ColumnType]
 
 
 class Order(NamedTuple):
@@ -47,17 +49,31 @@ def columns_used(aggregates: Iterable[TableSchema], source: TableSchema) -> list
 
 
 class Sources:
-    """Of the events of ``batch``, whose columns are the source table's by name."""
+    """Of the events of ``batch``, whose columns are the source table's by name. ``commits``: as ``Events`` has them."""
 
-    def __init__(self, batch: Any, order: Order | None) -> None:
+    def __init__(self, batch: Any, order: Order | None, commits: Array | None) -> None:
         self._batch = batch
         self._order = order
+        self._commits = commits
         self._arrays: dict[str, Any] = {}
         self._kept: dict[tuple[str | None, str | None], Array | None] = {}
 
     @property
     def rows(self) -> int:
         return int(self._batch.num_rows)
+
+    @cached_property
+    def _places(self) -> Array:
+        """The position of each event in its commit."""
+        if self._order is not None:
+            return self._order.places
+        places = np.arange(self.rows)
+        if self._commits is not None:
+            first = np.ones(self.rows, np.bool_)
+            np.not_equal(self._commits[1:], self._commits[:-1], out=first[1:])
+            starts = np.flatnonzero(first)
+            places -= np.repeat(starts, np.diff(starts, append=self.rows))
+        return places
 
     def of(self, aggregate: TableSchema, column: Column, measure: Measure) -> tuple[Observed, Array]:
         """What ``measure`` sees, and the numbers of the events that it sees, ascending.
@@ -84,10 +100,25 @@ class Sources:
             seen = seen._replace(by=stored_array(column.state.by, _taken(by, rows, self.rows)))
         if kind.timed:
             times = stored_array(ColumnType("timestamp"), self._column(aggregate.event_time or ""))[rows]
-            places = rows if self._order is None else self._order.places[rows].view(np.int64)
             stamps = None if self._order is None else self._order.stamps[rows]
-            seen = seen._replace(times=times, places=places, stamps=stamps)
+            seen = seen._replace(times=times, places=self._places[rows].view(np.int64), stamps=stamps)
         return seen, rows
+
+    def beyond(self, aggregate: TableSchema, measure: Measure) -> Array:
+        """Which events ``of`` raises OutOfRange about, each whatever stands beside it."""
+        found, selected = np.zeros(self.rows, np.bool_), np.ones(self.rows, np.bool_)
+        if measure.where is not None:
+            bound, types = _predicate(aggregate, measure.where)
+            holds, out = attempted(self._batch, bound, types)
+            selected = np.asarray(holds.fill_null(False))
+            if out is not None:
+                found |= out
+        if measure.expression is not None:
+            bound, _, types = _bound(aggregate, measure.expression)
+            _, out = attempted(self._batch, bound, types)
+            if out is not None:
+                found |= out & selected
+        return found
 
     def _column(self, name: str) -> Any:
         if name not in self._arrays:
@@ -99,8 +130,7 @@ class Sources:
         if measure.expression is None:
             type_ = column.type if column.state is None else column.state.value
             return None if measure.source is None else self._column(measure.source), type_
-        bound, type_ = _bound(aggregate, measure.expression)
-        types = {name: aggregate.source_type(name) for name in names(bound)}
+        bound, type_, types = _bound(aggregate, measure.expression)
         if measure.expression not in self._arrays:
             try:
                 self._arrays[measure.expression] = flat(evaluate(self._batch, bound, types))
@@ -123,8 +153,7 @@ class Sources:
 
     def _selected(self, aggregate: TableSchema, where: str) -> Array:
         if where not in self._arrays:
-            bound = aggregate.remembered(("where", where), lambda: _predicate(aggregate, where))
-            types = {name: aggregate.source_type(name) for name in names(bound)}
+            bound, types = _predicate(aggregate, where)
             selected = mask(self._batch, bound, types)
             if isinstance(selected, pa.Scalar):
                 found = np.full(self.rows, bool(selected.as_py()))
@@ -135,14 +164,20 @@ class Sources:
         return found  # type: ignore[no-any-return]
 
 
-def _bound(aggregate: TableSchema, text: str) -> tuple[Expr, ColumnType]:
-    return aggregate.remembered(
+def _bound(aggregate: TableSchema, text: str) -> tuple[Expr, ColumnType, Types]:
+    bound, type_ = aggregate.remembered(
         ("expression", text), lambda: bind_value(from_plain(json.loads(text)), aggregate.source_type)
     )
+    return bound, type_, _types(aggregate, bound)
 
 
-def _predicate(aggregate: TableSchema, text: str) -> Expr:
-    return bind(from_plain(json.loads(text)), aggregate.source_type)
+def _predicate(aggregate: TableSchema, text: str) -> tuple[Expr, Types]:
+    bound = aggregate.remembered(("where", text), lambda: bind(from_plain(json.loads(text)), aggregate.source_type))
+    return bound, _types(aggregate, bound)
+
+
+def _types(aggregate: TableSchema, bound: Expr) -> Types:
+    return {name: aggregate.source_type(name) for name in names(bound)}
 
 
 def _taken(array: Any, rows: Array, count: int) -> Any:

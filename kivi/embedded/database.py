@@ -7,7 +7,7 @@ caller writes and stored form, and holds no rules.
 from __future__ import annotations
 
 import queue
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -33,10 +33,14 @@ from kivi.api.arguments import (
     check_move,
     check_names,
     check_place,
+    check_rebalance,
     check_rows,
     check_token,
+    check_ttl,
     directory,
     drops_late,
+    move_id,
+    node_name,
     plain_text,
     retract_arguments,
     stage_ids,
@@ -91,6 +95,7 @@ class Transaction(interface.Transaction):
         if self._txn is None:
             store = self._db.store
             self._txn = store.transaction(store.begin(min_snapshot=self._wanted.min_snapshot))
+            self._txn.deferred = self._wanted.deferred
         return self._txn
 
     def _open(self) -> Txn:
@@ -138,6 +143,7 @@ class Transaction(interface.Transaction):
                 txn.guard(schema, key, write.column)
 
     def renew(self, ttl_s: float | None = None) -> None:
+        check_ttl(ttl_s)
         self._db.store.renew(self._open().lease.id, ttl_s)
 
     def append(self, table: str, records: Any, late: str = "fail") -> None:
@@ -189,6 +195,7 @@ class Snapshot(interface.Snapshot):
         return self._lease.ts
 
     def renew(self, ttl_s: float | None = None) -> None:
+        check_ttl(ttl_s)
         self._db.store.renew(self._lease.id, ttl_s)
 
     def _get(self, wanted: GetArguments) -> list[dict[str, Any] | None]:
@@ -258,7 +265,6 @@ class _Live(Subscription):
         self._store = store
         self._hub = hub
         schema = store.table(wanted.table)
-        self._schema = wanted.shown(schema)
         self._follower = Follower(wanted, schema)
         self._wanted = wanted
         self._live = hub.subscribe(wanted.table, wanted.bound, wanted.terms(schema))
@@ -280,7 +286,7 @@ class _Live(Subscription):
             self.close()
             raise said
         try:
-            return None if said is None else told(self._schema, said)
+            return None if said is None else told(said)
         except KiviError:  # a value that callers cannot be shown
             self.close()
             raise
@@ -375,7 +381,7 @@ class Database(Alerting, Topics, interface.Database[Transaction, Snapshot]):
 
     @takes(RuleArguments)
     def create_rule(self, wanted: RuleArguments) -> None:
-        self.store.create_rule(wanted.rule, backfill=bool(wanted.backfill))
+        self._alerts.create_rule(wanted.rule, backfill=bool(wanted.backfill))
 
     def rules(self) -> list[dict[str, Any]]:
         return [listed for _, listed in self.store.rules()]
@@ -465,6 +471,7 @@ class Database(Alerting, Topics, interface.Database[Transaction, Snapshot]):
         check_batch(batch)
         token = None if token is None else check_token(token)
         txn = self.store.transaction() if insert else self.store.blind_transaction()
+        txn.deferred = True
         try:
             schema = self._schema(table, txn.lease)
             txn.write(schema, row_batch(schema, records, deletes=deletes), insert=bool(insert))
@@ -534,9 +541,29 @@ class Database(Alerting, Topics, interface.Database[Transaction, Snapshot]):
         check_move(shards, to, source, copy)
         return self.store.move_shards(shards, to, source, copy=copy)
 
+    def rebalance_shards(
+        self,
+        *,
+        copies: int | None = None,
+        away_from: Sequence[str] = (),
+        keep: Sequence[str] | None = None,
+        dry_run: bool = False,
+    ) -> list[dict[str, str]]:
+        self.store.check_open()
+        check_rebalance(copies, away_from, keep, dry_run)
+        return self.store.rebalance_shards(copies, away_from, keep, dry_run=dry_run)
+
     def cancel_move(self, move: str) -> None:
         self.store.check_open()
-        self.store.cancel_move(move)
+        self.store.cancel_move(move_id(move))
+
+    def forget_node(self, node: str) -> None:
+        self.store.check_open()
+        self.store.forget_node(node_name(node))
+
+    def verify_cluster(self) -> int:
+        self.store.check_open()
+        return self.store.verify_cluster()
 
     def checkpoint(self, path: Any) -> None:
         self.store.checkpoint(directory(path))

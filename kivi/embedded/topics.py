@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from kivi.api import topics
 from kivi.api.arguments import takes
-from kivi.api.topics import ReachedArguments, StoreArguments, SubscribersArguments
+from kivi.api.topics import ReachedArguments, StoreArguments, SubscribersArguments, with_texts
 from kivi.live.durable import Wanted
 from kivi.live.hub import Hub
+from kivi.model.expressions import Expr
 from kivi.store.facade import Store
 
 __all__ = ["Topics"]
@@ -19,7 +20,10 @@ class Topics(topics.Topics):
     @takes(StoreArguments)
     def store_subscriptions(self, wanted: StoreArguments) -> int:
         schema = self.store.table(wanted.table)
-        found = Wanted(wanted.users, wanted.names, wanted.bound(schema), wanted.at, wanted.ttl_us, wanted.since or 0)
+        wheres: list[Expr | None] = []
+        for where, texts in wanted.bound(schema):
+            wheres += [None] if where is None else with_texts(where, texts)
+        found = Wanted(*wanted.columns, wheres, wanted.at, wanted.ttl_us, wanted.since or 0)
         return self.hub.durable.store(schema, found)
 
     @takes(ReachedArguments)

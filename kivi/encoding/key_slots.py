@@ -19,7 +19,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from kivi.encoding.keys import decode_key, decode_key_columns, encode_key, key_width
+from kivi.encoding.keys import (
+    decode_key,
+    decode_key_columns,
+    encode_key,
+    encode_key_columns,
+    key_width,
+    large_binary,
+    parts_of,
+)
 from kivi.model.lifetimes import slot_index
 from kivi.model.schema import TableSchema
 from kivi.model.types import ColumnType
@@ -70,17 +78,76 @@ class KeySlot:
 
     def slots(self, keys: Any) -> npt.NDArray[np.int64]:
         """Of a LargeBinaryArray of full keys: where their slots begin, in microseconds since 1970."""
-        rows = len(keys)
-        if not rows:
+        if not len(keys):
             return np.zeros(0, np.int64)
         if self.after is None and self.before is None:
             found: npt.NDArray[np.int64] = decode_key_columns(self.types, keys)[self.index].cast(pa.int64()).to_numpy()
             return found
-        offsets = np.frombuffer(keys.buffers()[1], np.int64, rows + 1, 8 * keys.offset)
-        data = np.frombuffer(keys.buffers()[2], np.uint8)
-        at = offsets[1:] - (self.after + SLOT_BYTES) if self.after is not None else offsets[:-1] + (self.before or 0)
-        words = data[at[:, None] + np.arange(SLOT_BYTES)].view(">u8")[:, 0].astype(np.uint64)
+        offsets, data = parts_of(keys)
+        if (width := _width(offsets)) is not None:
+            at = self._within(width)
+            words = np.ndarray((len(keys),), ">u8", data, int(offsets[0]) + at, (width,)).astype(np.uint64)
+        else:
+            words = data[self._starts(offsets)[:, None] + np.arange(SLOT_BYTES)].view(">u8")[:, 0].astype(np.uint64)
         return np.asarray((words ^ np.uint64(1 << 63)).view(np.int64))
+
+    def without(self, keys: Any) -> pa.LargeBinaryArray:
+        """Of a LargeBinaryArray of full keys: what is left of them without the slots. As keys, none of it is the
+        beginning of another one."""
+        if not len(keys):
+            return keys
+        if self.after is None and self.before is None:
+            columns = decode_key_columns(self.types, keys)
+            types = list(self.types)
+            del columns[self.index], types[self.index]
+            return encode_key_columns(types, columns)
+        offsets, data = parts_of(keys)
+        left = offsets - offsets[0] - SLOT_BYTES * np.arange(len(offsets))
+        if (width := _width(offsets)) is None:
+            kept = np.ones(int(offsets[-1]), np.bool_)
+            kept[: int(offsets[0])] = False
+            kept[self._starts(offsets)[:, None] + np.arange(SLOT_BYTES)] = False
+            return large_binary(left, data[: len(kept)][kept])
+        at = self._within(width)
+        around = [(start, end - start) for start, end in ((0, at), (at + SLOT_BYTES, width)) if end > start]
+        if not around:
+            return large_binary(left, np.zeros(0, np.uint8))
+        rows = np.empty(len(keys), [(str(start), f"V{size}") for start, size in around])  # copied whole, as fields
+        for start, size in around:
+            rows[str(start)] = np.ndarray((len(keys),), f"V{size}", data, int(offsets[0]) + start, (width,))
+        return large_binary(left, rows.view(np.uint8))
+
+    def moved(self, keys: Any, slots: npt.NDArray[np.int64]) -> pa.LargeBinaryArray:
+        """Full keys with other slots in the place of theirs; ``slots``: of each, or one of all."""
+        if not len(keys):
+            return keys
+        words = (np.broadcast_to(slots, len(keys)).view(np.uint64) ^ np.uint64(1 << 63)).astype(">u8")
+        if self.after is None and self.before is None:
+            columns = decode_key_columns(self.types, keys)
+            columns[self.index] = pa.array(np.broadcast_to(slots, len(keys)))
+            return encode_key_columns(self.types, columns)
+        offsets, data = parts_of(keys)
+        data = data[int(offsets[0]) : int(offsets[-1])].copy()
+        offsets = offsets - offsets[0]
+        if (width := _width(offsets)) is not None:
+            np.ndarray((len(keys),), ">u8", data, self._within(width), (width,))[...] = words
+        else:
+            data[self._starts(offsets)[:, None] + np.arange(SLOT_BYTES)] = words.view(np.uint8).reshape(-1, SLOT_BYTES)
+        return large_binary(offsets, data)
+
+    def _within(self, width: int) -> int:
+        """Where the slot begins in keys of this width."""
+        return width - self.after - SLOT_BYTES if self.after is not None else self.before or 0
+
+    def _starts(self, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Where the slots begin in the bytes of keys."""
+        return offsets[1:] - (self.after + SLOT_BYTES) if self.after is not None else offsets[:-1] + (self.before or 0)
+
+
+def _width(offsets: npt.NDArray[np.int64]) -> int | None:
+    """Of keys, if all have the same."""
+    width = int(offsets[1] - offsets[0])
+    return width if (np.diff(offsets) == width).all() else None
 
 
 def slot_bound(floor_us: int) -> bytes:

@@ -29,6 +29,7 @@ can have are DataLoss. What stands before a row key, and what other keys there a
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -52,11 +53,14 @@ __all__ = [
     "encode_text",
     "key_width",
     "large_binary",
+    "parts_of",
     "prefix_end",
 ]
 
 KEY_BYTES_MAX: Final = 64 * 1024
 """Published limit: bytes of one encoded key."""
+FEW_ROWS: Final = 16
+"""So many keys are written one by one in less time than in columns: of five columns 6 us of one and 31 of 16, or 93."""
 
 Bytes = npt.NDArray[np.uint8]
 Offsets = npt.NDArray[np.int64]
@@ -231,6 +235,21 @@ def decode_key(types: Sequence[ColumnType], data: bytes) -> tuple[Any, ...]:
     return tuple(values)
 
 
+def key_decoder(types: Sequence[ColumnType]) -> Callable[[bytes], Sequence[Any]]:
+    """``decode_key`` for many keys of these types; those of integers are one step."""
+    if any(_CODECS[type_.name] is not _INT for type_ in types):
+        return functools.partial(decode_key, types)
+    unpack = struct.Struct(f">{len(types)}Q").unpack
+
+    def decode(data: bytes) -> Sequence[Any]:
+        try:
+            return [part - _SIGN for part in unpack(data)]
+        except struct.error as error:
+            raise _damaged(error) from None
+
+    return decode
+
+
 def key_width(types: Sequence[ColumnType]) -> int | None:
     """Bytes of every full key of these types, None if keys differ in length."""
     widths = [_CODECS[type_.name].width for type_ in types]
@@ -265,12 +284,15 @@ def encode_key_columns(types: Sequence[ColumnType], arrays: Sequence[Any], after
 
     Neighbouring columns of fixed width become one byte matrix; strings are joined by an Arrow kernel, and
     escaped only if there is a zero byte among them. Text in codes is of fixed width where all of its values are as long
-    ("server-017"). What that saves: decision 0026.
+    ("server-017"). What that saves: decision 0026. A few rows are written one by one, which takes a tenth of the calls.
     """
     arrays = [array if _is_few(array) else flat(array) for array in arrays]
     if any(array.null_count for array in arrays):
         raise InvalidArgument("a null key: every key column needs a value")
     rows = len(arrays[0]) if arrays else 0
+    if 0 < rows <= FEW_ROWS and after is None:
+        stored = [_listed(type_, array) for type_, array in zip(types, arrays, strict=False)]
+        return pa.array(map(key_encoder(types[: len(stored)]), zip(*stored, strict=True)), pa.large_binary())
     parts: list[Any] = [] if after is None else [after]
     fixed: list[Bytes] = []
     for type_, array in zip(types, arrays, strict=False):
@@ -366,6 +388,12 @@ def _text(type_: ColumnType, keys: Any, at: Offsets, ends: Offsets, ends_of_text
     return texts.cast(arrow_type(type_)), stops + 2
 
 
+def _listed(type_: ColumnType, array: Any) -> list[Any]:
+    """The stored-form values of an Arrow column without nulls."""
+    values: list[Any] = (stored_array(type_, array) if _CODECS[type_.name].width else flat(array)).tolist()
+    return values
+
+
 def _is_few(array: Any) -> bool:
     """Whether it is in codes, of fewer values than it has rows."""
     return (
@@ -424,6 +452,11 @@ def _escaped(array: Any) -> Any:
     if np.count_nonzero(used) == len(used):
         return array
     return pc.replace_substring(array, _ZERO, _ESCAPED_ZERO)
+
+
+def parts_of(keys: pa.LargeBinaryArray) -> tuple[Offsets, Bytes]:
+    """Where each of at least one key begins, and the last one ends, in the bytes; and these."""
+    return _offsets(keys), _data(keys)
 
 
 def _offsets(array: Any) -> Offsets:

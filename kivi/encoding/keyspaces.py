@@ -162,8 +162,11 @@ def event_data_key(table_id: int, block_id: int) -> bytes:
     return table_prefix(Space.EVENT_DATA, table_id) + _U64.pack(block_id)
 
 
+_TOKEN: Final = bytes([Space.TOKEN])
+
+
 def token_key(token: str) -> bytes:
-    return bytes([Space.TOKEN]) + token.encode()
+    return _TOKEN + token.encode()
 
 
 def split_token_block_key(data: bytes) -> tuple[int, int, int]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ast
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any, Final
 
 import pyarrow as pa
@@ -28,7 +29,7 @@ from kivi.encoding.arrow_rows import (
     values_or_none,
 )
 from kivi.encoding.base_rows import RowLayout, Version
-from kivi.encoding.keys import decode_key, decode_key_columns
+from kivi.encoding.keys import decode_key, decode_key_columns, key_decoder
 from kivi.errors import DataLoss, OutOfRange
 from kivi.model.derived_columns import calls_of, evaluator, inputs_of, parse_expression
 from kivi.model.expressions import Expr, matches, names
@@ -58,13 +59,13 @@ class Projection:
         inputs = {name for expression in self.derived.values() for name in inputs_of(expression)}
         needed = (wanted - derived.keys()) | inputs
         self._key_types = [c.type for c in schema.key]
+        self._decode_key = key_decoder(self._key_types)
         self._keys = [(i, c.name) for i, c in enumerate(schema.key) if c.name in needed]
-        cells = [(i, c) for i, c in enumerate(schema.columns) if c.name in needed]
+        cells = [(i, schema.columns[i]) for name, i in schema.index_of.items() if name in needed]
         self._cells = [(i, c.name) for i, c in cells]
         self._inputs = [schema.column(name) for name in inputs]
         self._layout = RowLayout.of(schema)
         self._states = [(c.name, kind_of(c.state)) for _, c in cells if c.state is not None and not c.type.is_state]
-        self._reads_states = bool(self._states) or any(c.type.is_state for c in self._inputs)
         self._sums = [
             (name, c.type)
             for name in self.outputs
@@ -83,7 +84,7 @@ class Projection:
         return self.rows([(key, version)])[0]
 
     def rows(self, pairs: Sequence[tuple[bytes, Version]]) -> list[dict[str, Any] | None]:
-        """``row`` of each; states of many are read in a fraction of the time that each would take.
+        """``row`` of each; many are read in a fraction of the time that each would take.
 
         Raises DataLoss, which names table, row and column, for a state that is damaged.
         """
@@ -110,58 +111,59 @@ class Projection:
         return None
 
     def _rows(self, pairs: Sequence[tuple[bytes, Version]]) -> list[dict[str, Any] | None]:
-        rows = [self._stored(key, version) for key, version in pairs]
-        for name, kind in self._states:
-            for row, value in zip(rows, kind.values([row[name] for row in rows]), strict=True):
-                row[name] = value
-        if self.derived:
-            self._derive(rows)
+        columns = self._columns(pairs)
+        rows = _rows_of(columns, len(pairs))
         if self.where is None:
             return [*rows]
         return [row if matches(self.where, row) else None for row in rows]
 
-    def _stored(self, key: bytes, version: Version) -> dict[str, Any]:
-        row: dict[str, Any] = {}
+    def _columns(self, pairs: Sequence[tuple[bytes, Version]]) -> dict[str, Sequence[Any]]:
+        """What is needed of rows, by name: what is done once for a column is not done for each row."""
+        columns: dict[str, Sequence[Any]] = {}
+        if not pairs:
+            return columns
         if self._keys:
-            values = decode_key(self._key_types, key)
-            for i, name in self._keys:
-                row[name] = values[i]
-        for i, name in self._cells:
-            row[name] = version.cells[i]
-        return row
+            keys = [*zip(*[self._decode_key(key) for key, _ in pairs], strict=True)]
+            columns = {name: keys[i] for i, name in self._keys}
+        if self._cells:
+            cells = [version.cells for _, version in pairs]
+            for i, name in self._cells:
+                columns[name] = [*map(itemgetter(i), cells)]
+        for name, kind in self._states:
+            columns[name] = kind.values(columns[name])
+        if self.derived:
+            self._derive(columns, len(pairs))
+        return columns
 
-    def _derive(self, rows: Sequence[dict[str, Any]]) -> None:
-        columns = {
-            c.name: c.type.from_stored_all([row[c.name] for row in rows], c.name)
-            for c in self._inputs
-            if c.type.name != "quantiles"
+    def _derive(self, columns: dict[str, Sequence[Any]], count: int) -> None:
+        inputs = {
+            c.name: c.type.from_stored_all(columns[c.name], c.name) for c in self._inputs if c.type.name != "quantiles"
         }
-        columns |= self._called(rows)
-        for i, row in enumerate(rows):
-            operands = {name: values[i] for name, values in columns.items()}
-            for name, evaluate in self._evaluators:
-                try:
-                    row[name] = evaluate(operands)
-                except OverflowError:
-                    raise OutOfRange(f"{name} is too large for a float64", column=name) from None
+        inputs |= self._called(columns, count)
+        operands = _rows_of(inputs, count)
+        for name, evaluate in self._evaluators:
+            try:
+                columns[name] = [evaluate(each) for each in operands]
+            except OverflowError:
+                raise OutOfRange(f"{name} is too large for a float64", column=name) from None
 
-    def _called(self, rows: Sequence[dict[str, Any]]) -> dict[str, list[float | None]]:
+    def _called(self, columns: dict[str, Sequence[Any]], count: int) -> dict[str, list[float | None]]:
         """What the derived columns' functions give for the states of these rows."""
         if not self._calls:
             return {}
         states = {
-            c.name: decoded_states(c, [row[c.name] or b"" for row in rows])
+            c.name: decoded_states(c, [state or b"" for state in columns[c.name]])
             for c in self._inputs
             if c.type.name == "quantiles"
         }
-        called = {text: evaluate_columns(call, states, len(rows)) for text, call in self._calls.items()}
+        called = {text: evaluate_columns(call, states, count) for text, call in self._calls.items()}
         return {text: values_or_none(values) for text, values in called.items()}
 
     def selected(self, rows: Iterable[tuple[bytes, Version]], at_once: int = 1) -> Iterator[dict[str, Any]]:
-        """``row`` of each that the predicate selects. Where states are read it looks at ``at_once`` of them: an error
-        is still that of the first row that has one, and only if it is asked for."""
+        """``row`` of each that the predicate selects. Where none has a long value it looks at ``at_once`` of them: an
+        error is still that of the first row that has one, and only if it is asked for."""
         rows = iter(rows)
-        while pairs := list(itertools.islice(rows, at_once if self._reads_states else 1)):
+        while pairs := list(itertools.islice(rows, at_once if self._layout.in_columns else 1)):
             try:
                 found = self.rows(pairs)
             except OutOfRange:
@@ -175,19 +177,13 @@ class Projection:
             type_.from_stored(row[name], name)
         return {name: row[name] for name in self.outputs}
 
-    def values(self, key: bytes, version: Version) -> tuple[Any, ...]:
-        """The columns asked for of a row without a predicate, in their order. Raises OutOfRange."""
-        return self.values_each([(key, version)])[0]
-
-    def values_each(self, pairs: Sequence[tuple[bytes, Version]]) -> list[tuple[Any, ...]]:
-        """``values`` of each."""
-        found = []
-        for row in self.rows(pairs):
-            assert row is not None
-            for name, type_ in self._sums:
-                type_.from_stored(row[name], name)
-            found.append(tuple(map(row.__getitem__, self.outputs)))
-        return found
+    def columns(self, pairs: Sequence[tuple[bytes, Version]]) -> list[Sequence[Any]]:
+        """The columns asked for of at least one row, without a predicate. Sums may have outgrown their types."""
+        try:
+            columns = self._columns(pairs)
+        except DAMAGE as error:
+            raise self._damaged(pairs) or error from None
+        return [columns[name] for name in self.outputs]
 
     # -- in columns -----------------------------------------------------------------------------
 
@@ -195,6 +191,11 @@ class Projection:
     def in_columns(self) -> bool:
         """Whether ``batches`` can make these rows."""
         return self._layout.in_columns and bool(self.outputs)
+
+    @property
+    def reads_keys(self) -> bool:
+        """Whether ``batches`` looks at the keys: for their columns, or to say whose state is damaged."""
+        return bool(self._keys or self._layout.states)
 
     def batches(
         self, portions: Iterable[tuple[Any, Any] | list[tuple[bytes, Version]]], limit: int | None
@@ -269,6 +270,12 @@ class Projection:
         if self.where is not None:
             batch = filter_batch(batch, self.where, self._types).select(list(self.outputs))
         return batch
+
+
+def _rows_of(columns: Mapping[str, Sequence[Any]], count: int) -> list[dict[str, Any]]:
+    if not columns:
+        return [{} for _ in range(count)]
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
 @lru_cache(maxsize=1024)

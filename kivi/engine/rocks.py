@@ -32,7 +32,8 @@ the lower bound and the snapshots also the finding itself, so that an upgrade wh
 * Without ``column_families`` a store that exists is opened by the options that it keeps in its directory, whatever it
   is given, and with a block cache of 8 MiB. So the only family is named, with ours.
 * A batched ``get`` costs what single ones cost: it only saves the loop.
-* Closing it while ``compact_range`` runs makes either fail, so `close` waits for that.
+* Closing it while ``compact_range`` or ``flush`` runs makes either fail ("Already borrowed"), and leaves it open with
+  its lock file if that is the closing. So `close` waits for them.
 * ``write`` holds the interpreter's lock, ``flush`` and ``compact_range`` release it (decision 0001).
 
 Values of `BLOB_BYTES_MIN` and more (event blocks) go to blob files and are not rewritten by
@@ -132,6 +133,7 @@ class RocksEngine(Engine):
         self._closed = False
         self._collects = False
         self._lock = threading.Lock()
+        self._at_work = threading.Lock()  # of what lets go of the interpreter's lock: the database is not closed then
         self._scans: weakref.WeakSet[_Scan[Any]] = weakref.WeakSet()
         self._write_options = rocksdict.WriteOptions()
         self._write_options.disable_wal = True  # type: ignore[method-assign, assignment]
@@ -257,7 +259,7 @@ class RocksEngine(Engine):
             self._db.write(native, self._write_options)
 
     def flush(self) -> None:
-        with self._translated():
+        with self._working():
             self._db.flush(True)
         self._collect()
 
@@ -279,7 +281,7 @@ class RocksEngine(Engine):
     def checkpoint(self, path: str) -> None:
         if os.path.exists(path):
             raise InvalidArgument(f"{path} exists: give a checkpoint a path of its own", path=path)
-        with self._translated():
+        with self._working():
             rocksdict.Checkpoint(self._db).create_checkpoint(path)
 
     def stats(self) -> dict[str, int]:
@@ -294,8 +296,17 @@ class RocksEngine(Engine):
             for scan in list(self._scans):
                 scan.steps = None
         self._giving_back.stop()  # before the rest: closing does not wait for a compaction that somebody waits for
-        with self._translated():
+        with self._at_work, self._translated():
             self._db.close()
+
+    @contextlib.contextmanager
+    def _working(self) -> Iterator[None]:
+        """For what closing waits for."""
+        with self._at_work:
+            if self._closed:  # or closing, which waits here, and whoever begins anew must not go before it
+                raise Unavailable("the engine is closed: open the store again", path=self.path)
+            with self._translated():
+                yield
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:

@@ -13,6 +13,7 @@
     |       `-- DiskFull          make room on the disk; the same call then succeeds, without a restart
     |-- InvalidArgument           fix the call
     |   |-- SchemaError           ... it does not fit the table's schema
+    |   |-- FeatureOff            ... some nodes of the cluster are too old for it: upgrade these first
     |   |-- EventsRetracted       ... a tail of events met a retraction: say what it is to do with one
     |   `-- OutOfSequence         ... a batch token skipped a batch
     |-- RowExists                 strict insert found the row
@@ -44,6 +45,7 @@ __all__ = [
     "Disconnected",
     "DiskFull",
     "EventsRetracted",
+    "FeatureOff",
     "FormatTooNew",
     "InvalidArgument",
     "KiviError",
@@ -156,6 +158,10 @@ class InvalidArgument(KiviError):
 
 class SchemaError(InvalidArgument):
     """A table, column, type or operator does not fit the schema."""
+
+
+class FeatureOff(InvalidArgument):
+    """Not every node of the cluster is of a version that knows this: upgrade those in ``details['nodes']`` first."""
 
 
 class EventsRetracted(InvalidArgument):

@@ -1,9 +1,12 @@
-"""An event table whose blocks are made anew, with more events than it had: all at once, or not at all.
+"""An event table whose blocks are made anew, with other events than they had: all at once, or not at all.
 
 ::
 
+    apart     what is there is kept from what comes meanwhile, with room for the new blocks between both in the order
     make      block by block, each named in meta as out of use: what a crash leaves is deleted when the table is opened
-    swap      one engine batch: the new headers, and no longer the old ones and the settled files
+    swap      one engine batch: the new headers, and no longer those that were there and the settled files
+
+What comes meanwhile is sealed and compacted as ever, and stays as it is. Nothing is settled until the swap.
 
 Views that are open go on with what they have, until they close. What a view at an earlier snapshot would see, and the
 new blocks do not have, is refused from then on: events below the retention floor, and retracted ones.
@@ -11,8 +14,9 @@ new blocks do not have, is refused from then on: events below the retention floo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 
@@ -20,20 +24,39 @@ from kivi.arrow.dictionaries import chunks, coded, written_bytes
 from kivi.encoding.event_names import STAMP
 from kivi.encoding.keyspaces import event_header_key, event_meta_key
 from kivi.engine import Engine, WriteBatch
+from kivi.errors import ResourceExhausted, Unavailable
 from kivi.events.blocks import Block
 from kivi.events.settling import Lock, data_of
 from kivi.events.store import EventStore
 
-__all__ = ["rewrite"]
+__all__ = ["Wanted", "rewrite"]
+
+_BLOCKS_MAX: Final = 1 << 20
 
 
-def rewrite(store: EventStore, engine: Engine, batches: Iterable[Any], upto: int, *, lock: Lock) -> int:
-    """``batches``: all events at or below ``upto`` that a snapshot there sees, in commit order, with STAMP; none above
-    it is in blocks, nor will be meanwhile. How many events there are now."""
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is to be there, in commit order, with STAMP: of all that a snapshot at ``upto`` sees, where the blocks end.
+    ``forgets``: what the floor hides there is not among it."""
+
+    batches: Iterable[Any]
+    upto: int
+    forgets: bool
+
+
+def rewrite(store: EventStore, engine: Engine, begin: Callable[[], Wanted], *, lock: Lock) -> int:
+    """``begin`` is called with the lock held: what comes after that is not among the blocks that are made anew. How
+    many events there are of these now."""
     made, headers, count = list[int](), list[tuple[bytes, bytes]](), 0
     last, in_commit = 0, 0
     try:
-        for chunk in _of_a_block(batches, *store.block_size):
+        with lock:
+            order = store.set_apart(_BLOCKS_MAX)
+            wanted = begin()
+            erased_upto = store.parts[0].meta().erased_upto
+        for chunk in _of_a_block(wanted.batches, *store.block_size):
+            if len(made) == _BLOCKS_MAX:
+                raise ResourceExhausted(f"{store.schema.name!r} would have more than {_BLOCKS_MAX} blocks")
             stamps = chunk.column(STAMP).to_numpy().astype(np.uint64)
             cts, counts = np.unique(stamps, return_counts=True)
             first = in_commit if int(cts[0]) == last else 0
@@ -44,8 +67,9 @@ def rewrite(store: EventStore, engine: Engine, batches: Iterable[Any], upto: int
                 base, _, _ = store.parts
                 meta = base.meta()
                 number, batch, held = meta.next, WriteBatch(), WriteBatch()
-                base.add(held, number, number, coded(chunk.drop_columns([STAMP])), (cts, counts), first=first)
-                header = event_header_key(store.schema.id, number)
+                at = order + len(made)
+                base.add(held, at, number, coded(chunk.drop_columns([STAMP])), (cts, counts), first=first)
+                header = event_header_key(store.schema.id, at)
                 for key, value in held:
                     assert value is not None
                     if key == header:
@@ -58,10 +82,14 @@ def rewrite(store: EventStore, engine: Engine, batches: Iterable[Any], upto: int
                 batch.put(event_meta_key(store.schema.id), meta.encode())
                 engine.write(batch)
         with lock:
-            _swap(store, made, headers, count, upto)
+            if store.parts[0].meta().erased_upto != erased_upto:
+                raise Unavailable(f"events of {store.schema.name!r} were retracted meanwhile: it is tried again")
+            _swap(store, made, headers, count, wanted, order)
+            store.rejoin()
     except BaseException:
         with lock:
             store.let_go(made)
+            store.rejoin()
         raise
     return count
 
@@ -73,9 +101,12 @@ def _of_a_block(batches: Iterable[Any], rows: int, nbytes: int) -> Iterator[Any]
         yield from (chunk.slice(at, portion) for at in range(0, chunk.num_rows, portion))
 
 
-def _swap(store: EventStore, made: list[int], headers: list[tuple[bytes, bytes]], count: int, upto: int) -> None:
-    _, manifest, _ = store.parts
+def _swap(
+    store: EventStore, made: list[int], headers: list[tuple[bytes, bytes]], count: int, wanted: Wanted, order: int
+) -> None:
+    (_, manifest, _), upto = store.parts, wanted.upto
     meta, blocks, files = manifest.read()
+    blocks = [block for block in blocks if block.order < order]
     batch = WriteBatch()
     for block in blocks:
         batch.delete(event_header_key(store.schema.id, block.order))
@@ -88,7 +119,7 @@ def _swap(store: EventStore, made: list[int], headers: list[tuple[bytes, bytes]]
     meta.rows += max(0, count - _rows(blocks))
     meta.upto = max(meta.upto, upto)
     meta.manifest += bool(files)
-    if (floor := meta.floor_at(upto)) is not None:
+    if wanted.forgets and (floor := meta.floor_at(upto)) is not None:
         meta.dropped = max(meta.dropped, min(cts for cts, time in meta.floors if time == floor))
         meta.lost = max(meta.lost, upto)
         meta.floors = [(cts, time) for cts, time in meta.floors if cts >= meta.dropped]
@@ -97,7 +128,7 @@ def _swap(store: EventStore, made: list[int], headers: list[tuple[bytes, bytes]]
     meta.retractions = [(*one[:-1], one[-1] or one[0] <= upto) for one in meta.retractions]
     data = [data for block in blocks for data in data_of(block)]
     data += [data for file in files for data in file.erased_data]
-    store.replaced(meta, data, files, batch)
+    store.retire(meta, data, files, batch)
 
 
 def _rows(blocks: list[Block]) -> int:

@@ -59,6 +59,9 @@ class Owner(Protocol):
     @property
     def parts(self) -> Parts: ...
 
+    @property
+    def is_apart(self) -> bool: ...
+
     def enter(self) -> int: ...
 
     def leave(self, ticket: int) -> None: ...
@@ -139,6 +142,8 @@ class Settling:
         again comes last. No snapshot below ``unneeded`` is or will be open.
         """
         self._pace = pace
+        if self._owner.is_apart:
+            return False
         ticket = self._owner.enter()  # what goes in stays until the swap
         try:
             parts = self._owner.parts  # the same to the end, whatever is altered meanwhile

@@ -75,10 +75,12 @@ class EventStore:
         self._waiting: list[tuple[int, list[int]]] = []
         self._waiting_files: list[tuple[int, list[SettledFile]]] = []
         self._deleted = 0  # data, since the engine was asked to give back what they took
+        self._owed = True  # it is asked however few they are; what was deleted before a restart was not counted
         self._files.place.keep_only(file.number for file in self._manifest.read()[2] if file.cold is None)
         self.settling = Settling(self)
         self.cooling = Cooling(self)
         self._compacted = 0, 0  # by so many rows a block, compaction need not look at what is before this order
+        self._apart = 0  # what is before this order is being made anew
         if dead := self._base.meta().dead:
             self._waiting.append((0, dead))  # no view of before the restart is open
 
@@ -124,6 +126,15 @@ class EventStore:
             return meta.floor_at(seen_at)
 
         return self._viewed(upto, floor, seen_at)
+
+    def forgets_alike(self, low: int, high: int) -> bool:
+        """Whether snapshots at ``low`` see the retention floor that those at ``high`` see."""
+        meta = self._base.meta()
+        return meta.floor_at(low) == meta.floor_at(high)
+
+    def everything(self, upto: int) -> EventView:
+        """All that any snapshot up to there may still see, but what was retracted."""
+        return self._viewed(upto, lambda meta: meta.floor_at(meta.dropped), upto)
 
     def tail(self, since: int, upto: int, *, remembered_at: int | None = None, partial: bool = False) -> EventView:
         """A view for the commits in (since, upto]: scan it with ``after=since``.
@@ -232,12 +243,13 @@ class EventStore:
         """
         self._delete_dead()
         rows, order = self._compacted
-        blocks = [one for one in self._base.headers_since(order if rows == max_rows else 0) if not one.settled]
+        order = max(order if rows == max_rows else 0, self._apart)
+        blocks = [one for one in self._base.headers_since(order) if not one.settled]
         inputs = mergeable(blocks, max_rows, self._block_bytes)
         if not inputs:
             if (full := unchanging(blocks, max_rows, self._block_bytes)) is not None:
                 self._compacted = max_rows, full.order
-            if self._has_to_blank(unneeded):
+            if not self._apart and self._has_to_blank(unneeded):
                 blocks = self._base.headers()[1]
                 inputs = self._to_blank(blocks, unneeded)
         return self._rewrite(blocks, inputs, unneeded) if inputs else 0
@@ -250,16 +262,19 @@ class EventStore:
         runs = [self._base.runs(block) for block in inputs]
         merged = joined(np.concatenate([cts for cts, _ in runs]), np.concatenate([rows for _, rows in runs]))
         batch, at = WriteBatch(), 0
-        blank, left = list[Counts](), dict[int, list[Counts]]()
+        blank, newest, left = list[Counts](), 0, dict[int, list[Counts]]()
         for block in inputs:
             for one in block.erased:
                 rows = self._base.rows_erased(one) + at
-                (blank if one.blank or one.cts <= unneeded else left.setdefault(one.cts, [])).append(rows)
+                if one.blank or one.cts <= unneeded:
+                    blank.append(rows)
+                    newest = max(newest, one.cts)
+                else:  # who is blank may be of the same retraction, in a block that was made when more was unneeded
+                    left.setdefault(one.cts, []).append(rows)
             at += block.rows
         erased = list[Erased]()
         if blank:
             gone = np.unique(np.concatenate(blank))
-            newest = max(one.cts for block in inputs for one in block.erased if one.cts not in left)
             meta.blanked = max(meta.blanked, newest)
             events = self._blank(events, gone, inputs[0].time_min)
             erased.append(self._base.add_erased(batch, newest, meta.next, gone, blank=True))
@@ -377,11 +392,30 @@ class EventStore:
     def leave(self, ticket: int) -> None:
         self._readers.leave(ticket)
 
+    @property
+    def is_apart(self) -> bool:
+        return bool(self._apart)
+
+    def set_apart(self, orders: int) -> int:
+        """What is there now is neither compacted with what comes from here on nor settled, until ``rejoin``. The first
+        of so many orders between both."""
+        first = self._reserve(self._base.meta(), orders)
+        self._apart = first + orders
+        return first
+
+    def rejoin(self) -> None:
+        """Called before anybody else can delete what was replaced: that is much, however few data it is, and its space
+        is given back when the last of it has gone."""
+        self._apart, self._compacted, self._owed = 0, (0, 0), True
+
     def reserve(self, count: int) -> int:
         """The first of so many numbers that nothing else has or will have."""
         meta = self._base.meta()
         if not meta.next > 1:
             raise NotFound(f"event table {self.schema.name!r} was dropped", table=self.schema.name)
+        return self._reserve(meta, count)
+
+    def _reserve(self, meta: Meta, count: int) -> int:
         first = meta.next
         meta.next += count
         batch = WriteBatch()
@@ -447,11 +481,6 @@ class EventStore:
         if files and not in_engine:
             self._waiting_files.append((self._readers.newest(), files))
 
-    def replaced(self, meta: Meta, data: list[int], files: list[SettledFile], batch: WriteBatch) -> None:
-        """``retire`` where all blocks are others now (``kivi.events.rewriting``)."""
-        self.retire(meta, data, files, batch)
-        self._compacted = 0, 0
-
     def let_go(self, data: list[int]) -> None:
         """Data that meta names as out of use, and that no view has seen."""
         self._waiting.append((0, data))
@@ -472,10 +501,10 @@ class EventStore:
         kept = [(ticket, [data for data in ids if data not in found]) for ticket, ids in self._waiting]
         self._waiting = [(ticket, ids) for ticket, ids in kept if ids]
         self._deleted += len(gone)
-        if self._deleted >= _GIVEN_BACK:
+        if self._deleted >= _GIVEN_BACK or (self._owed and not self._waiting):
             prefix = table_prefix(Space.EVENT_DATA, self.schema.id)
             self._engine.give_back(prefix, prefix_end(prefix))
-            self._deleted = 0
+            self._deleted, self._owed = 0, self._owed and bool(self._waiting)
         return len(gone)
 
     # -- retention and the end --------------------------------------------------------------------

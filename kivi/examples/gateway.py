@@ -18,7 +18,7 @@ import contextlib
 import os
 import random
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -131,16 +131,16 @@ async def completions(
             "duration_us": int((time.time() - began) * 1_000_000),
         }
 
-        async def keep(tx: kivi.aio.Transaction) -> Mapping[str, Any]:
-            # The same request may be under way elsewhere: the first to commit is the one that both answer with.
-            if (first := await tx.get("answers", key)) is not None:
-                return first
+        async def keep(tx: kivi.aio.Transaction) -> None:
             await tx.insert("answers", key, **vars(completion))
             await tx.append("calls", [event])
-            return vars(completion)
 
         try:
-            said = await db.run(keep)
+            try:
+                await db.run(keep, deferred=True)
+                said = vars(completion)
+            except kivi.RowExists:  # the same request was under way elsewhere: both answer with what was kept first
+                said = await db.get("answers", key)
         except kivi.KiviError as error:  # what became of it is not known, maybe: the caller asks again under its key
             raise HTTPException(503, f"not metered yet: ask again under the same key ({error})") from error
     return {name: said[name] for name in ("text", "input_tokens", "output_tokens")}

@@ -13,22 +13,23 @@ they are not.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
+import json
 import os
 import random
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from typing import Any
-
-import httpx
 
 import kivi
 from kivi.examples.gateway import create_tables
@@ -40,6 +41,11 @@ TENANTS = ("acme", "globex", "initech")
 _PATIENCE_S = 60.0
 
 
+def _used_s(by: int) -> float:
+    used = resource.getrusage(by)
+    return used.ru_utime + used.ru_stime
+
+
 class Process:
     """A child that is killed and started again, on a port that stays its own."""
 
@@ -49,6 +55,8 @@ class Process:
             self.port: int = free.getsockname()[1]
         self._command, self._environment = what(self.port), {**os.environ, **environment}
         self._process: subprocess.Popen[bytes] | None = None
+        self.used_s = 0.0
+        """Time of a processor, of those that have ended, with what it took to begin."""
 
     def start(self) -> None:
         """Returns when it takes connections. Raises RuntimeError if it ends before."""
@@ -62,70 +70,112 @@ class Process:
 
     def end(self, number: int = signal.SIGKILL) -> None:
         if self._process is not None:
+            before = _used_s(resource.RUSAGE_CHILDREN)
             self._process.send_signal(number)
             self._process.wait()
             self._process = None
+            self.used_s += _used_s(resource.RUSAGE_CHILDREN) - before
+
+
+class Connection:
+    """HTTP/1.1 over a connection that stays open, as plain as it can be: who asks shares two cores with what is asked,
+    and ``http.client`` takes twice the processor's time."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._socket: socket.socket | None = None
+
+    def ask(self, path: str, headers: dict[str, str], body: bytes) -> tuple[int, bytes]:
+        """The status and the body of the answer. Raises OSError, ValueError or KeyError; the next one opens it anew."""
+        try:
+            if self._socket is None:
+                self._socket = socket.create_connection(("localhost", self._port), 10)
+            named = {"Host": "localhost", "Content-Length": str(len(body)), **headers}
+            lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in named.items())]
+            self._socket.sendall("\r\n".join([*lines, "\r\n"]).encode() + body)
+            head, found = self._until(b"", lambda text: b"\r\n\r\n" in text).split(b"\r\n\r\n", 1)
+            first, *lines = head.decode().lower().split("\r\n")
+            length = int(dict(line.split(": ", 1) for line in lines)["content-length"])
+            return int(first.split()[1]), self._until(found, lambda text: len(text) >= length)
+        except BaseException:
+            self.close()
+            raise
+
+    def _until(self, text: bytes, is_whole: Callable[[bytes], bool]) -> bytes:
+        while not is_whole(text):
+            assert self._socket is not None
+            if not (more := self._socket.recv(1 << 16)):
+                raise ConnectionError("the gateway hung up")
+            text += more
+        return text
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
 
 
 class Callers:
-    """Who asks, and what they were told."""
+    """Who asks, and what they were told. Each is a thread with a connection of its own."""
 
-    def __init__(self, http: httpx.AsyncClient, rate: float, seconds: float) -> None:
-        self._http, self._pause_s, self._until = http, 1 / rate, time.monotonic() + seconds
-        self._next = time.monotonic()
+    def __init__(self, port: int, rate: float, seconds: float) -> None:
+        self._port, self._pause_s, self._until = port, 1 / rate, time.monotonic() + seconds
+        self._next, self._lock = time.monotonic(), threading.Lock()
         self.answered: Counter[tuple[str, str]] = Counter()
         self.tokens: Counter[tuple[str, str, str]] = Counter()
         self.repeated = 0
         self.took_s: list[float] = []
 
-    async def ask(self, worker: int) -> None:
-        """One caller, until the time is up: it asks at the pace of all, and again until it is answered."""
+    def ask(self, worker: int) -> None:
+        """One caller, until the time is up: it asks at the pace of all, and again until it is answered. What was not
+        asked while something was down is asked after that."""
         number = 0
-        while self._until > time.monotonic():
-            turn, self._next = self._next, max(self._next, time.monotonic() - 1) + self._pause_s
-            await asyncio.sleep(turn - time.monotonic())
-            number += 1
-            tenant, model = random.choice(TENANTS), random.choice(list(PRICES))
-            began = time.monotonic()
-            said = await self._answer(tenant, model, f"{worker}-{number}")
-            self.took_s.append(time.monotonic() - began)
-            self.answered[tenant, model] += 1
-            for kind in ("input_tokens", "output_tokens"):
-                self.tokens[tenant, model, kind] += said[kind]
+        with contextlib.closing(Connection(self._port)) as http:
+            while self._until > time.monotonic():
+                with self._lock:
+                    turn, self._next = self._next, self._next + self._pause_s
+                time.sleep(max(0.0, turn - time.monotonic()))
+                number += 1
+                tenant, model = random.choice(TENANTS), random.choice(list(PRICES))
+                began = time.monotonic()
+                said = self._answer(http, tenant, model, f"{worker}-{number}")
+                with self._lock:
+                    self.took_s.append(time.monotonic() - began)
+                    self.answered[tenant, model] += 1
+                    for kind in ("input_tokens", "output_tokens"):
+                        self.tokens[tenant, model, kind] += said[kind]
 
-    async def _answer(self, tenant: str, model: str, key: str) -> dict[str, Any]:
-        body, headers = {"model": model, "prompt": "why is the sky blue"}, {"Idempotency-Key": key, "tenant": tenant}
+    def _answer(self, http: Connection, tenant: str, model: str, key: str) -> dict[str, Any]:
+        body = json.dumps({"model": model, "prompt": "why is the sky blue"}).encode()
+        headers = {"Idempotency-Key": key, "tenant": tenant, "Content-Type": "application/json"}
         deadline = time.monotonic() + _PATIENCE_S
         while True:
             try:
-                reply = await self._http.post("/v1/completions", json=body, headers=headers)
-                if reply.status_code == 200:
-                    found: dict[str, Any] = reply.json()
+                status, text = http.ask("/v1/completions", headers, body)
+                if status == 200:
+                    found: dict[str, Any] = json.loads(text)
                     return found
-                failed = f"{reply.status_code} {reply.text}"
-            except httpx.HTTPError as error:
+                failed = f"{status} {text.decode()}"
+            except (OSError, ValueError, KeyError) as error:
                 failed = repr(error)
             if time.monotonic() > deadline:
                 raise RuntimeError(f"request {key} is not answered: {failed}")
-            self.repeated += 1
-            await asyncio.sleep(0.2)
+            with self._lock:
+                self.repeated += 1
+            time.sleep(0.2)
 
 
-async def _story(address: str, rate: float, seconds: float, workers: int, victims: list[Process]) -> Callers:
+def _story(port: int, rate: float, seconds: float, workers: int, victims: list[Process]) -> Callers:
     """All callers, and on the way the victims one after the other."""
-
-    async def killing() -> None:
+    with ThreadPoolExecutor(workers) as pool:
+        callers = Callers(port, rate, seconds)
+        asking = [pool.submit(callers.ask, worker) for worker in range(workers)]
         for victim in victims:
-            await asyncio.sleep(seconds / (len(victims) + 1))
+            time.sleep(seconds / (len(victims) + 1))
             victim.end()
-            await asyncio.to_thread(victim.start)
-
-    limits = httpx.Limits(max_connections=workers)
-    async with httpx.AsyncClient(base_url=address, timeout=10, limits=limits) as http, asyncio.TaskGroup() as group:
-        callers = Callers(http, rate, seconds)
-        for worker in range(workers):
-            group.create_task(callers.ask(worker))
-        group.create_task(killing())
+            victim.start()
+        for each in asking:
+            each.result()
     return callers
 
 
@@ -151,9 +201,17 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         python = [sys.executable, "-m"]
-        store = Process(lambda port: [*python, "kivi_server", "--data", folder, "--listen", f"localhost:{port}"])
+        serve_store = [
+            "kivi_server",
+            "--data",
+            folder,
+            "--set",
+            "flush_every_s=5",
+            "--listen",
+        ]  # to begin again quickly
+        store = Process(lambda port: [*python, *serve_store, f"localhost:{port}"])
         endpoint = f"localhost:{store.port}"
-        serve = ["uvicorn", "kivi.examples.gateway:app", "--log-level", "error", "--port"]
+        serve = ["uvicorn", "kivi.examples.gateway:app", "--log-level", "error", "--no-access-log", "--port"]
         gateway = Process(lambda port: [*python, *serve, str(port)], KIVI_ENDPOINT=endpoint)
         for process in (store, gateway):
             stack.callback(process.end)
@@ -165,19 +223,28 @@ def main(arguments: list[str] | None = None) -> int:
                         for model, (input_price, output_price) in PRICES.items():
                             tx.put("prices", ("stand-in", model), input_price=input_price, output_price=output_price)
         began = time.monotonic()
-        address, victims = f"http://localhost:{gateway.port}", [gateway, store] * options.kills
-        callers = asyncio.run(_story(address, options.rate, options.seconds, options.workers, victims))
+        victims = [gateway, store] * options.kills
+        callers = _story(gateway.port, options.rate, options.seconds, options.workers, victims)
         took_s = time.monotonic() - began
         with kivi.connect(endpoint) as db, db.snapshot() as snap:
-            return _told(callers, took_s, *_metered(snap))
+            metered = _metered(snap)
+        used_s = {"callers": _used_s(resource.RUSAGE_SELF)}
+        for name, process in (("gateway", gateway), ("store", store)):
+            process.end()
+            used_s[name] = process.used_s
+        return _told(callers, took_s, used_s, *metered)
 
 
-def _told(callers: Callers, took_s: float, tokens: Counter[Any], cost: dict[Any, Decimal]) -> int:
+def _told(
+    callers: Callers, took_s: float, used_s: dict[str, float], tokens: Counter[Any], cost: dict[Any, Decimal]
+) -> int:
     """Prints both sides; 0 if they are equal."""
     calls = callers.answered.total()
     p99_ms = sorted(callers.took_s)[int(0.99 * calls)] * 1e3
     print(f"{calls} calls in {took_s:.0f} s ({calls / took_s:.0f} a second), p99 {p99_ms:.0f} ms; ", end="")
     print(f"{callers.repeated} were asked again")
+    of_a_call = ", ".join(f"{name} {used / calls * 1e6:.0f}" for name, used in used_s.items())
+    print(f"microseconds of a processor a call, with what it took to begin: {of_a_call}")
     wrong = 0
     for tenant, model in sorted(callers.answered):
         told = [callers.tokens[tenant, model, kind] for kind in ("input_tokens", "output_tokens")]

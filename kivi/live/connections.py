@@ -14,7 +14,7 @@ from kivi.live.durable import DurableSubscriptions
 from kivi.live.lives import EventsLive
 from kivi.model.changes import COMMIT_TS
 from kivi.model.expressions import Expr, matches
-from kivi.model.subscriptions import Change, Durable
+from kivi.model.subscriptions import Change, Durable, Row
 
 __all__ = ["Connections"]
 
@@ -67,9 +67,10 @@ class Connections:
             handed = max(other.ts, connected.handed if connected is not None else 0)
             others.append((where, other.since, handed))
         kept = []
+        nothing: Row = dict.fromkeys(live.columns)
         for change in changes:
-            row = change.row
-            assert row is not None
+            assert change.row is not None
+            row = nothing | change.row  # which was read before an alteration, perhaps
             cts = row[COMMIT_TS]
             if live.again[0] < cts <= live.again[1] or not any(
                 since < cts <= handed and (where is None or _selects(where, row)) for where, since, handed in others

@@ -1,4 +1,4 @@
-"""Durable subscriptions: a name, a query and how far its events were delivered, in a row of the store itself.
+"""Durable subscriptions: a name, a query and how far its events were delivered, in rows of the store itself.
 
 A durable subscription that nobody is connected to is rows on disk and nothing else: what it misses lies in its event
 table, from where it reads on when its subscriber comes back. So there may be a million of them, and no commit looks at
@@ -24,22 +24,27 @@ event it is known how many it reached, and whom.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, NamedTuple
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
-from kivi.errors import Conflict, InvalidArgument, NotFound, SchemaError
+from kivi.delta.ops import Barrier
+from kivi.errors import InvalidArgument, KiviError, NotFound, SchemaError
+from kivi.live.cells import EVERYTHING, cell_of
+from kivi.live.index import Asked, Index, asked
 from kivi.live.index import Changes as IndexChanges
-from kivi.live.index import Index, Place, place_of, put_rows
 from kivi.model.changes import Changes
 from kivi.model.expressions import Expr, all_of, between, bind, from_plain, to_plain
 from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
 from kivi.model.subscriptions import Durable, Query, Stored
 from kivi.mvcc.leases import Lease
-from kivi.store.catalog import ASKS, CELLS, SUBSCRIPTIONS
+from kivi.store.catalog import ASKS, CELLS, EARLIER_SUBSCRIPTIONS, QUERIES, SUBSCRIPTIONS
 from kivi.store.facade import Store
 from kivi.store.transaction import Txn
 
@@ -47,14 +52,21 @@ __all__ = ["DurableSubscriptions", "Wanted"]
 
 _SWEEP_EVERY_S: Final = 600.0
 _SWEEP_ROWS: Final = 10_000
+_TAKEN_MAX: Final = 20_000
+"""Of 0.1.0's so many are taken over in a commit that have so many cells, about: each is written there."""
 _USERS_KNOWN: Final = 1_000
+_QUERY_BYTES: Final = 2_048
+"""So many bytes of ``subscriptions_bytes`` for each query that is remembered, which takes half of them or less."""
+Array = Any
+_Get = Callable[[TableSchema, Sequence[tuple[Any, ...]]], list[dict[str, Any] | None]]
 
 
 class Wanted(NamedTuple):
-    """Subscriptions to store: ``wheres`` are bound, and ``at`` says which of them each has."""
+    """Subscriptions to store: ``users`` and ``names`` are Arrow arrays of text, ``wheres`` are bound, and ``at`` says
+    which of them each has."""
 
-    users: Sequence[str]
-    names: Sequence[str]
+    users: Any
+    names: Any
     wheres: Sequence[Expr | None]
     at: Sequence[int]
     ttl_us: int
@@ -68,31 +80,36 @@ class DurableSubscriptions:
         self._store = store
         self.index = Index(store, _selecting)
         self._swept_at = 0.0
+        self._took_over = False
+        self._known_queries: dict[tuple[int, int, str], Asked] = {}
+        self._queries_known = max(1, store.settings.subscriptions_bytes // _QUERY_BYTES)
         self._known_of: dict[str, list[Stored]] = {}
         """A user's rows, until they change, which they do here only."""
         self._changes = 0
 
     def open(self, wanted: Durable, schema: TableSchema, query: Query, since: int) -> Stored:
         """The subscription of that name, made now if there is none. Raises InvalidArgument if it has another query."""
-        text = _written(query)
+        text = _written(query, query.where)
 
         def work(txn: Txn) -> Stored:
             row = self._row(txn, wanted.user, wanted.name)
             changes, now = IndexChanges(), self._now_us()
+            moved = {"ttl_us": wanted.ttl_us, "expires_us": now + wanted.ttl_us}
             if row is None or self._is_over(row, schema, now):
-                if row is not None:
-                    _leave(changes, wanted.user, wanted.name, row)
-                row = {"table": schema.origin, "query": text, "since": since, "ts": since, "skip": 0, "places": None}
-            elif row["table"] != schema.origin or (row["query"] != text and not _is_bare(query)):
+                query_of = self._asked(schema, _selecting(schema, text), text)
+                if row is None or not _is_to(row, schema, query_of):
+                    if row is not None:
+                        _leave(changes, wanted.user, wanted.name, row)
+                    users, names = pa.array([wanted.user]), pa.array([wanted.name])
+                    changes.add(schema, [query_of], np.zeros(1, np.int64), users, names, since)
+                    changes.write(txn)
+                moved |= {"table": schema.origin, "high": query_of.high, "low": query_of.low}
+                moved |= {"since": since, "ts": since, "skip": 0}
+                row = {"query": text}
+            elif row["table"] != schema.origin or not (_is_bare(query) or _is_same(row["query"], text)):
                 raise _another(wanted.user, wanted.name)
-            row |= {"ttl_us": wanted.ttl_us, "expires_us": now + wanted.ttl_us, "name_of_table": schema.name}
-            if row["places"] is None:  # made now, or by an earlier version
-                place = place_of(self._store, schema, _selecting(schema, row["query"]), row["query"])
-                changes.add(schema.origin, place, wanted.user, wanted.name, row["query"], row["since"])
-                row["places"] = place.text()
-            changes.write(txn)
-            txn.put(SUBSCRIPTIONS, (wanted.user, wanted.name), row)
-            return _stored(wanted.user, wanted.name, row)
+            txn.put(SUBSCRIPTIONS, (wanted.user, wanted.name), moved)
+            return _stored(wanted.user, wanted.name, row | moved | {"name_of_table": schema.name})
 
         stored: Stored = self._run((wanted.user,), work)
         self._sweep()
@@ -108,37 +125,69 @@ class DurableSubscriptions:
         self._store.shards.check(schema)
         if wanted.since > self._store.watermark():
             raise InvalidArgument(f"since = {wanted.since} is past the watermark: nothing was committed there yet")
-        texts, places = list[str](), list[Place]()
-        for where in wanted.wheres:
-            texts.append(_written(Query.of(schema, Scan(where=where), (), None, 0)))
-            places.append(place_of(self._store, schema, where, texts[-1]))
-        written = [place.text() for place in places]
-        keys = list(zip(wanted.users, wanted.names, strict=True))
+        bare = Query.of(schema, Scan(), (), None, 0)
+        queries = [self._asked(schema, where, _written(bare, where)) for where in wanted.wheres]
+        keys = list(zip(wanted.users.to_pylist(), wanted.names.to_pylist(), strict=True))
         if len(set(keys)) < len(keys):
             raise InvalidArgument("a subscription is named twice: each user has one of a name")
+        asked_of = np.asarray(wanted.at, np.int64)
 
         def work(txn: Txn) -> Txn:
             changes, now = IndexChanges(), self._now_us()
             expires = {"ttl_us": wanted.ttl_us, "expires_us": now + wanted.ttl_us}
-            since, come = wanted.since, list[tuple[Any, ...]]()
-            for key, at, before in zip(keys, wanted.at, txn.get(SUBSCRIPTIONS, keys), strict=True):
-                if before is not None and not self._is_over(before, schema, now):
-                    if (before["table"], before["query"]) != (schema.origin, texts[at]):
-                        raise _another(*key)
-                    txn.put(SUBSCRIPTIONS, key, expires)
+            is_new, is_written = np.ones(len(keys), np.bool_), np.ones(len(keys), np.bool_)
+            maybe = txn.maybe_there(SUBSCRIPTIONS, [wanted.users, wanted.names]).tolist()
+            for i, before in zip(maybe, self._rows(txn.get, [keys[i] for i in maybe]), strict=True):
+                if before is None:
                     continue
-                if before is not None:
-                    _leave(changes, *key, before)
-                changes.add(schema.origin, places[at], *key, texts[at], since)
-                table = schema.origin, schema.name
-                come.append((*key, *table, texts[at], since, since, 0, *expires.values(), written[at]))
-            put_rows(txn, SUBSCRIPTIONS, come)
+                query = queries[asked_of[i]]
+                if not self._is_over(before, schema, now):
+                    if before["table"] != schema.origin or not _is_same(before["query"], query.text):
+                        raise _another(*keys[i])
+                    txn.put(SUBSCRIPTIONS, keys[i], expires)
+                    is_new[i] = is_written[i] = False
+                elif _is_to(before, schema, query):
+                    is_new[i] = False
+                else:
+                    _leave(changes, keys[i][0], keys[i][1], before)
+            self._put(txn, schema, wanted, queries, asked_of, is_written, expires)
+            chosen = pa.array(is_new)
+            users, names = wanted.users.filter(chosen), wanted.names.filter(chosen)
+            changes.add(schema, queries, asked_of[is_new], users, names, wanted.since)
             changes.write(txn)
             return txn
 
-        done: Txn = self._run(set(wanted.users), work)
+        done: Txn = self._run({user for user, _ in keys}, work)
         self._sweep()
         return done.commit_ts or 0
+
+    @staticmethod
+    def _put(
+        txn: Txn,
+        schema: TableSchema,
+        wanted: Wanted,
+        queries: Sequence[Asked],
+        asked_of: Array,
+        chosen: Array,
+        expires: Mapping[str, int],
+    ) -> None:
+        """Those that are chosen begin."""
+        at, users = asked_of[chosen], wanted.users.filter(pa.array(chosen))
+        same = {"table": schema.origin, "since": wanted.since, "ts": wanted.since, "skip": 0, **expires}
+        values = {name: np.full(len(at), value, np.int64) for name, value in same.items()}
+        for half in ("high", "low"):
+            values[half] = np.array([getattr(query, half) for query in queries], np.int64)[at]
+        txn.write_deltas(SUBSCRIPTIONS, [users, wanted.names.filter(pa.array(chosen))], values, barrier=Barrier.RESTART)
+
+    def _asked(self, schema: TableSchema, where: Expr | None, text: str) -> Asked:
+        """By which it is found, as long as there are the same hierarchies."""
+        known, key = self._known_queries, (schema.id, self._store.catalog.visible.version, text)
+        found = known.get(key)
+        if found is None:
+            if len(known) >= self._queries_known:
+                known.clear()
+            found = known[key] = asked(self._store, schema, where, text)
+        return found
 
     def reached(self, table: str, ts: int, since: int | None = None) -> list[int]:
         """How many subscriptions there are at the snapshot ``ts`` that select each event of the commits after ``since``
@@ -146,6 +195,7 @@ class DurableSubscriptions:
 
         Raises NotFound, SchemaError, SnapshotTooOld, Unavailable.
         """
+        self.take_over()
         with self._store.snapshots.opened(as_of_ts=ts, min_snapshot=ts) as lease:
             schema = self._events(table, lease)
             found = Scan(changes=Changes(ts - 1 if since is None else since))
@@ -153,6 +203,7 @@ class DurableSubscriptions:
 
     def subscribers(self, table: str, ts: int, place: int, limit: int) -> list[dict[str, str]]:
         """Whose the subscriptions are that select one event, the one at ``place`` of the commit at ``ts``."""
+        self.take_over()
         with self._store.snapshots.opened(as_of_ts=ts, min_snapshot=ts) as lease:
             schema = self._events(table, lease)
             wanted = Scan(changes=Changes(ts - 1, skip=place, take=1))
@@ -190,6 +241,7 @@ class DurableSubscriptions:
 
     def position(self, user: str, name: str) -> int:
         """Up to which commit all is delivered; 0 if there is none of that name."""
+        self.take_over()
         with self._store.snapshots.opened() as lease:
             row = self._store.reads.get(lease, SUBSCRIPTIONS, [(user, name)])[0]
         return 0 if row is None else row["ts"]
@@ -207,9 +259,13 @@ class DurableSubscriptions:
 
     def listed(self, user: str) -> list[Stored]:
         """A user's, by name, without those that have expired."""
+        self.take_over()
         now = self._now_us()
-        rows = self._found(Scan(prefix=(user,)))
-        return [_stored(user, row["name"], row) for row in rows if row["expires_us"] > now]
+        with self._store.snapshots.opened() as lease:
+            found = self._store.scan(lease, SUBSCRIPTIONS, Scan(prefix=(user,)))
+            rows = [row for batch in found for row in batch.to_pylist() if row["expires_us"] > now]
+            rows = self._whole(partial(self._store.reads.get, lease), rows)
+        return [_stored(user, row["name"], row) for row in rows]
 
     def others(self, user: str, name: str, schema: TableSchema) -> list[tuple[Stored, Expr | None]]:
         """The user's others on this table, and what each selects of the commits in (since, ts]. One call at a time."""
@@ -239,13 +295,26 @@ class DurableSubscriptions:
             return bool(row["expires_us"] <= now)
         return all(known.origin != row["table"] for known in self._store.catalog.visible.by_id.values())
 
-    def _found(self, wanted: Scan) -> list[dict[str, Any]]:
-        with self._store.snapshots.opened() as lease:
-            return [row for batch in self._store.scan(lease, SUBSCRIPTIONS, wanted) for row in batch.to_pylist()]
-
     def _row(self, txn: Txn, user: str, name: str) -> dict[str, Any] | None:
-        row = txn.get(SUBSCRIPTIONS, [(user, name)])[0]
-        return None if row is None else {key: row[key] for key in row if key not in ("user", "name")}
+        return self._rows(txn.get, [(user, name)])[0]
+
+    def _rows(self, get: _Get, keys: Sequence[tuple[str, str]]) -> list[dict[str, Any] | None]:
+        found = get(SUBSCRIPTIONS, keys)
+        whole = iter(self._whole(get, [row for row in found if row is not None]))
+        return [None if row is None else next(whole) for row in found]
+
+    def _whole(self, get: _Get, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """With what they ask for."""
+        names = [(row["table"], row["high"], row["low"]) for row in rows]
+        distinct = list(dict.fromkeys(names))
+        queries = dict(zip(distinct, get(QUERIES, distinct), strict=True))
+        now_named = {schema.origin: schema.name for schema in self._store.catalog.visible.by_id.values()}
+        found = []
+        for row, name in zip(rows, names, strict=True):
+            query = queries[name]
+            assert query is not None  # it goes after the last one that has it, and of these this snapshot sees one
+            found.append(row | query | {"name_of_table": now_named.get(row["table"], query["name_of_table"])})
+        return found
 
     def _known(self, txn: Txn, user: str, name: str, table: str | None) -> dict[str, Any]:
         row = self._row(txn, user, name)
@@ -254,21 +323,57 @@ class DurableSubscriptions:
             raise NotFound(f"there is no durable subscription {name!r}{whose}; it may have expired", table=table)
         return row
 
+    def take_over(self) -> None:
+        """What 0.1.0 has written, once: which subscriptions there are was known then, and not what they ask for.
+
+        A follower has of it what its owner has done.
+        """
+
+        def work(txn: Txn) -> bool:
+            changes, wanted, taken = IndexChanges(), Scan(limit=_SWEEP_ROWS), 0
+            rows = [row for batch in txn.scan(EARLIER_SUBSCRIPTIONS, wanted) for row in batch.to_pylist()]
+            tables = {schema.origin: schema for schema in self._store.catalog.visible.by_id.values()}
+            for i, row in enumerate(rows):
+                if taken > _TAKEN_MAX:
+                    rows = rows[:i]
+                    break
+                key = row["user"], row["name"]
+                txn.delete(EARLIER_SUBSCRIPTIONS, key)
+                if (schema := tables.get(row["table"])) is None:
+                    continue
+                try:
+                    query = self._asked(schema, _selecting(schema, row["query"]), row["query"])
+                except KiviError:  # its hierarchy is gone, and it says so to whoever takes it up
+                    query = Asked.of(row["query"], False, (cell_of(EVERYTHING, ""),))
+                numbers = {"table", "since", "ts", "skip", "ttl_us", "expires_us"}
+                values = {name: row[name] for name in numbers} | {"high": query.high, "low": query.low}
+                txn.put(SUBSCRIPTIONS, key, values)
+                users, names = (pa.array([part]) for part in key)
+                changes.add(schema, [query], np.zeros(1, np.int64), users, names, row["since"])
+                taken += len(query.cells) + len(query.text) // _QUERY_BYTES
+            changes.write(txn)
+            return not rows
+
+        while not (self._took_over or self._store.is_follower):
+            self._took_over = self._commit((), work)
+
     def _run(self, users: Collection[str], work: Callable[[Txn], Any]) -> Any:
         """A transaction, again after a conflict. ``users``: whose rows it changes."""
-        while True:
-            txn = self._store.transaction()
-            try:
-                result = work(txn)
-                self._store.commits.commit_wait(txn)
-                return result
-            except Conflict:
-                self._store.commits.wait_for_entered(1.0)
-            finally:
-                self._store.commits.rollback(txn)
-                self._changes += 1  # first: whoever has read before sees this, or is dropped here
-                for user in users:
-                    self._known_of.pop(user, None)
+        self.take_over()
+        return self._commit(users, work)
+
+    def _commit(self, users: Collection[str], work: Callable[[Txn], Any]) -> Any:
+        def committed(txn: Txn) -> Any:
+            result = work(txn)
+            self._store.commits.commit_wait(txn)
+            return result
+
+        try:
+            return self._store.commits.again(self._store.transaction, committed)
+        finally:
+            self._changes += 1  # first: whoever has read before sees this, or is dropped here
+            for user in users:
+                self._known_of.pop(user, None)
 
     def _sweep(self) -> None:
         """Deletes rows that have expired, now and then."""
@@ -294,6 +399,8 @@ class DurableSubscriptions:
                 for batch in txn.scan(schema, Scan(where=where, columns=schema.key_names, limit=_SWEEP_ROWS)):
                     for row in batch.to_pylist():
                         txn.delete(schema, tuple(row.values()))
+                        if schema is ASKS:
+                            txn.delete(QUERIES, (row["table"], row["high"], row["low"]))
                     cleared += batch.num_rows
             return cleared
 
@@ -322,9 +429,14 @@ class DurableSubscriptions:
 
 
 def _leave(changes: IndexChanges, user: str, name: str, row: dict[str, Any]) -> None:
-    """A subscription goes. One of an earlier version, which was not heard of since, stands nowhere."""
-    if row["places"] is not None:
-        changes.remove(row["table"], Place.parse(row["places"]), user, name)
+    """A subscription goes."""
+    query = Asked.read(row["high"], row["low"], row["query"], row["places"])
+    changes.remove(row["table"], query, user, name)
+
+
+def _is_to(row: dict[str, Any], schema: TableSchema, query: Asked) -> bool:
+    """Whether it stands where one of this query does."""
+    return (row["table"], row["high"], row["low"]) == (schema.origin, query.high, query.low)
 
 
 def _another(user: str, name: str) -> InvalidArgument:
@@ -344,18 +456,26 @@ def _stored(user: str, name: str, row: dict[str, Any]) -> Stored:
 # -- queries as text --------------------------------------------------------------------------------------
 
 
-def _written(query: Query) -> str:
-    """The query as text, in stored form; equal for equal queries."""
+def _written(query: Query, where: Expr | None) -> str:
+    """The query with this predicate as text, in stored form; equal for equal queries."""
     scan = query.scan
-    return json.dumps(
+    return _as_text(
         {
             "start": scan.start,
             "end": scan.end,
-            "where": None if scan.where is None else to_plain(scan.where),
+            "where": None if where is None else to_plain(where),
             "columns": query.columns,
-        },
-        separators=(",", ":"),
+        }
     )
+
+
+_as_text: Final = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def _is_same(text: str, other: str) -> bool:
+    """Whether they are of the same events. Columns are what a connection is shown of them: to ask for all names others
+    once some were added."""
+    return text == other or {**json.loads(text), "columns": None} == {**json.loads(other), "columns": None}
 
 
 def _is_bare(query: Query) -> bool:

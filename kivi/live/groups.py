@@ -24,8 +24,11 @@ from kivi.live.changed import Changed, changed_rows
 from kivi.live.covering import Cover
 from kivi.live.lives import EventsLive, Live, RowsLive
 from kivi.live.matching import BatchColumns, Columns, Matcher
+from kivi.live.partials import TABLE_BYTES, Partials, deltas_of
 from kivi.live.reading import event_key, floor_of, promising, read_window, types_of
-from kivi.live.rollups import rolled_again
+from kivi.live.rollups import rolled_again, rolled_on
+from kivi.live.shared import ATTEMPTS, Shared, key_of
+from kivi.live.windows import Window
 from kivi.model.changes import COMMIT_TS
 from kivi.model.expressions import Expr, all_of, between
 from kivi.model.schema import TableSchema
@@ -36,14 +39,13 @@ from kivi.mvcc.leases import Lease
 from kivi.store.facade import Store
 from kivi.store.shards import is_in
 
-__all__ = ["Group", "RowGroup", "group_of", "made_again"]
-
-_EVERYTHING: Final = Cover([(None, None)])
+__all__ = ["Group", "Member", "RowGroup", "group_of", "made_again"]
 
 _EVENTS: Final = 65_536
 _NOTED_MAX: Final = 100_000
+_MISSED_MAX: Final = 50_000
 _MISSED_COMMITS: Final = 1_000
-"""A subscription that joins a stream which is faster than its own reading reads the rest while the hub waits."""
+"""A window of a stream that is faster than its reading: of more than that it is read again."""
 
 
 def _selecting(schema: TableSchema, query: Query) -> Expr | None:
@@ -59,6 +61,10 @@ def made_again(schema: TableSchema) -> NotFound:
     return NotFound(f"table {schema.name!r} was dropped and made again: subscribe again", table=schema.name)
 
 
+Member = EventsLive | Shared
+"""What a group keeps up: a query that subscriptions share, or one that is told events."""
+
+
 class Group:
     """Not thread safe."""
 
@@ -66,11 +72,19 @@ class Group:
         self.store = store
         self.schema = schema
         self.lives: set[Live] = set()
+        """Its subscriptions."""
+        self.members: set[Member] = set()
+        """What they ask for and the matcher knows."""
+        self.shared: dict[bytes, Shared] = {}
+        """The states that are asked for, by their queries; those that are read for the first time, too."""
         self._types = types_of(schema)
-        self.matcher: Matcher[Live] = Matcher(self._types)
-        self._holders: dict[bytes, set[RowsLive]] = {}
-        """For each row that is in a window: the subscriptions that hold it."""
-        self.joining: set[Live] = set()
+        self.matcher: Matcher[Member] = Matcher(self._types)
+        self._holders: dict[bytes, set[Shared]] = {}
+        """For each row that is in a current window: who holds it."""
+        self.noting: set[Shared] = set()
+        """Those of which a window is being read, or waits to be taken over: what changes meanwhile is noted."""
+        self.stale: list[Shared] = []
+        """Of which a window is to be read again; the hub empties it."""
         self._cover: Cover | None = None
         """The keys that its subscriptions want; None: it has to be made."""
         self._named: frozenset[str] | None = None
@@ -78,47 +92,81 @@ class Group:
 
     # -- who belongs to it ------------------------------------------------------------------------------
 
-    def add(self, live: Live) -> None:
-        """A subscription whose window is that of the hub's snapshot."""
-        self._cover = self._named = None
+    def enter(self, live: RowsLive, schema: TableSchema, query: Query) -> bool:
+        """A subscription to a state. Whether it is the first to ask for that, and has to read it."""
         self.lives.add(live)
-        self.matcher.add(live, _selecting(self.schema, live.query))
-        if isinstance(live, RowsLive):
-            self._hold(live)
+        key = key_of(query)
+        shared = self.shared.get(key)
+        if is_first := shared is None:
+            shared = self.shared[key] = Shared(live.table, schema, query)
+            self.begin(shared)
+        live.attach(shared)
+        return is_first
+
+    def begin(self, shared: Shared) -> None:
+        """From now on it is noted what changes for it: its window is about to be read.
+
+        One that was read before and overtaken is nothing to take over: what changed since then is not known any more.
+        """
+        shared.fresh = None
+        shared.miss(all_=False)
+        self.noting.add(shared)
+        self._cover = None
+
+    def add(self, member: Member) -> None:
+        """What is told of the hub's snapshot from now on."""
+        self._cover = self._named = None
+        self.members.add(member)
+        self.matcher.add(member, _selecting(self.schema, member.query))
 
     def remove(self, live: Live) -> None:
-        self._cover = self._named = None
-        self.joining.discard(live)
-        if live in self.lives:
-            self.lives.discard(live)
-            self.matcher.remove(live)
-            if isinstance(live, RowsLive):
-                self._let_go(live)
+        self.lives.discard(live)
+        if isinstance(live, EventsLive):
+            self._drop(live)
+        elif isinstance(live, RowsLive):
+            live.shared.lives.discard(live)
+            if not live.shared.lives:
+                self._drop(live.shared)
 
-    def _alone(self, live: Live) -> Matcher[Live]:
-        matcher: Matcher[Live] = Matcher(types_of(self.schema))
-        matcher.add(live, _selecting(self.schema, live.query))
+    def _drop(self, member: Member) -> None:
+        self._cover = self._named = None
+        if member in self.members:
+            self.members.discard(member)
+            self.matcher.remove(member)
+        if isinstance(member, Shared):
+            self._let_go(member)
+            self.noting.discard(member)
+            member.opened.set()  # whoever waits for it has another by now, or none
+            if self.shared.get(member.key) is member:
+                del self.shared[member.key]
+
+    def _alone(self, member: Member) -> Matcher[Member]:
+        matcher: Matcher[Member] = Matcher(types_of(self.schema))
+        matcher.add(member, _selecting(self.schema, member.query))
         return matcher
 
-    def _hold(self, live: RowsLive) -> None:
-        for key in live.window.held():
-            self._holders.setdefault(key, set()).add(live)
+    def _hold(self, shared: Shared) -> None:
+        for key in shared.window.held():
+            self._holders.setdefault(key, set()).add(shared)
 
-    def _let_go(self, live: RowsLive) -> None:
-        for key in live.window.held():
-            self._forget(key, live)
+    def _let_go(self, shared: Shared) -> None:
+        """It is not current any more."""
+        if shared.current:
+            shared.current = False
+            for key in shared.window.held():
+                self._forget(key, shared)
 
-    def _forget(self, key: bytes, live: RowsLive) -> None:
+    def _forget(self, key: bytes, shared: Shared) -> None:
         holders = self._holders.get(key)
         if holders is not None:
-            holders.discard(live)
+            holders.discard(shared)
             if not holders:
                 del self._holders[key]
 
     # -- a tick -------------------------------------------------------------------------------------------
 
-    def advance(self, lease: Lease, commits: Sequence[Committed], again: bool) -> list[Live]:
-        """Brings its subscriptions to the lease's snapshot; ``again``: commits may be missing. Those it touched.
+    def advance(self, lease: Lease, commits: Sequence[Committed], again: bool) -> list[Member]:
+        """Brings its queries to the lease's snapshot; ``again``: commits may be missing. Those it touched.
 
         Raises what reading the table raises, and NotFound where it is another now.
         """
@@ -127,64 +175,132 @@ class Group:
             raise made_again(schema)
         if schema is not self.schema and schema != self.schema:
             again = again or schema.id != self.schema.id or schema.altered_ts != self.schema.altered_ts
-            self._redefine(schema)
+            again = self._redefine(schema) or again
         return self._advance(lease, commits, again)
 
-    def _redefine(self, schema: TableSchema) -> None:
-        overwritten = schema.id != self.schema.id
+    def _redefine(self, schema: TableSchema) -> bool:
+        """Whether any query is another now."""
+        overwritten, differ = schema.id != self.schema.id, False
         self.schema, self._cover, self._named = schema, None, None
         self._types = types_of(schema)
         self.matcher = Matcher(self._types)
-        for live in list(self.lives):
+        known, self.shared = self.shared, {}
+        for shared in known.values():
+            differ |= self._define(shared)
+        for member in list(self.members):
             try:
-                live.define(schema)
-                self.matcher.add(live, _selecting(schema, live.query))
-                if overwritten and isinstance(live, EventsLive):
-                    raise SnapshotTooOld(f"table {schema.name!r} was overwritten: subscribe again", table=schema.name)
+                if isinstance(member, EventsLive):
+                    member.define(schema)
+                    if overwritten:
+                        raise SnapshotTooOld(
+                            f"table {schema.name!r} was overwritten: subscribe again", table=schema.name
+                        )
+                if member.query.scan.rollup is None:
+                    self.matcher.add(member, _selecting(schema, member.query))
             except KiviError as error:
-                self.failed(live, error)
+                self.failed(member, error)
+        return differ
 
-    def _advance(self, lease: Lease, commits: Sequence[Committed], again: bool) -> list[Live]:
+    def _define(self, shared: Shared) -> bool:
+        """Queries that were equal may differ now, and become equal to others. Whether any is another."""
+        before, taken = shared.query, False
+        for live in tuple(shared.lives):
+            try:
+                query = live.bind(self.schema)
+            except KiviError as error:
+                live.failure = error
+                self.remove(live)
+                continue
+            key = key_of(query)
+            target = self.shared.get(key)
+            if target is None and not taken:
+                target, taken = shared, True
+                shared.define(self.schema, query)
+            elif target is None:
+                target = Shared(shared.table, self.schema, query)
+                target.attempts = 0
+                target.opened.set()
+                self.members.add(target)
+                self.stale.append(target)
+            self.shared[key] = target
+            shared.lives.discard(live)
+            live.attach(target)
+        if not taken:
+            self._drop(shared)
+        return shared.query != before
+
+    def _advance(self, lease: Lease, commits: Sequence[Committed], again: bool) -> list[Member]:
         raise NotImplementedError
 
-    def join(self, live: Live, lease: Lease) -> None:
-        """Its window is of an earlier snapshot; what changed since is in ``missed``. Raises what reading raises."""
-        raise NotImplementedError
+    def all_members(self) -> set[Member]:
+        """Whatever any of its subscriptions asks for."""
+        return self.members | {live for live in self.lives if isinstance(live, EventsLive)} | {*self.shared.values()}
 
-    def fail_all(self, error: KiviError) -> list[Live]:
+    def fail_all(self, error: KiviError) -> list[Member]:
         """It cannot be brought up to date. Those that this ends."""
-        return [self.failed(live, error) for live in (*self.lives, *self.joining)]
+        return [self.failed(member, error) for member in self.all_members()]
 
-    def _selected(self, matcher: Matcher[Live], columns: Columns, touched: set[Live]) -> list[tuple[Live, list[int]]]:
-        """Which subscriptions select which rows. One whose predicate fails ends with its error, and is touched."""
+    def _selected(
+        self, matcher: Matcher[Member], columns: Columns, touched: set[Member]
+    ) -> list[tuple[Member, list[int]]]:
+        """Which queries select which rows. One whose predicate fails ends with its error, and is touched."""
         found = []
-        for live, at in list(matcher.selected(columns)):
+        for member, at in list(matcher.selected(columns)):
             if isinstance(at, OutOfRange):
-                touched.add(self.failed(live, at))
+                touched.add(self.failed(member, at))
             else:
-                found.append((live, at))
+                found.append((member, at))
         return found
 
-    def failed(self, live: Live, error: KiviError) -> Live:
-        live.failure = error
-        self.remove(live)
-        return live
+    def failed(self, member: Member, error: KiviError) -> Member:
+        member.failure = error
+        for live in member.lives:
+            live.failure = error
+            self.lives.discard(live)
+        self._drop(member)
+        return member
 
-    def _read_again(self, live: RowsLive, lease: Lease) -> None:
-        self._let_go(live)
-        try:
-            window = read_window(self.store, lease, self.schema, live.query)
-        except KiviError as error:
-            self.failed(live, error)
+    def _fresh_at(self, lease: Lease) -> list[Shared]:
+        """Those of which a window was read, at the lease's snapshot or an earlier one: it is to be taken over."""
+        found = [shared for shared in self.noting if shared.fresh is not None and shared.read_ts <= lease.ts]
+        self.noting.difference_update(found)
+        return found
+
+    def _enter_current(self, shared: Shared, window: Window) -> None:
+        shared.take_over(window)
+        self._hold(shared)
+        if shared not in self.members:
+            self.add(shared)
+
+    def _renew(self, shared: Shared, lease: Lease) -> None:
+        """Its window cannot be brought to this snapshot: it is read again, by others than the tick.
+
+        But where that has been overtaken too often, or somebody waits for the tick to subscribe, here.
+        """
+        self._let_go(shared)
+        if shared.attempts < ATTEMPTS:
+            shared.attempts += 1
+            self.stale.append(shared)
             return
-        live.window = window
-        self._hold(live)
+        try:
+            self._enter_current(shared, read_window(self.store, lease, self.schema, shared.query))
+        except KiviError as error:
+            self.failed(shared, error)
 
-    def _read_all(self, lease: Lease) -> list[Live]:
-        of_rows = [live for live in self.lives if isinstance(live, RowsLive)]
-        for live in of_rows:
-            self._read_again(live, lease)
-        return [*of_rows]
+    def _renew_all(self, lease: Lease) -> list[Member]:
+        current = [member for member in self.members if isinstance(member, Shared) and member.current]
+        for shared in current:
+            self._renew(shared, lease)
+        return [*current]
+
+    def _settled(self, joined: Iterable[Shared], lease: Lease) -> None:
+        """Those that were taken over in this tick are up to date, or begin again."""
+        for shared in joined:
+            if shared.failure is None and shared.current:
+                if shared.window.short:
+                    self._renew(shared, lease)
+                if shared.current:
+                    shared.attempts = 0
 
 
 class RowGroup(Group):
@@ -196,74 +312,114 @@ class RowGroup(Group):
         """Rows to be read again."""
         self._floor = floor_of(store, schema, store.watermark()) if schema.forgets_rows else None
 
-    def _is_rolled(self, live: Live) -> bool:
-        return live.query.scan.rollup is not None
+    def _is_rolled(self, member: Member) -> bool:
+        return member.query.scan.rollup is not None
 
-    def add(self, live: Live) -> None:
-        if self._is_rolled(live):  # its rows are not the table's: no matcher selects them, and nobody holds them
+    def add(self, member: Member) -> None:
+        if self._is_rolled(member):  # its rows are not the table's: no matcher selects them, and nobody holds them
             self._cover = None
-            self.lives.add(live)
+            self.members.add(member)
         else:
-            super().add(live)
+            super().add(member)
 
-    def _hold(self, live: RowsLive) -> None:
-        if not self._is_rolled(live):
-            super()._hold(live)
-
-    def _let_go(self, live: RowsLive) -> None:
-        if not self._is_rolled(live):
-            super()._let_go(live)
+    def _hold(self, shared: Shared) -> None:
+        if not self._is_rolled(shared):
+            super()._hold(shared)
 
     @property
     def can_note(self) -> bool:
         """Whether ``note`` is enough for a while."""
         return len(self._noted) < _NOTED_MAX
 
-    def note(self, commits: Iterable[Committed]) -> None:
+    def note(self, commits: Sequence[Committed]) -> None:
         """Commits that the next ``advance`` is not given."""
         self._noted |= self._changed(commits)
+        self._add_deltas(commits)
 
     def _covered(self) -> Cover:
-        """One that joins may not have its query yet: nothing is left out for as long."""
-        if self.joining:
-            return _EVERYTHING
         if self._cover is None:
-            self._cover = Cover(live.range for live in self.lives if isinstance(live, RowsLive))
+            self._cover = Cover(shared.range for shared in self.shared.values())
         return self._cover
 
     def _named_by_queries(self) -> frozenset[str]:
         if self._named is None:
-            self._named = frozenset(name for live in self.lives for name in live.query.read)
+            self._named = frozenset(name for member in self.members for name in member.query.read)
         return self._named
 
-    def _advance(self, lease: Lease, commits: Sequence[Committed], again: bool) -> list[Live]:
+    def _advance(self, lease: Lease, commits: Sequence[Committed], again: bool) -> list[Member]:
         changed, self._noted = self._noted, set()
+        touched: set[Member] = set()
         if again:
-            for live in self.joining:
-                live.missed.clear()
-                live.reread = True
-            return self._read_all(lease)
-        changed |= self._changed(commits) | self._forgotten(lease)
-        if not changed:
-            return []
-        for live in self.joining:
-            live.missed |= changed
+            changed = set()
+            touched.update(self._renew_all(lease))
+        else:
+            self._add_deltas(commits)  # before any window is read at this snapshot, which has them
+            changed |= self._changed(commits) | self._forgotten(lease)
+        for shared in self.noting:
+            if again:
+                shared.miss(all_=True)
+            else:
+                shared.missed |= changed
+        joined = self._fresh_at(lease)
+        for shared in joined:
+            if shared.reread or len(shared.missed) > _MISSED_MAX or shared.fresh is None:
+                self._renew(shared, lease)
+            else:
+                self._enter_current(shared, shared.fresh)
+                changed |= shared.missed
+                if shared.window.partials is not None:
+                    shared.window.partials.read_again(shared.missed)
+            shared.miss(all_=False)
         keys = sorted(changed)
-        rolled = [live for live in self.lives if isinstance(live, RowsLive) and self._is_rolled(live)]
-        touched = {live for live in rolled if self._roll_up(keys, lease, live)}
-        return list(touched | self._update(keys, lease)) if len(self.matcher) else [*touched]
+        touched |= {shared for shared in self._rolled() if self._roll_up(keys, lease, shared)}
+        touched |= self._update(keys, lease) if keys and len(self.matcher) else set()
+        self._settled(joined, lease)
+        self._bound()
+        return [*touched, *joined]
 
-    def _roll_up(self, keys: list[bytes], lease: Lease, live: RowsLive) -> bool:
+    def _rolled(self) -> list[Shared]:
+        """The rollups that are current."""
+        return [m for m in self.members if isinstance(m, Shared) and m.current and self._is_rolled(m)]
+
+    def _partials(self) -> list[Partials]:
+        return [partials for shared in self._rolled() if (partials := shared.window.partials) is not None]
+
+    def _add_deltas(self, commits: Sequence[Committed]) -> None:
+        """Tells partial results what commits added."""
+        kept = self._partials() if commits else []
+        if kept:
+            run, others = deltas_of(self.schema, commits)
+            for partials in kept:
+                if run is not None:
+                    partials.add(run)
+                partials.read_again(others)
+
+    def _roll_up(self, keys: list[bytes], lease: Lease, shared: Shared) -> bool:
         """Brings a rollup up to date, given the rows that changed. Whether it is touched."""
+        known = True
         try:
-            current = rolled_again(self.store, lease, self.schema, live, keys)
+            if shared.window.partials is not None:
+                known = rolled_on(self.store, lease, self.schema, shared)
+            elif keys:
+                known = rolled_again(self.store, lease, self.schema, shared, keys)
         except KiviError as error:
-            self.failed(live, error)
+            self.failed(shared, error)
             return True
-        if not current or live.window.short:
-            self._read_again(live, lease)
+        if not known or shared.window.short:
+            self._renew(shared, lease)
             return True
-        return live.window.changed
+        return shared.window.changed
+
+    def _bound(self) -> None:
+        """Lets go of partial results, the largest first, where they take too much together."""
+        kept = [shared.window for shared in self._rolled() if shared.window.partials is not None]
+        sizes = {window: window.partials.nbytes for window in kept if window.partials is not None}
+        total = sum(sizes.values())
+        for window in sorted(kept, key=sizes.__getitem__, reverse=True):
+            if total <= TABLE_BYTES or window.partials is None:
+                break
+            total -= sizes[window]
+            window.low_us, window.partials = window.partials.low_us, None
 
     def _forgotten(self, lease: Lease) -> set[bytes]:
         """The rows that somebody holds and that a retention floor has taken away."""
@@ -271,11 +427,11 @@ class RowGroup(Group):
         if floor is None or floor == self._floor:
             return set()
         self._floor = floor
-        for live in self.joining:  # what they hold is not known yet
-            live.reread = True
-        for live in self.lives:
-            if isinstance(live, RowsLive) and self._is_rolled(live):
-                self._read_again(live, lease)
+        for shared in self.noting:  # what they hold is not known yet
+            shared.reread = True
+        for shared in self._rolled():
+            if shared.window.partials is None:
+                self._renew(shared, lease)
         slot = KeySlot.of(self.schema)
         return {key for key in self._holders if slot.is_below(key, floor)}
 
@@ -292,93 +448,68 @@ class RowGroup(Group):
         changed |= rows if cover.everything else {key for key in rows if key in cover}
         return changed
 
-    def _update(self, keys: list[bytes], lease: Lease, only: RowsLive | None = None) -> set[Live]:
-        """Reads these rows and brings the windows up to date: all of them, or one that joins."""
-        touched: set[Live] = set()
+    def _update(self, keys: list[bytes], lease: Lease) -> set[Member]:
+        """Reads these rows and brings the windows up to date."""
+        touched: set[Member] = set()
         try:
-            named = self._named_by_queries() if only is None else only.query.read
-            for found in changed_rows(self.store, lease, self.schema, keys, named):
-                touched |= self._put(found, only)
+            for found in changed_rows(self.store, lease, self.schema, keys, self._named_by_queries()):
+                touched |= self._put(found)
         except OutOfRange:  # a derived column: those who ask for it learn it from their own reading
-            if only is None:
-                return touched | set(self._read_all(lease))
-            self._read_again(only, lease)
-            return {only}
-        for live in list(touched):
-            if isinstance(live, RowsLive) and live.window.short:
-                self._read_again(live, lease)
+            return touched | {*self._renew_all(lease)}
+        for shared in touched:
+            if isinstance(shared, Shared) and shared.current and shared.window.short:
+                self._renew(shared, lease)
         return touched
 
-    def _put(self, found: Changed, only: RowsLive | None) -> set[Live]:
-        matcher = self.matcher if only is None else self._alone(only)
-        touched: set[Live] = set()
+    def _put(self, found: Changed) -> set[Member]:
+        touched: set[Member] = set()
         keys, all_holders = found.keys, self._holders
         selected = [
-            (live, within)
-            for live, at in self._selected(matcher, found.columns, touched)
-            if (within := self._within(live, found, at))
+            (member, within)
+            for member, at in self._selected(self.matcher, found.columns, touched)
+            if isinstance(member, Shared) and member.current and (within := self._within(member, found, at))
         ]
         rows = found.rows(sorted({i for _, at in selected for i in at}))
-        selecting: dict[bytes, set[Live]] = {}
-        for live, at in selected:
-            assert isinstance(live, RowsLive)
-            touched.add(live)
-            window = live.window
+        selecting: dict[bytes, set[Shared]] = {}
+        for shared, at in selected:
+            touched.add(shared)
+            window = shared.window
             for i in at:
                 key = keys[i]
                 try:
-                    held = live.failure is None and window.put(key, rows[i])
+                    held = shared.failure is None and window.put(key, rows[i])
                 except KiviError as error:
-                    self.failed(live, error)
+                    self.failed(shared, error)
                     held = False
                 if held:
-                    all_holders.setdefault(key, set()).add(live)
-                    selecting.setdefault(key, set()).add(live)
+                    all_holders.setdefault(key, set()).add(shared)
+                    selecting.setdefault(key, set()).add(shared)
                 else:
-                    self._forget(key, live)
+                    self._forget(key, shared)
                 while window.dropped:
-                    self._forget(window.dropped.pop(), live)
+                    self._forget(window.dropped.pop(), shared)
         for key in found.asked:  # whoever holds a row that its query does not select any more lets it go
-            for live in all_holders.get(key, set()) - selecting.get(key, set()):
-                if only is None or live is only:
-                    live.window.remove(key)
-                    self._forget(key, live)
-                    touched.add(live)
+            for shared in all_holders.get(key, set()) - selecting.get(key, set()):
+                shared.window.remove(key)
+                self._forget(key, shared)
+                touched.add(shared)
         return touched
 
-    def _within(self, live: Live, found: Changed, at: list[int]) -> list[int]:
+    def _within(self, shared: Shared, found: Changed, at: list[int]) -> list[int]:
         """The rows, of these, that are in its key range, and may be shown."""
-        assert isinstance(live, RowsLive)
-        keys, window = found.keys, live.window
-        if (shards := live.query.scan.shards) is not None:
+        keys, window = found.keys, shared.window
+        if (shards := shared.query.scan.shards) is not None:
             at = [i for i in at if is_in(self.schema, keys[i], shards)]
-        if live.query.scan.start is not None or live.query.scan.end is not None:
-            low, high = live.range
+        if shared.query.scan.start is not None or shared.query.scan.end is not None:
+            low, high = shared.range
             at = [i for i in at if (low is None or keys[i] >= low) and (high is None or keys[i] < high)]
-        if window.last is not None and not live.query.order:
+        if window.last is not None and not shared.query.order:
             return at[: bisect_right(at, bisect_right(keys, window.last[-1]) - 1)]
-        keep = promising(found.columns, window, live.query, self._types)
+        keep = promising(found.columns, window, shared.query, self._types)
         if keep is None:
             return at
         rows: list[int] = np.flatnonzero(keep).tolist() if len(at) == len(keys) else [i for i in at if keep[i]]
         return rows
-
-    def join(self, live: Live, lease: Lease) -> None:
-        assert isinstance(live, RowsLive)
-        missed, live.missed = live.missed, set()
-        self._hold(live)
-        try:
-            if live.reread:
-                self._read_again(live, lease)
-            elif missed and self._is_rolled(live):
-                self._roll_up(sorted(missed), lease, live)
-            elif missed:
-                self._update(sorted(missed), lease, live)
-            if live.failure is None:
-                self.add(live)
-        finally:
-            if live not in self.lives:
-                self._let_go(live)
 
 
 class EventGroup(Group):
@@ -388,87 +519,81 @@ class EventGroup(Group):
         super().__init__(store, schema)
         self._floor = floor_of(store, schema, store.watermark())
 
-    def _advance(self, lease: Lease, commits: Sequence[Committed], again: bool) -> list[Live]:
+    def _advance(self, lease: Lease, commits: Sequence[Committed], again: bool) -> list[Member]:
         table = self.schema.id
         found = sorted((events for c in commits for of, events in c.events if of == table), key=attrgetter("last"))
-        for live in self.joining:
-            live.missed_events += found
-            live.reread = live.reread or again or len(live.missed_events) > _MISSED_COMMITS
-            if live.reread:
-                live.missed_events.clear()
-        touched: list[Live] = []
+        touched: list[Member] = []
         floor = floor_of(self.store, self.schema, lease.ts)
         retracted = any(of == table for c in commits for of, _ in c.retracted)
-        if retracted:  # those who have been told such an event learn it where they read on
-            for live in self.lives:
-                if isinstance(live, EventsLive):
-                    live.let_go()
         windows_done = again or retracted or floor != self._floor
-        if windows_done:
-            self._floor = floor
-            for live in self.joining:
-                live.reread = True
-            touched += self._read_all(lease)
-        if again:
-            of_events = [live for live in self.lives if isinstance(live, EventsLive)]
+        of_events = [member for member in self.members if isinstance(member, EventsLive)]
+        if again or retracted:  # those who have been told such an event learn it where they read on
             for live in of_events:
                 live.let_go()
-            return [*touched, *of_events]
-        for stamps, batch in _put_together(self.schema, found):
-            touched += self._update(stamps, batch, windows_done)
-        for live in touched:
-            if isinstance(live, RowsLive) and live.failure is None and live.window.short:
-                self._read_again(live, lease)
-        return touched
+        if windows_done:
+            self._floor = floor
+            touched += self._renew_all(lease)
+        for shared in self.noting:
+            shared.missed_events += found
+            if windows_done or shared.reread or len(shared.missed_events) > _MISSED_COMMITS:
+                shared.miss(all_=True)
+        joined = self._fresh_at(lease)
+        if again:
+            touched += of_events
+        else:
+            for stamps, batch in _put_together(self.schema, found):
+                touched += self._update(stamps, batch)
+        for shared in joined:
+            self._take_over(shared, lease)
+        for member in touched:
+            if isinstance(member, Shared) and member.current and member.window.short:
+                self._renew(member, lease)
+        self._settled(joined, lease)
+        return [*touched, *joined]
 
-    def _update(
-        self, stamps: list[int], batch: pa.RecordBatch, windows_done: bool, matcher: Matcher[Live] | None = None
-    ) -> set[Live]:
-        by_live: dict[Live, list[int]] = {}
-        touched: set[Live] = set()
-        for live, at in self._selected(matcher or self.matcher, BatchColumns(batch), touched):
-            by_live.setdefault(live, []).extend(at)
-        wanted = sorted({i for at in by_live.values() for i in at})
+    def _take_over(self, shared: Shared, lease: Lease) -> None:
+        """Its window of before, and the events since then."""
+        missed, reread = shared.missed_events, shared.reread
+        shared.miss(all_=False)
+        if reread or shared.fresh is None:
+            self._renew(shared, lease)
+            return
+        self._enter_current(shared, shared.fresh)
+        alone = self._alone(shared)
+        later = [part for item in missed if (part := item.after(shared.read_ts)) is not None]
+        for stamps, batch in _put_together(self.schema, later):
+            self._update(stamps, batch, alone)
+
+    def _update(self, stamps: list[int], batch: pa.RecordBatch, matcher: Matcher[Member] | None = None) -> set[Member]:
+        by_member: dict[Member, list[int]] = {}
+        touched: set[Member] = set()
+        for member, at in self._selected(matcher or self.matcher, BatchColumns(batch), touched):
+            if isinstance(member, EventsLive) or member.current:
+                by_member.setdefault(member, []).extend(at)
+        wanted = sorted({i for at in by_member.values() for i in at})
         if not wanted:
             return touched
         rows = dict(zip(wanted, stored_rows(plain(batch.take(pa.array(wanted)))), strict=True))
-        for live, at in by_live.items():
-            if isinstance(live, EventsLive):
-                _keep(live, at, stamps, rows)
-            elif not windows_done:
-                self._show(live, at, stamps, rows)
-        return touched | set(by_live)
+        for member, at in by_member.items():
+            if isinstance(member, EventsLive):
+                _keep(member, at, stamps, rows)
+            else:
+                self._show(member, at, stamps, rows)
+        return touched | set(by_member)
 
-    def _show(self, live: Live, at: list[int], stamps: list[int], rows: dict[int, Row]) -> None:
-        assert isinstance(live, RowsLive)
+    def _show(self, shared: Shared, at: list[int], stamps: list[int], rows: dict[int, Row]) -> None:
         last = place = 0
         try:
             for i in at:
                 place = place + 1 if stamps[i] == last else 0
                 last = stamps[i]
-                live.window.put(event_key(last, place), rows[i])
-            live.window.dropped.clear()
+                shared.window.put(event_key(last, place), rows[i])
+            shared.window.dropped.clear()
         except KiviError as error:
-            self.failed(live, error)
+            self.failed(shared, error)
 
-    def _hold(self, live: RowsLive) -> None:
+    def _hold(self, shared: Shared) -> None:
         """Events do not change: nobody looks for who holds one."""
-
-    def _let_go(self, live: RowsLive) -> None:
-        pass
-
-    def join(self, live: Live, lease: Lease) -> None:
-        if isinstance(live, RowsLive):
-            if live.reread:
-                live.window = read_window(self.store, lease, self.schema, live.query)
-            else:
-                alone = self._alone(live)
-                later = [part for item in live.missed_events if (part := item.after(live.read_ts)) is not None]
-                for stamps, batch in _put_together(self.schema, later):
-                    self._update(stamps, batch, False, alone)
-        live.missed_events.clear()
-        if live.failure is None:
-            self.add(live)
 
 
 def _keep(live: EventsLive, at: list[int], stamps: list[int], rows: dict[int, Row]) -> None:

@@ -3,7 +3,8 @@
 A tick takes a snapshot at the watermark and the feed's commits up to it, and brings every group there. Then those
 subscribers are told something that are ready, have waited their interval, and have something to be told or have not
 heard for a while. All intervals count from one origin: subscriptions of equal intervals, or of one and a multiple of
-it, are told at the same snapshots, and a page can put their states together.
+it, are told at the same snapshots, and a page can put their states together. So do heartbeats that are due once in each
+interval: those of which nothing has changed are told so at the snapshots of the others.
 
 A tick that took long is followed by a pause that is longer (``_SHARE``), so that keeping queries up never takes more
 than a part of one core from those who commit; meanwhile changes come together. Where subscribers take an update a
@@ -19,11 +20,12 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -43,12 +45,14 @@ from kivi.errors import (
 )
 from kivi.live.connections import Connections
 from kivi.live.durable import DurableSubscriptions
-from kivi.live.groups import Group, RowGroup, group_of, made_again
+from kivi.live.groups import Group, Member, RowGroup, group_of, made_again
 from kivi.live.lives import Bind, EventsLive, Live, RowsLive, Then
 from kivi.live.matches import MatchesLive
 from kivi.live.parts import Parts, roundest
 from kivi.live.reading import read_window
+from kivi.live.renewals import Renewals
 from kivi.live.schedule import Schedule
+from kivi.live.shared import NOTHING, Shared
 from kivi.live.tails import Tails
 from kivi.model.changes import COMMIT_TS
 from kivi.model.schema import TableSchema
@@ -73,7 +77,6 @@ _FIRST_BEAT: Final = 0.1
 _BEAT: Final = 0.9
 """The least part of its heartbeat that a subscription waits for the first, and for each after that."""
 _START_S: Final = 10.0
-_MISSED_MAX: Final = 50_000
 _log = logging.getLogger("kivi.live")
 
 
@@ -92,6 +95,8 @@ class Hub:
         self._readers: ThreadPoolExecutor | None = None
         self._stopping = False
         self._resting = False
+        self._looked_at = 0.0
+        """When it last had told everything that there was to tell."""
         self._hurried = threading.Event()
         """Somebody asked who has been told nothing yet."""
         self._lost = self._noted = 0
@@ -105,6 +110,7 @@ class Hub:
         self.durable = DurableSubscriptions(store)
         self._connections = Connections(self.durable)
         self._parts = Parts(self._schedule)
+        self._renewals = Renewals(store, self._lock, self._renewed)
         self._held = store.shards.held
         self.ticks = self.told = 0
         self.tick_s = 0.0
@@ -145,27 +151,41 @@ class Hub:
         since = terms.since
         if since is not None and since > self._store.watermark():  # of another store, or of this one before a restore
             since = None
-        with self._entered(live) as group:
-            with self._store.snapshots.opened() as lease:
-                schema = self._store.table(table, lease)
-                live.define(schema)
-                self._store.shards.check(schema, asked_shards(schema, live.query.scan))
-                live.window = read_window(self._store, lease, schema, live.query)
-                live.read_ts = lease.ts
+        with self._entered(live) as (group, is_first):
+            if is_first:
+                self._open(group, live.shared)
+            else:
+                live.shared.opened.wait()
             if since is not None:
                 self._remember(live, since)
             self._join(group, live)
         return live
 
+    def _open(self, group: Group, shared: Shared) -> None:
+        """Reads a window for the first time, for whoever else asks for the same meanwhile, too."""
+        try:
+            self._renewals.read(shared)
+        except BaseException as error:
+            ended = error if isinstance(error, KiviError) else Unavailable("reading the result failed: subscribe again")
+            with self._lock:
+                group.failed(shared, ended)
+            raise
+        finally:
+            shared.opened.set()
+
     def _remember(self, live: RowsLive, since: int) -> None:
         """Restores the state that the subscriber was told at ``since``; none if it cannot be read any more."""
+        with self._lock:
+            shared = live.shared
+            if shared.current and shared.from_ts <= since <= self.ts:
+                live.told = shared.shown()
+                return
         with self._store.snapshots.opened(as_of_ts=since) as lease:
             try:
                 schema = self._store.table(live.table, lease)
                 live.told = read_window(self._store, lease, schema, live.bind(schema)).state()
-                live.reset = False
             except (NotFound, OutOfRange, SchemaError, SnapshotTooOld):  # the table, or a column, was made after that
-                live.told = []
+                live.told = NOTHING
 
     def _events(self, table: str, asked: Bind, terms: Terms) -> EventsLive:
         schema, bind = self._store.table(table), self._resolved(asked)
@@ -183,7 +203,7 @@ class Hub:
             if query.scan.match is None
             else MatchesLive(self._store, table, bind, terms, schema)
         )
-        with self._entered(live) as group:
+        with self._entered(live) as (group, _):
             self._join(group, live)
             if terms.durable is not None:
                 with self._lock:
@@ -226,10 +246,15 @@ class Hub:
     # -- coming and going -------------------------------------------------------------------------------------
 
     @contextmanager
-    def _entered(self, live: Live) -> Iterator[Group]:
-        """Its group, which notes for it what changes from now on. It is forgotten if it cannot join that."""
+    def _entered(self, live: Live) -> Iterator[tuple[Group, bool]]:
+        """Its group, and whether it is the first there to ask for its state: from now on it is noted what changes.
+
+        It is forgotten if it cannot join that.
+        """
         self._store.check_open()
-        self._store.table(live.table)
+        known = self._store.table(live.table)
+        query = live.bind(known) if isinstance(live, RowsLive) else live.query
+        is_first = False
         try:
             with self._starting:
                 if self._stopping:
@@ -247,13 +272,15 @@ class Hub:
                 schema = self._store.table(live.table)
                 group = self._groups.get(live.table)
                 if group is not None and group.schema.origin != schema.origin:  # no tick has noticed yet
-                    for ended in group.fail_all(made_again(schema)):
-                        self._schedule.put(ended, ended.due)
+                    self._to_be_told(group.fail_all(made_again(schema)))
                     group = None
                 if group is None:
                     group = self._groups[live.table] = group_of(self._store, schema)
-                group.joining.add(live)
-            yield group
+                if isinstance(live, RowsLive):
+                    is_first = group.enter(live, schema, query if schema == known else live.bind(schema))
+                else:
+                    group.lives.add(live)
+            yield group, is_first
         except BaseException:
             with self._lock:
                 self._forget(live)
@@ -265,14 +292,12 @@ class Hub:
                 self._tick(lease)
                 if live.failure is not None:
                     raise live.failure
-                if len(live.missed) > _MISSED_MAX:
-                    live.missed, live.reread = set(), True
-                group.join(live, lease)
-                group.joining.discard(live)
-                if live.failure is not None:
-                    raise live.failure
-                if isinstance(live, RowsLive) and live.is_part:
-                    self._parts.add(live, self.ts)
+                if isinstance(live, EventsLive):
+                    if live.schema != group.schema:  # altered since it was bound: no tick has told it
+                        live.define(group.schema)
+                    group.add(live)
+                elif isinstance(live, RowsLive) and live.is_part:
+                    self._parts.add(live)
             if isinstance(live, EventsLive):
                 live.kept_from = self.ts
 
@@ -286,6 +311,7 @@ class Hub:
         with self._lock:
             self.ts = self._store.watermark()
             feed.take(self.ts)
+        self._looked_at = time.monotonic()
         self._readers = self._readers or ThreadPoolExecutor(2, "kivi-live-read")
         self._thread = threading.Thread(target=self._run, name="kivi-live", daemon=True)
         self._thread.start()
@@ -304,6 +330,16 @@ class Hub:
         """How many subscriptions there are."""
         return len(self._lives)
 
+    @property
+    def windows(self) -> int:
+        """How many states those have that are of rows: equal queries have one."""
+        return sum(len(group.shared) for group in tuple(self._groups.values()))
+
+    @property
+    def renewals(self) -> int:
+        """How many windows were read again."""
+        return self._renewals.count
+
     def stop(self) -> None:
         """Ends all subscriptions, with Unavailable, and the thread."""
         with self._starting:
@@ -312,12 +348,13 @@ class Hub:
         self._store.moved.nudge()
         if self._thread is not None:
             self._thread.join()
+        self._renewals.stop()
         if self._readers is not None:
             self._readers.shutdown()
 
     def _forget(self, live: Live) -> None:
         group = self._groups.get(live.table)
-        if group is not None and (live in group.lives or live in group.joining):
+        if group is not None and live in group.lives:
             group.remove(live)
         live.closed = True
         live.then = None
@@ -327,7 +364,7 @@ class Hub:
             self._connections.left(live)
             if not live.busy:
                 live.release(self._store.snapshots.release)
-        if group is not None and not group.lives and not group.joining:
+        if group is not None and not group.lives:
             self._groups.pop(live.table, None)
 
     # -- the thread ---------------------------------------------------------------------------------------------
@@ -345,7 +382,9 @@ class Hub:
                 with self._lock:
                     self._take_calls()
                     self._tick()
-                    self._tell(time.monotonic())
+                    now = time.monotonic()
+                    self._tell(now)
+                    self._looked_at = now
                 if self._idle():
                     return
                 self.tick_s += time.monotonic() - began
@@ -358,7 +397,9 @@ class Hub:
                 failure = Unavailable("live subscriptions stopped by a fault of this program: subscribe again")
                 break
             self._resting = True
-            self._store.moved.wait_until(self._has_work, self._until_next())
+            if not self._has_work():
+                self._store.moved.wait_until(self._has_work, self._until_next())
+                self._looked_at = time.monotonic()
             self._resting = False
         with self._starting, self._lock:
             self._end_all(failure or Unavailable("the store is closing: subscribe again"))
@@ -398,7 +439,7 @@ class Hub:
 
     def _has_work(self) -> bool:
         moved = bool(self._groups) and self._store.watermark() > self.ts
-        return moved or bool(self._asked or self._closed or self._sought) or self._stopping
+        return moved or bool(self._asked or self._closed or self._sought or self._renewals.read_some) or self._stopping
 
     def _until_next(self) -> float:
         at = self._schedule.next_at
@@ -440,18 +481,23 @@ class Hub:
             if live.closed:
                 continue
             live.then = then
-            live.beat = now + self._patience_of(live)
+            live.beat = self._beat_of(live, now)
             self._parts.answer(live, self.ts, now)
             at = min(max(now, live.due), live.beat) if live.dirty else live.beat
             self._schedule.put(live, min(at, self._end_at(live, now)))
 
-    def _patience_of(self, live: Live) -> float:
-        """Seconds to its next heartbeat: never all at the same time, for a message costs as much as a small commit."""
+    def _beat_of(self, live: Live, now: float) -> float:
+        """When its next heartbeat is due: never all at the same time, for a message costs as much as a small commit.
+        But one for each interval is due where the interval ends in which it was last told something, or when it may be
+        told a change, if that is at most half an interval later than one after it was told something."""
         live.asked += 1
+        if live.heartbeat_s == live.interval_s > 0.0:
+            ended = math.floor(live.said_at / live.interval_s + 1) * live.interval_s
+            return live.due if ended < live.due <= live.said_at + 1.5 * live.interval_s else ended
         if live.asked <= 2:  # the first answer is mostly what there is, and comes at once
-            return live.heartbeat_s * random.uniform(_FIRST_BEAT, 1.0)
+            return now + live.heartbeat_s * random.uniform(_FIRST_BEAT, 1.0)
         spread = live.heartbeat_s * random.uniform(_BEAT, 1.0)
-        return max(spread, live.interval_s) if live.interval_s <= live.heartbeat_s else spread
+        return now + (max(spread, live.interval_s) if live.interval_s <= live.heartbeat_s else spread)
 
     def _begin_tick(self) -> Lease:
         """On the watermark; where there are parts, on a commit that other nodes stop at, too."""
@@ -467,14 +513,15 @@ class Hub:
 
     def _tick(self, at: Lease | None = None) -> None:
         """Every window to the newest snapshot, or that of a lease. Called with the lock."""
-        if (self._store.watermark() if at is None else at.ts) <= self.ts and not self._lost:
+        newest = self._store.watermark() if at is None else at.ts
+        if newest <= self.ts and not (self._lost or self._renewals.read_some):
             return
         lease, before = at or self._begin_tick(), self.ts
         try:
             commits, lost = self._store.pending.feed.take(lease.ts)
             self._lost = max(self._lost, lost)
             again = self._lost > self.ts
-            touched: list[Live] = []
+            touched: list[Member] = []
             commits.sort(key=lambda commit: commit.cts)
             if (held := self._store.shards.held) != self._held:
                 touched += self._given_up()
@@ -487,25 +534,39 @@ class Hub:
             self.ts = lease.ts
             if self._lost <= self.ts:
                 self._lost = 0
+            self._renewals.ticked(self._groups.values())
         finally:
             if at is None:
                 self._store.snapshots.release(lease)
         self.ticks += 1
+        for member in touched:
+            if isinstance(member, Shared) and member.current:
+                member.from_ts = self.ts
         if self._parts:
-            is_last = self._store.watermark() == self.ts
-            touched += self._parts.ticked(touched, before, self.ts, is_last=is_last)
-        for live in touched:
-            if live.then is not None and live.dirty:
-                self._schedule.put(live, live.due)
+            self._parts.ticked(before, self.ts, is_last=self._store.watermark() == self.ts)
+        self._to_be_told(touched)
 
-    def _given_up(self) -> Iterator[Live]:
+    def _to_be_told(self, members: Iterable[Member]) -> None:
+        """Whoever is ready for it, when its interval is over."""
+        for member in members:
+            for live in member.lives:
+                if live.then is not None and live.dirty:
+                    self._schedule.put(live, live.due)
+
+    def _given_up(self) -> Iterator[Member]:
         """Ends what needs shards that this node has given up: it goes on at a node that holds them."""
         for group in self._groups.values():
-            for live in (*group.lives, *group.joining):
+            for member in group.all_members():
                 try:
-                    self._store.shards.check(group.schema, asked_shards(group.schema, live.query.scan))
+                    self._store.shards.check(group.schema, asked_shards(group.schema, member.query.scan))
                 except Unavailable as error:
-                    yield group.failed(live, error)
+                    yield group.failed(member, error)
+
+    def _renewed(self, failed: Iterable[Member]) -> None:
+        """A window was read again, or cannot be, which ends these."""
+        with self._lock:
+            self._to_be_told(failed)
+        self._wake()
 
     # -- telling --------------------------------------------------------------------------------------------------
 
@@ -520,11 +581,14 @@ class Hub:
                 if live.busy:
                     continue
                 self._find_end(live)
-            if live.dirty and now < live.due:  # it is not told yet, and has the state of before
-                if now >= live.beat:
-                    self._answer(live, Update(live.ts, skip=live.skip), now)
+            if live.waits or (live.dirty and now < live.due):  # it is not told yet, and has the state of before
+                if now < live.beat:
+                    self._schedule.put(live, live.beat if live.waits else min(live.due, live.beat))
+                elif isinstance(live, RowsLive) and live.told is NOTHING:  # it has none
+                    live.beat = now + live.heartbeat_s
+                    self._schedule.put(live, live.beat)
                 else:
-                    self._schedule.put(live, min(live.due, live.beat))
+                    self._answer(live, Update(live.ts, skip=live.skip), now)
             elif isinstance(live, EventsLive) and live.behind:
                 live.busy = True
                 assert self._readers is not None
@@ -542,15 +606,15 @@ class Hub:
                 said = replace(said, changes=self._connections.unseen(live, said.changes))
             if live.unseen and said.changes:
                 live.given = max(change.row[COMMIT_TS] for change in said.changes if change.row is not None)
-            said = live.shown(said)
             live.handed = said.ts
         then, live.then = live.then, None
         behind = isinstance(live, EventsLive) and not isinstance(live, MatchesLive) and live.behind
         more = isinstance(live, EventsLive) and (behind or bool(live.kept))  # it has waited for long enough
         if isinstance(said, Update) and said.changes and not more:
-            live.told_at(now)
+            live.told_at(now, self._looked_at)
             self._parts.told(live, now)
         self.told += 1
+        live.said_at = now
         if then is not None:
             _call(then, said)
 
@@ -558,11 +622,11 @@ class Hub:
         """When to look at it again if nothing comes: for its heartbeat, or for its end."""
         if live.until_us is None:
             return live.beat
-        return min(live.beat, now + max(0.0, live.until_us / 1e6 - self._store.clock()))
+        return min(live.beat, now + max(0.0, (live.until_us - self._store.committer.now_us()) / 1e6))
 
     def _find_end(self, live: EventsLive) -> None:
         """Whether the moment is over after which it is told nothing more, and which commits are before that."""
-        if live.until_us is None or live.end_ts is not None or self._store.clock() * 1e6 < live.until_us:
+        if live.until_us is None or live.end_ts is not None or self._store.committer.now_us() < live.until_us:
             return
         try:
             lease = self._store.snapshots.begin(as_of_us=live.until_us, timeout_s=0.0)
@@ -622,9 +686,9 @@ def _patient_s(lives: Collection[Live], now: float, spare: float) -> float:
     where somebody might be told something at any moment: half an interval at most. ``spare``: how long to wait
     for the sake of what a tick costs.
     """
-    patience = min((live.patience_s for live in lives), default=0.0)
-    if not patience:
+    if any(not live.patience_s for live in lives):  # of many not all are looked at, in each tick
         return 0.0
+    patience = min((live.patience_s for live in lives), default=0.0)
     dues = (live.due for live in lives if live.then is not None or live.due > now)
     soon = [due - now for due in dues if due <= now + patience]
     if not soon or min(soon) <= 0.0:

@@ -1,12 +1,16 @@
 """Durable subscriptions by what they ask for: which of them, and how many, select an event.
 
-Three system tables, written in the commits that make, replace and forget subscriptions, so that at every snapshot they
-say exactly what the rows of ``SUBSCRIPTIONS`` say. Cells are those of ``kivi.live.cells``::
+Four system tables, written in the commits that make, replace and forget subscriptions, so that at every snapshot they
+say exactly what the rows of ``SUBSCRIPTIONS`` say. Cells are those of ``kivi.live.cells``; queries go by hashes::
 
-    CELLS    (table, cell)                  how many subscriptions are selected by the cell alone; how many predicates
-                                            have to be asked besides. (table, "#" dimension): how many cells it has
-    ASKS     (table, cell, ask)             such a predicate, and how many subscriptions have it; ``ask`` is its hash
-    MEMBERS  (table, "=" cell or "?" ask)   whose they are
+    QUERIES  (table, query)                 what is asked for, each once, and its cells
+    CELLS    (table, cell)                  how many subscriptions are selected by the cell alone; how many have to be
+                                            asked besides. (table, "#" dimension): the same of all of its cells
+    ASKS     (table, cell, query)           a query that has the cell, and how many subscriptions have the query
+    MEMBERS  (table, query, user, name)     whose they are
+
+All but ``QUERIES`` are columns of numbers: thousands of subscriptions are written as columns (``Txn.write_deltas``), in
+which a query is looked at once, however many have it.
 
 An event of a table finds the cells of its values in each dimension that some subscription of the table uses, and adds
 up what is there. So it costs the cells that it has, and the predicates that are more than their cells; how many
@@ -19,15 +23,17 @@ follow the commits (``kivi.store.known_rows``).
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from kivi.arrow.columns import arrow_schema, flat, stored_array, stored_lists, stored_rows
+from kivi.arrow.columns import arrow_schema, flat, stored_array, stored_rows
+from kivi.delta.ops import Barrier
 from kivi.encoding.keys import encode_key_columns
 from kivi.errors import KiviError
 from kivi.live.cells import EVERYTHING, Dimension, cell_of, cells_of, dimension_of, number
@@ -38,95 +44,127 @@ from kivi.model.expressions.quads import quad_of
 from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
 from kivi.mvcc.leases import Lease
-from kivi.store.catalog import ASKS, CELLS, MEMBERS
+from kivi.store.catalog import ASKS, CELLS, MEMBERS, QUERIES
 from kivi.store.facade import Store
 from kivi.store.known_rows import KnownRows
 from kivi.store.transaction import Txn
 
-__all__ = ["Changes", "Index", "Place", "place_of", "put_rows"]
+__all__ = ["Asked", "Changes", "Index", "asked"]
 
 _CELL_BYTES: Final = 256
 """Memory of a known row of ``CELLS`` with its key, about."""
 _EVENTS: Final = 16_384
 _FEW: Final = 16
 """Rows that a predicate is asked about one by one: in columns it takes as long as for so many."""
+_NO_CELLS: Final = ("",)
+"""Of a query that no event is selected by, which is counted like any other to know when it may go."""
 _ASKS_KNOWN: Final = 4_096
 _KEY_OF_CELL: Final = [column.type for column in CELLS.key]
 
 
-class Place(NamedTuple):
-    """Where a subscription stands. ``ask`` is empty where its cells say all."""
+class Asked(NamedTuple):
+    """A query that subscriptions have. ``exact``: its cells say all."""
 
-    ask: str
+    high: int
+    low: int
+    text: str
+    exact: bool
     cells: tuple[str, ...]
 
-    def text(self) -> str:
-        return json.dumps([self.ask, *self.cells], separators=(",", ":"))
+    @property
+    def places(self) -> str:
+        return _as_text([self.exact, *self.cells])
 
     @staticmethod
-    def parse(text: str) -> Place:
-        ask, *cells = json.loads(text)
-        return Place(ask, tuple(cells))
+    def of(text: str, exact: bool, cells: tuple[str, ...]) -> Asked:
+        """The same text may mean other cells some day, with another hierarchy: then it is another query."""
+        whole = "\n".join((text, str(exact), *cells))
+        digest = hashlib.blake2b(whole.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        return Asked(_int(digest[:8]), _int(digest[8:]), text, exact, cells)
 
-    @property
-    def targets(self) -> list[str]:
-        """Under which its user is found."""
-        return ["?" + self.ask] if self.ask else ["=" + cell for cell in self.cells]
+    @staticmethod
+    def read(high: int, low: int, text: str, places: str) -> Asked:
+        exact, *cells = json.loads(places)
+        return Asked(high, low, text, exact, tuple(cells))
 
 
-def place_of(store: Store, schema: TableSchema, where: Expr | None, query: str) -> Place:
+def asked(store: Store, schema: TableSchema, where: Expr | None, text: str) -> Asked:
     """Of the predicate of a query, which is not resolved. Raises SchemaError for a hierarchy that is not there."""
     found = cells_of(store.hierarchies.named_now(schema, where), {c.name: c.type for c in schema.columns})
-    ask = "" if found.exact else hashlib.blake2b(query.encode(), digest_size=16).hexdigest()
-    return Place(ask, found.cells)
+    return Asked.of(text, found.exact, found.cells)
 
 
 class Changes:
-    """What a transaction does to the index: subscriptions that come and go, added up."""
+    """What a transaction does to the index: subscriptions that come and go. None comes whose like goes in it."""
 
     def __init__(self) -> None:
-        self._cells: dict[tuple[int, str], list[int]] = {}
-        self._asks: dict[tuple[int, str, str], tuple[str, int]] = {}
-        self._members: dict[tuple[int, str, str, str], int | None] = {}
+        self._counts: dict[tuple[int, str], dict[Asked, int]] = {}
+        self._come: list[tuple[pa.Array, ...]] = []
+        self._gone: list[tuple[int, int, int, str, str]] = []
 
-    def add(self, table: int, place: Place, user: str, name: str, query: str, since: int) -> None:
-        self._count(table, place, query, 1)
-        self._members |= {(table, target, user, name): since for target in place.targets}
+    def add(self, schema: TableSchema, queries: Sequence[Asked], at: Array, users: Any, names: Any, since: int) -> None:
+        """Many, of which each has one of these queries; users and names are Arrow arrays."""
+        counts = self._counts.setdefault((schema.origin, schema.name), {})
+        for i, count in enumerate(np.bincount(at, minlength=len(queries)).tolist()):
+            if count:
+                counts[queries[i]] = counts.get(queries[i], 0) + count
+        of_query = (np.array([getattr(each, half) for each in queries], np.int64)[at] for half in ("high", "low"))
+        tables, stamps = (np.full(len(at), value, np.int64) for value in (schema.origin, since))
+        self._come.append((pa.array(tables), *map(pa.array, of_query), users, names, pa.array(stamps)))
 
-    def remove(self, table: int, place: Place, user: str, name: str) -> None:
-        self._count(table, place, "", -1)
-        self._members |= {(table, target, user, name): None for target in place.targets}
-
-    def _count(self, table: int, place: Place, query: str, by: int) -> None:
-        for cell in place.cells:
-            for counted in (cell, "#" + dimension_of(cell)):
-                self._cells.setdefault((table, counted), [0, 0])[bool(place.ask)] += by
-            if place.ask:
-                before, count = self._asks.get((table, cell, place.ask), ("", 0))
-                self._asks[table, cell, place.ask] = query or before, count + by
+    def remove(self, table: int, query: Asked, user: str, name: str) -> None:
+        counts = self._counts.setdefault((table, ""), {})
+        counts[query] = counts.get(query, 0) - 1
+        self._gone.append((table, query.high, query.low, user, name))
 
     def write(self, txn: Txn) -> None:
-        for cell, (exact, asks) in self._cells.items():
-            if exact or asks:
-                txn.delta(CELLS, cell, {"exact": exact, "asks": asks})
-        known = txn.get(ASKS, list(self._asks), ["query"]) if self._asks else []
-        for (ask, (query, count)), row in zip(self._asks.items(), known, strict=True):
-            if row is None:
-                txn.put(ASKS, ask, {"query": query})
-            txn.delta(ASKS, ask, {"members": count})
-        for member, since in self._members.items():
-            if since is None:
-                txn.delete(MEMBERS, member)
-        come = [(*member, since) for member, since in self._members.items() if since is not None]
-        put_rows(txn, MEMBERS, come)
+        cells, asks = dict[tuple[int, str], list[int]](), dict[tuple[int, str, int, int], list[int]]()
+        for (table, _), counts in self._counts.items():
+            for query, count in counts.items():
+                for cell in query.cells:
+                    for counted in (cell, "#" + dimension_of(cell)):
+                        cells.setdefault((table, counted), [0, 0])[not query.exact] += count
+                for cell in query.cells or _NO_CELLS:
+                    asks.setdefault((table, cell, query.high, query.low), [0, int(query.exact)])[0] += count
+        self._name_queries(txn)
+        _write(txn, CELLS, cells)
+        _write(txn, ASKS, asks)
+        for *keys, since in self._come:
+            txn.write_deltas(MEMBERS, keys, {"since": since}, barrier=Barrier.RESTART)
+        _write(txn, MEMBERS, {key: [0] for key in self._gone}, barrier=Barrier.DELETE)
+
+    def _name_queries(self, txn: Txn) -> None:
+        for (table, name), counts in self._counts.items():
+            come = [query for query, count in counts.items() if count > 0]
+            if not come or not name:
+                continue
+            keys = [(table, query.high, query.low) for query in come]
+            columns = [pa.array(column, pa.int64()) for column in zip(*keys, strict=True)]
+            maybe = txn.maybe_there(QUERIES, columns).tolist()
+            rows = txn.get(QUERIES, [keys[i] for i in maybe], ["high"])
+            there = {i for i, row in zip(maybe, rows, strict=True) if row is not None}
+            for i, query in enumerate(come):
+                if i not in there:
+                    values = {"name_of_table": name, "query": query.text, "places": query.places}
+                    txn.put(QUERIES, keys[i], values)
 
 
-def put_rows(txn: Txn, schema: TableSchema, rows: Sequence[tuple[Any, ...]]) -> None:
-    """Upserts whole rows, in columns."""
+_as_text: Final = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def _int(data: bytes) -> int:
+    return int.from_bytes(data, "little", signed=True)
+
+
+def _write(txn: Txn, schema: TableSchema, rows: Mapping[Any, Sequence[int]], barrier: Barrier = Barrier.PATCH) -> None:
     if rows:
-        arrow = arrow_schema(schema)
-        columns = [pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), arrow, strict=True)]
-        txn.write(schema, pa.RecordBatch.from_arrays(columns, schema=arrow))
+        keys = [
+            pa.array(column, field.type)
+            for column, field in zip(zip(*rows, strict=True), arrow_schema(schema), strict=False)
+        ]
+        values = np.array([*rows.values()], np.int64).T
+        named = dict(zip((column.name for column in schema.columns), values, strict=True))
+        txn.write_deltas(schema, keys, named, barrier=barrier)
 
 
 class _Found(NamedTuple):
@@ -151,6 +189,10 @@ class _Found(NamedTuple):
             yield cell, np.concatenate([order[starts[value] : starts[value + 1]] for value in values])
 
 
+_Query = tuple[int, int]
+"""Its name: ``high`` and ``low``."""
+
+
 class Index:
     """Thread safe."""
 
@@ -158,7 +200,7 @@ class Index:
         """``selecting``: the predicate of a stored query."""
         self._store = store
         self._selecting = selecting
-        self._known_asks: dict[tuple[int, int, str], Expr | None] = {}
+        self._known_asks: dict[tuple[int, int, _Query], Expr | None] = {}
         rows = max(1, store.settings.subscriptions_bytes // _CELL_BYTES)
         self.known = KnownRows(store.pending, store.reader, lambda: store.log.last, rows)
 
@@ -175,19 +217,20 @@ class Index:
     def subscribers(self, lease: Lease, schema: TableSchema, event: pa.RecordBatch, limit: int) -> list[dict[str, str]]:
         """Whose these are, of one event: user and name of each, ``limit`` at most."""
         _, exact, asked = self._selected(lease, schema, event)
+        queries = [query for cell in exact for query, _ in self._queries(lease, schema, cell, exact=True)]
         found: list[dict[str, str]] = []
-        for target in (*("=" + cell for cell in exact), *("?" + ask for ask, _, _ in asked)):
+        for query in (*queries, *(query for query, _, _ in asked)):
             if len(found) < limit:
-                wanted = Scan(prefix=(schema.origin, target), columns=("user", "name"), limit=limit - len(found))
+                wanted = Scan(prefix=(schema.origin, *query), columns=("user", "name"), limit=limit - len(found))
                 found += [row for batch in self._store.scan(lease, MEMBERS, wanted) for row in batch.to_pylist()]
         return found
 
     def _selected(
         self, lease: Lease, schema: TableSchema, batch: pa.RecordBatch
-    ) -> tuple[Array, list[str], list[tuple[str, int, Array]]]:
-        """How many subscriptions select each event by a cell alone, and these cells; and (ask, members, events)."""
+    ) -> tuple[Array, list[str], list[tuple[_Query, int, Array]]]:
+        """How many subscriptions select each event by a cell alone, and these cells; and (query, members, events)."""
         counts, exact = np.zeros(batch.num_rows, np.int64), list[str]()
-        candidates: dict[str, tuple[str, int, list[Array]]] = {}
+        candidates: dict[_Query, tuple[int, list[Array]]] = {}
         for dimension in self._dimensions(lease, schema):
             found = self._cells(lease, schema, batch, dimension)
             if not found.cells:
@@ -199,8 +242,8 @@ class Index:
             known = found.codes >= 0
             counts[known] += of_value[found.codes[known]]
             for at, rows in found.rows_of(np.flatnonzero(asks)):
-                for ask, query, members in self._asks(lease, schema, found.cells[at]):
-                    candidates.setdefault(ask, (query, members, []))[2].append(rows)
+                for query, members in self._queries(lease, schema, found.cells[at], exact=False):
+                    candidates.setdefault(query, (members, []))[1].append(rows)
         return counts, exact, list(self._asked(lease, schema, batch, candidates)) if candidates else []
 
     def _asked(
@@ -208,28 +251,37 @@ class Index:
         lease: Lease,
         schema: TableSchema,
         batch: pa.RecordBatch,
-        candidates: dict[str, tuple[str, int, list[Array]]],
-    ) -> Iterator[tuple[str, int, Array]]:
+        candidates: dict[_Query, tuple[int, list[Array]]],
+    ) -> Iterator[tuple[_Query, int, Array]]:
         """Predicates are asked about the events that have one of their cells."""
         columns, types, listed = BatchColumns(batch), types_of(schema), RowColumns(stored_rows(batch))
-        for ask, (query, members, parts) in candidates.items():
+        predicates = self._predicates(lease, schema, [*candidates])
+        for query, (members, parts) in candidates.items():
             rows = np.unique(np.concatenate(parts))
             try:
-                where = self._store.hierarchies.resolved_at(lease, schema, self._predicate(schema, ask, query))
+                where = self._store.hierarchies.resolved_at(lease, schema, predicates[query])
                 if where is not None:
                     rows = (listed if len(rows) < _FEW else columns).select(where, types, rows)
             except KiviError:  # out of range, which ends it for whoever is connected; its hierarchy is gone
                 continue
             if len(rows):
-                yield ask, members, rows
+                yield query, members, rows
 
-    def _predicate(self, schema: TableSchema, ask: str, query: str) -> Expr | None:
-        key = schema.id, schema.altered_ts, ask
-        if key not in self._known_asks:
-            if len(self._known_asks) >= _ASKS_KNOWN:
-                self._known_asks.clear()
-            self._known_asks[key] = self._selecting(schema, query)
-        return self._known_asks[key]
+    def _predicates(self, lease: Lease, schema: TableSchema, queries: Sequence[_Query]) -> dict[_Query, Expr | None]:
+        known, of = self._known_asks, (schema.id, schema.altered_ts)
+        found: dict[_Query, Expr | None] = {}
+        for query in queries:
+            with contextlib.suppress(KeyError):  # others may empty it meanwhile
+                found[query] = known[*of, query]
+        unknown = [query for query in queries if query not in found]
+        rows = self._store.reads.get(lease, QUERIES, [(schema.origin, *query) for query in unknown]) if unknown else ()
+        for query, row in zip(unknown, rows, strict=True):
+            assert row is not None
+            found[query] = self._selecting(schema, row["query"])
+            if len(known) >= _ASKS_KNOWN:
+                known.clear()
+            known[*of, query] = found[query]
+        return found
 
     # -- rows --------------------------------------------------------------------------------------------
 
@@ -238,13 +290,13 @@ class Index:
         rows = [row for batch in self._store.scan(lease, CELLS, wanted) for row in batch.to_pylist()]
         return [Dimension.parse(row["cell"][1:]) for row in rows if row["exact"] or row["asks"]]
 
-    def _asks(self, lease: Lease, schema: TableSchema, cell: str) -> Iterator[tuple[str, str, int]]:
-        wanted = Scan(prefix=(schema.origin, cell), columns=("ask", "query", "members"))
+    def _queries(self, lease: Lease, schema: TableSchema, cell: str, *, exact: bool) -> Iterator[tuple[_Query, int]]:
+        """Those of a cell, and how many subscriptions have each."""
+        wanted = Scan(prefix=(schema.origin, cell), columns=("high", "low", "members", "exact"))
         for batch in self._store.scan(lease, ASKS, wanted):
-            lists = stored_lists(batch)
-            for ask, query, members in zip(lists["ask"], lists["query"], lists["members"], strict=True):
-                if members:
-                    yield ask, query, members
+            for high, low, members, says_all in zip(*(batch.column(i).to_pylist() for i in range(4)), strict=True):
+                if members and says_all == exact:
+                    yield (high, low), members
 
     def _counts(self, lease: Lease, schema: TableSchema, cells: Sequence[str]) -> tuple[Array, Array]:
         tables = pa.array(np.full(len(cells), schema.origin))
@@ -262,26 +314,31 @@ class Index:
         codes, distinct = _quads(batch, dimension) if dimension.kind == "q" else _distinct(schema, batch, dimension)
         cells: dict[str, int] = {}
         values, at = list[int](), list[int]()
-        found_by = self._way(lease, schema, dimension)
-        for i, value in enumerate(distinct):
-            for each in found_by(value):
+        known = dict[Any, int]()
+        for i, of_value in enumerate(self._ways(lease, schema, dimension, distinct)):
+            for each in of_value:
+                if (place := known.get(each)) is None:
+                    cell = cell_of(dimension, number(each))
+                    place = known[each] = cells.setdefault(cell, len(cells))
                 values.append(i)
-                at.append(cells.setdefault(cell_of(dimension, number(each)), len(cells)))
+                at.append(place)
         return _Found(codes, np.array(values, np.int64), np.array(at, np.int64), list(cells), len(distinct))
 
-    def _way(self, lease: Lease, schema: TableSchema, dimension: Dimension) -> Callable[[Any], Iterable[Any]]:
-        """From a value to those of its cells."""
+    def _ways(
+        self, lease: Lease, schema: TableSchema, dimension: Dimension, values: Sequence[Any]
+    ) -> Iterable[Iterable[Any]]:
+        """From values to those of their cells."""
         kind, column, detail = dimension
         if kind in ("u", "c"):
             type_ = schema.column(column).type
-            return self._store.hierarchies.walk(lease, detail, type_, "covers" if kind == "u" else "under")
+            return self._store.hierarchies.walks(lease, detail, type_, "covers" if kind == "u" else "under", values)
         if kind == "p":
             length = int(detail)
-            return lambda value: (value[:length],) if len(value) >= length else ()
+            return ((value[:length],) if len(value) >= length else () for value in values)
         if kind == "r":
             level = int(detail)
-            return lambda value: (number(value) >> level,)
-        return lambda value: (value,)
+            return ((number(value) >> level,) for value in values)
+        return ((value,) for value in values)
 
 
 def _cut(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -6,18 +6,16 @@ All of it belongs to the hub: nothing here is touched without its lock, but ``as
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Final
 
 from kivi.errors import KiviError
-from kivi.live.windows import Window
+from kivi.live.shared import NOTHING, Shared
 from kivi.model.schema import TableSchema
-from kivi.model.subscriptions import Change, Keyed, Query, Row, Terms, Update, differences
-from kivi.mvcc.applied import PendingEvents
+from kivi.model.subscriptions import Change, Keyed, Query, Row, Shown, Terms, Update
 from kivi.mvcc.leases import Lease
-from kivi.store.key_ranges import key_range
 
 __all__ = ["EventsLive", "Live", "RowsLive", "Then"]
 
@@ -49,37 +47,40 @@ class Live:
         self.patience_s = min(terms.interval_s, terms.heartbeat_s)
         """For so many seconds nobody expects an update."""
         self.then: Then | None = None
-        self.due = 0.0
+        self.due = time.monotonic()
         """Not to be told anything before this moment of the monotonic clock."""
         self.beat = 0.0
         """To be told at this moment that it is alive, if nothing else."""
+        self.said_at = 0.0
+        """When it was told anything, be it that it is alive."""
         self.asked = 0
         """How often."""
         self.scheduled_at: float | None = None
         """The hub looks at it then."""
         self.failure: KiviError | None = None
         self.closed = False
-        self.missed: set[bytes] = set()
-        """While it joins: the rows that changed since its own snapshot, or more."""
-        self.missed_events: list[PendingEvents] = []
-        """While it joins: likewise, commits' events."""
-        self.reread = False
-        """While it joins: more changed than can be told."""
 
-    def define(self, schema: TableSchema) -> None:
-        """Its query, for the schema as it is now."""
-        self.schema, self.query = schema, self.bind(schema)
-
-    def told_at(self, now: float) -> None:
-        """It is told something: from when on it may be told more.
+    def told_at(self, now: float, looked_at: float) -> None:
+        """It is told something: from when on it may be told more. ``looked_at``: when there was nothing to tell it yet.
 
         Intervals are counted from one origin: what is due together is told at one snapshot, so that states of several
-        queries can be put together. Who is told a bit late is due in time again: the intervals do not drift apart.
+        queries can be put together. Who is told a bit late is due in time again: the intervals do not drift apart. Who
+        had nothing to be told for longer waits a whole interval from now, and less than two. Whom the hub told so late,
+        for want of time, that an interval is passed over is due at an even one: else two of which one is told at the
+        even and one at the odd ones could be so for ever, with pauses as long as an interval, at no snapshot in common.
         """
-        if self.interval_s:
-            late = now - self.due
-            since = self.due if late < self.interval_s / 2 else now
-            self.due = math.ceil(since / self.interval_s + 1 - _ROUNDING) * self.interval_s
+        if interval_s := self.interval_s:
+            if now - self.due < interval_s / 2:
+                self.due = math.ceil(self.due / interval_s + 1 - _ROUNDING) * interval_s
+            elif now - max(self.due, looked_at) < interval_s / 2:
+                self.due = math.ceil(now / interval_s + 1 - _ROUNDING) * interval_s
+            else:
+                self.due = math.ceil((now / interval_s + 0.5) / 2 - _ROUNDING) * 2 * interval_s
+
+    @property
+    def waits(self) -> bool:
+        """Nothing can be told for now, but that all is well."""
+        return False
 
     @property
     def dirty(self) -> bool:
@@ -92,42 +93,38 @@ class Live:
 
 
 class RowsLive(Live):
-    """A subscription to a state: rows, and how they differ from the rows that were told before."""
+    """A subscription to a state: what has been told of a query that others may have, too."""
+
+    shared: Shared
 
     def __init__(self, table: str, bind: Bind, terms: Terms) -> None:
         super().__init__(table, bind, terms)
-        self.window: Window
-        self.read_ts = 0
-        """The snapshot that the window was first read at."""
-        self.told: list[Keyed] = []
-        self.reset = True
-        """It has been told nothing that holds."""
-        self.range: tuple[bytes | None, bytes | None]
-        self.from_ts = 0
-        """Of a part: its window has not changed since this snapshot."""
+        self.told: list[Keyed] = NOTHING
         self.sought = 0
         """Of a part: something is to be said as soon as it has come to this snapshot."""
+
+    def attach(self, shared: Shared) -> None:
+        """It is told of this from now on."""
+        self.shared, self.schema, self.query = shared, shared.schema, shared.query
+        shared.lives.add(self)
 
     @property
     def is_part(self) -> bool:
         """Whether other nodes have other parts of it."""
-        return self.query.scan.shards is not None
+        return self.shared.is_part
 
-    def define(self, schema: TableSchema) -> None:
-        super().define(schema)
-        self.range = (None, None) if schema.kind == "event" else key_range(schema, self.query.scan)
+    @property
+    def waits(self) -> bool:
+        """No state of the hub's snapshot is known: its window is being read again."""
+        return not self.shared.current
 
     @property
     def dirty(self) -> bool:
-        return self.failure is not None or self.reset or self.window.changed
+        return self.failure is not None or self.shared.differs_from(self.told)
 
     def take(self, ts: int) -> Update:
-        self.ts = ts
-        if not (self.window.changed or self.reset):
-            return Update(ts, from_ts=self.from_ts)
-        state = self.window.state()
-        update = Update(ts, differences(self.told, state), reset=self.reset, from_ts=self.from_ts)
-        self.told, self.reset, self.window.changed = state, False, False
+        update = self.shared.update(self.told, ts)
+        self.ts, self.told = ts, self.shared.state
         return update
 
 
@@ -156,14 +153,13 @@ class EventsLive(Live):
         self.durable = terms.durable
         self.retractions = terms.retractions
         self.unseen = terms.durable is not None and terms.durable.unseen
-        # Others' predicates may be about columns that this one does not show.
-        self.columns = schema.output_names if self.unseen else query.columns
+        self.columns = self.read_of(schema, query)
         self.end_ts: int | None = None
         self.behind = True
         self.partial = since == skip == 0
         self.reset = False
         self.reading: Any = None
-        """The tail that it is reading: (lease, batches)."""
+        """The tail that it is reading: (lease, batches, what their rows are)."""
         self.busy = False
         """A thread reads for it."""
         self.kept: deque[tuple[int, list[Row]]] = deque()
@@ -171,11 +167,26 @@ class EventsLive(Live):
         self.kept_from: int | None = None
         """Every selected event after this timestamp is kept; None: they are not being kept."""
 
+    @property
+    def lives(self) -> tuple[Live, ...]:
+        """Who is told of it."""
+        return (self,)
+
     def define(self, schema: TableSchema) -> None:
-        super().define(schema)
-        if self.unseen and self.columns != schema.output_names:  # the table was altered
-            self.columns = schema.output_names
+        """Its query, for the schema as it is now. Rows that are kept have the columns of one schema."""
+        self.schema, self.query = schema, self.bind(schema)
+        before, self.columns = self.columns, self.read_of(schema, self.query)
+        if self.columns != before:
             self.let_go()
+
+    def read_of(self, schema: TableSchema, query: Query) -> tuple[str, ...]:
+        """The columns that are read: others' predicates may be about some that this one does not show."""
+        return schema.output_names if self.unseen else query.columns
+
+    @property
+    def shown(self) -> Shown:
+        """What the rows are that are kept, or that were decided."""
+        return Shown(self.schema, self.query.columns)
 
     @property
     def dirty(self) -> bool:
@@ -217,21 +228,12 @@ class EventsLive(Live):
             self.ts = max(self.ts, ts if self.end_ts is None else min(ts, self.end_ts))
         ended = self.end_ts is not None and done and self.ts >= self.end_ts
         reset, self.reset = self.reset, False
-        return Update(self.ts, changes, reset=reset, skip=self.skip, ended=ended)
-
-    def shown(self, update: Update) -> Update:
-        """The columns that were asked for."""
-        changes = [
-            change._replace(row={name: change.row[name] for name in self.query.columns})
-            for change in update.changes
-            if change.row is not None
-        ]
-        return replace(update, changes=changes)
+        return Update(self.ts, changes, reset=reset, skip=self.skip, ended=ended, shown=self.shown)
 
     def release(self, release: Callable[[Lease], None]) -> None:
         """Ends what it reads."""
         if self.reading is not None:
-            lease, batches = self.reading
+            lease, batches, _ = self.reading
             self.reading = None
             batches.close()
             release(lease)

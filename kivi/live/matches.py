@@ -15,9 +15,7 @@ from kivi.live.lives import Bind, EventsLive
 from kivi.model.event_clock import Clock
 from kivi.model.lateness import AUTO_US
 from kivi.model.patterns import check_followed, matched_schema
-from kivi.model.questions import question_of
-from kivi.model.scans import Scan
-from kivi.model.schema import OperatorCall, TableSchema
+from kivi.model.schema import TableSchema
 from kivi.model.subscriptions import Change, Row, Terms, Update
 from kivi.model.types import INT64_MAX, INT64_MIN
 from kivi.mvcc.leases import Lease
@@ -42,7 +40,7 @@ class MatchesLive(EventsLive):
         if match is None:
             raise InvalidArgument("a subscription to matches has a pattern")
         check_followed(match)
-        self._store, self._events, self._match = store, events, match
+        self._store, self._match = store, match
         shown = matched_schema(events, match)
         super().__init__(table, bind, terms, shown, query, terms.since or 0, terms.skip)
         self.generation = events.id
@@ -54,13 +52,17 @@ class MatchesLive(EventsLive):
         self._lateness_us = store.lateness.auto_us(events) if lateness_us == AUTO_US else lateness_us
         if terms.since is None:  # from now on
             with store.snapshots.opened() as lease:
-                self.ts, self.skip = lease.ts, _skip_of(self._frontier(lease, INT64_MIN))
+                self.ts, self.skip = lease.ts, _skip_of(self._frontier(lease, self._events(lease), INT64_MIN))
         self.pause_s = self._pause_s = min(_PAUSE_S, max(terms.interval_s, 0.01))
 
     def define(self, schema: TableSchema) -> None:
+        """Its matches are of measures, whatever columns are added; it reads the table as each snapshot sees it."""
+
+    def _events(self, lease: Lease) -> TableSchema:
+        schema = self._store.table(self.table, lease)
         if schema.id != self.generation:
             raise SnapshotTooOld(f"table {schema.name!r} was overwritten: subscribe again", table=schema.name)
-        self._events = schema
+        return schema
 
     def keep(self, cts: int, rows: list[Row]) -> None:
         """No event is kept: it reads them."""
@@ -71,18 +73,18 @@ class MatchesLive(EventsLive):
         if self._looked and self._store.watermark() <= self.ts and not self._is_due():
             return None
         with self._store.snapshots.opened() as lease:
-            was = Position(self.ts, _frontier_of(self.skip))
-            last = self._store.changes.tail_points(self._events, self.ts, 1, lease.ts, 0).last
+            was, events = Position(self.ts, _frontier_of(self.skip)), self._events(lease)
+            last = self._store.changes.tail_points(events, self.ts, 1, lease.ts, 0).last
             if self._looked and last <= self.ts and not self._is_due():  # no event came
                 return None
-            frontier_us = self._frontier(lease, was.frontier_us)
-            told = self._decided.between(lease, self._events, was, frontier_us)
+            frontier_us = self._frontier(lease, events, was.frontier_us)
+            told = self._decided.between(lease, events, was, frontier_us)
             self.ts, self.skip = lease.ts, _skip_of(frontier_us)
         self._looked, self._next_us = True, told.next_us
         self.pause_s = max(self._pause_s, _SHARE * (time.thread_time() - began))
         changes = [Change("remove", None, None, row) for row in told.removed]
         changes += [Change("add", None, None, row) for row in told.added]
-        return Update(self.ts, changes, skip=self.skip) if changes else None
+        return Update(self.ts, changes, skip=self.skip, shown=self.shown) if changes else None
 
     def _is_due(self) -> bool:
         """Whether something is decided by now, without another event."""
@@ -90,9 +92,10 @@ class MatchesLive(EventsLive):
             return False
         return self._clock.at(self._store.committer.now_us(), None).clock_us - self._lateness_us > self._next_us
 
-    def _frontier(self, lease: Lease, least_us: int) -> int:
+    def _frontier(self, lease: Lease, events: TableSchema, least_us: int) -> int:
         now_us = self._store.committer.now_us()
-        newest = self._newest(lease)
+        after_us = None if self._clock is None else self._clock.clock_us
+        newest = self._store.reads.extreme_time(lease, events, "max", after_us)
         if self._clock is not None:
             self._clock = self._clock.at(now_us, newest)
         elif newest is not None:
@@ -100,17 +103,6 @@ class MatchesLive(EventsLive):
         else:
             return least_us
         return max(least_us, self._clock.clock_us - self._lateness_us)
-
-    def _newest(self, lease: Lease) -> int | None:
-        """The newest event time that is later than the clock."""
-        events = self._events
-        start = None if self._clock is None else self._clock.clock_us + 1
-        newest = OperatorCall("max", events.event_time)
-        wanted = Scan(question=question_of(events, measures={"newest": newest}, start=start))
-        for batch in self._store.scan(lease, events, wanted):
-            found: int | None = batch.column(0).cast("int64")[0].as_py()
-            return found
-        return None
 
 
 def _skip_of(frontier_us: int) -> int:

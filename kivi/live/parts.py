@@ -57,8 +57,7 @@ class Parts:
     def __bool__(self) -> bool:
         return bool(self._parts)
 
-    def add(self, live: RowsLive, ts: int) -> None:
-        live.from_ts = ts
+    def add(self, live: RowsLive) -> None:
         self._parts[live] = 0.0
 
     def discard(self, live: Live) -> None:
@@ -70,14 +69,10 @@ class Parts:
         if isinstance(live, RowsLive) and live in self._parts:
             self._parts[live], live.due = now, math.inf
 
-    def ticked(self, touched: list[Live], before: int, ts: int, *, is_last: bool) -> list[Live]:
-        """A tick came from ``before`` to ``ts``; ``is_last``: nothing follows yet. Those that may be told now."""
+    def ticked(self, before: int, ts: int, *, is_last: bool) -> None:
+        """A tick came from ``before`` to ``ts``; ``is_last``: nothing follows yet. Says when each may be told."""
         now = time.monotonic()
         self._count(ts, now)
-        for live in touched:
-            if isinstance(live, RowsLive):
-                live.from_ts = ts
-        found: list[Live] = []
         for live, told in self._parts.items():
             if not live.dirty:
                 self.answer(live, ts, now)
@@ -87,12 +82,17 @@ class Parts:
                 live.due = now
             else:
                 live.due = told + live.interval_s if is_last else math.inf
-            found.append(live)
-        return found
+            if live.then is not None:
+                self._schedule.put(live, live.due)
 
     def answer(self, live: Live, ts: int, now: float) -> None:
         """Says of one that it has come to what is sought, if it has, and has not changed."""
-        if isinstance(live, RowsLive) and 0 < live.sought <= ts and live.then is not None and not live.dirty:
+        if (
+            isinstance(live, RowsLive)
+            and 0 < live.sought <= ts
+            and live.then is not None
+            and not (live.dirty or live.waits)
+        ):
             live.sought, live.beat = 0, now
             self._schedule.put(live, now)
 

@@ -1,12 +1,15 @@
-"""Subscriptions to rollups: the rows of the result that changed rows of the table belong to are combined again.
+"""Subscriptions to rollups: the rows of the result that changed rows of the table belong to are made again.
 
 ::
 
-    changed rows of the table --by, step--> keys of the result --Rollups.roll(only=...)--> these rows --> window
+    changed rows of the table --by, step--> keys of the result --> these rows, of partial results or read --> window
 
-So a window is what ``snap.rollup`` gives at the same snapshot, to the last bit. A range of the ``last`` time begins
-where it did as long as the newest slot of the result is the same; when that moves, all of the range is read again, once
-for each slot.
+So a window is what ``snap.rollup`` gives at the same snapshot, to the last bit. The rows of the result are made of
+partial results that are kept in memory (``kivi.live.partials``), or where these cannot be had, or would be too large,
+of the table's rows (``Rollups.roll(only=...)``).
+
+A range of the ``last`` time begins where it did as long as the newest slot of the result is the same. When that moves,
+partial results of slots before it are let go of; where there are none all of the range is read again.
 """
 
 from __future__ import annotations
@@ -18,8 +21,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kivi.arrow.columns import stored_rows
+from kivi.delta.overlay import FixedRows
 from kivi.delta.rolling import Rolling
 from kivi.encoding.key_slots import KeySlot
+from kivi.live.partials import WINDOW_BYTES, partials_of
 from kivi.live.windows import Window
 from kivi.model.rollups import Rollup, range_of_last, rolled_schema, stored_slot
 from kivi.model.schema import TableSchema
@@ -27,33 +32,89 @@ from kivi.model.subscriptions import Query
 from kivi.mvcc.leases import Lease
 from kivi.store.facade import Store, rolled_batches
 from kivi.store.key_ranges import key_range
+from kivi.store.rollups import TooManyRows
 from kivi.store.shards import asked_shards
 
 if TYPE_CHECKING:
-    from kivi.live.lives import RowsLive
+    from kivi.live.shared import Shared
 
-__all__ = ["rolled_again", "rolled_window"]
+__all__ = ["rolled_again", "rolled_on", "rolled_window"]
 
 
 def rolled_window(store: Store, lease: Lease, schema: TableSchema, query: Query) -> Window:
     """The whole result. Raises what a rollup raises, and ResourceExhausted for more rows than a window holds."""
-    window = Window(query)
-    _put(store, lease, schema, query, window, None)
+    window, partials = Window(query), partials_of(schema, query.scan)
+    reads = store.reads.rollups_of(asked_shards(schema, query.scan))
+    if partials is not None:
+        try:
+            last, most = query.scan.rollup, WINDOW_BYTES
+            rolled = reads.roll(lease, schema, partials.wanted, partials.bounds, last=last, bytes_max=most)
+        except TooManyRows:
+            pass
+        else:
+            partials.begin(rolled, _floor(store, schema, lease))
+            _put(query, schema, partials.rows(), window)
+            window.partials = partials
+            _bounded(window)
+            return window
+    rolled = reads.roll(lease, schema, query.scan, key_range(schema, query.scan))
+    _put(query, schema, rolled.rows, window)
+    window.low_us = rolled.low_us
     return window
 
 
-def rolled_again(store: Store, lease: Lease, schema: TableSchema, live: RowsLive, keys: list[bytes]) -> bool:
-    """Brings the window to a snapshot, given the rows of the table, in order, that changed since the one before.
+def rolled_on(store: Store, lease: Lease, schema: TableSchema, shared: Shared) -> bool:
+    """Brings a window with partial results, which have been told what changed, to a snapshot.
 
     False: it has to be read again. Raises what a rollup raises.
     """
-    rollup = live.query.scan.rollup
+    window, query = shared.window, shared.query
+    partials = window.partials
+    assert partials is not None
+    reads = store.reads.rollups_of(asked_shards(schema, query.scan))
+
+    def read(only: pa.LargeBinaryArray) -> FixedRows:
+        wanted, low_us = partials.wanted, partials.low_us
+        return reads.roll(lease, schema, wanted, partials.bounds, only=only, low_us=low_us).rows
+
+    touched = partials.advance(_floor(store, schema, lease), read)
+    if touched is None:
+        return False
+    if touched:
+        _put(query, schema, partials.rows(touched), window, touched)
+    if window.short:
+        fresh = Window(query)
+        _put(query, schema, partials.rows(), fresh)
+        fresh.partials = partials
+        shared.take_over(fresh)
+    _bounded(shared.window)
+    return True
+
+
+def _floor(store: Store, schema: TableSchema, lease: Lease) -> int | None:
+    return store.retention.seen_at(schema.id, lease.ts) if schema.forgets_rows else None
+
+
+def _bounded(window: Window) -> None:
+    """Lets go of partial results that take too much; what changes from then on is read again."""
+    partials = window.partials
+    if partials is not None and partials.nbytes > WINDOW_BYTES:
+        window.partials, window.low_us = None, partials.low_us
+
+
+def rolled_again(store: Store, lease: Lease, schema: TableSchema, shared: Shared, keys: list[bytes]) -> bool:
+    """Brings a window without partial results to a snapshot, given the rows of the table, in order, that changed since
+    the one before.
+
+    False: it has to be read again. Raises what a rollup raises.
+    """
+    query, rollup = shared.query, shared.query.scan.rollup
     assert rollup is not None
-    low, high = live.range
+    low, high = shared.range
     found = pa.array(
         [key for key in keys if (low is None or key >= low) and (high is None or key < high)], pa.large_binary()
     )
-    window, newest = live.window, _newest_slot(schema, found, rollup)
+    window, newest = shared.window, _newest_slot(schema, found, rollup)
     begins = None if newest is None else range_of_last(schema, rollup, newest)
     if begins is not None and (window.low_us is None or begins > window.low_us):
         return False  # unless ``where`` does not select it, which the reading finds out
@@ -61,11 +122,14 @@ def rolled_again(store: Store, lease: Lease, schema: TableSchema, live: RowsLive
     if not len(found):
         return True
     only = pc.unique(Rolling.by_names(schema, rolled_schema(schema, rollup), rollup.step).keys(found))
-    newest_us = _put(store, lease, schema, live.query, window, only.take(pc.array_sort_indices(only)))
+    rolled = store.reads.rollups_of(asked_shards(schema, query.scan)).roll(
+        lease, schema, query.scan, shared.range, only=only.take(pc.array_sort_indices(only)), low_us=window.low_us
+    )
+    _put(query, schema, rolled.rows, window, {*only.to_pylist()})
     if begins is None or begins != window.low_us:
         return True
     # A row of the newest slot changed: it is there still, or the range may end earlier now.
-    return newest_us is not None and range_of_last(schema, rollup, newest_us) == window.low_us
+    return rolled.newest_us is not None and range_of_last(schema, rollup, rolled.newest_us) == window.low_us
 
 
 def _newest_slot(schema: TableSchema, keys: pa.LargeBinaryArray, rollup: Rollup) -> int | None:
@@ -85,25 +149,18 @@ def _within(schema: TableSchema, rollup: Rollup, low_us: int | None, keys: pa.La
 
 
 def _put(
-    store: Store, lease: Lease, schema: TableSchema, query: Query, window: Window, only: pa.LargeBinaryArray | None
-) -> int | None:
-    """Puts the result, or ``only`` these rows of it, into the window. The newest slot that was read for it."""
-    scan = query.scan
-    assert scan.rollup is not None
-    bounds = key_range(schema, scan)
-    rolled = store.reads.rollups_of(asked_shards(schema, scan)).roll(
-        lease, schema, scan, bounds, only=only, low_us=window.low_us
-    )
-    keys = rolled.rows.keys.to_pylist()
-    outputs, at = query.needed, 0
-    for batch in rolled_batches(rolled, outputs, None):
+    query: Query, schema: TableSchema, rolled: FixedRows, window: Window, touched: set[bytes] | None = None
+) -> None:
+    """Puts rows of the result into a window; of those that were touched, the others are gone."""
+    rollup = query.scan.rollup
+    assert rollup is not None
+    keys = rolled.keys.to_pylist()
+    at = 0
+    for batch in rolled_batches(rolled_schema(schema, rollup), rolled, query.needed, None):
         for row in stored_rows(batch):
             window.put(keys[at], row)
             at += 1
-    if only is None:
-        window.low_us = rolled.low_us
-    else:
-        for key in set(only.to_pylist()).difference(keys):
+    if touched is not None:
+        for key in touched.difference(keys):
             window.remove(key)
     window.dropped.clear()
-    return rolled.newest_us

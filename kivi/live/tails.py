@@ -14,7 +14,7 @@ from kivi.errors import EventsRetracted, SnapshotTooOld
 from kivi.live.lives import EventsLive
 from kivi.model.changes import COMMIT_TS, RETRACTED, Changes
 from kivi.model.schema import TableSchema
-from kivi.model.subscriptions import Change, Row, Update
+from kivi.model.subscriptions import Change, Row, Shown, Update
 from kivi.mvcc.leases import Lease
 from kivi.store.facade import Store
 
@@ -39,7 +39,7 @@ class Tails:
             live.release(self._store.snapshots.release)  # it must not read beyond its end
         if live.reading is None:
             self._open(live)
-        lease, batches = live.reading
+        lease, batches, shown = live.reading
         rows: list[Row] = []
         try:
             self._store.leases.renew(lease)
@@ -48,7 +48,7 @@ class Tails:
                 if len(rows) >= _PAGE_ROWS:
                     break
             else:
-                return self._caught_up(live, lease, rows)
+                return self._caught_up(live, lease, rows, shown)
         except SnapshotTooOld:  # the subscriber took its time: from where it is
             live.release(self._store.snapshots.release)
             return None
@@ -59,7 +59,7 @@ class Tails:
             live.ts = max(live.ts, last - 1)
         live.skip += sum(row[COMMIT_TS] == last for row in rows)
         live.counted_at = lease.ts
-        return Update(live.ts, _changes(rows), reset=reset, skip=live.skip)
+        return Update(live.ts, _changes(rows), reset=reset, skip=live.skip, shown=shown)
 
     def _open(self, live: EventsLive) -> None:
         lease = self._store.snapshots.begin(as_of_ts=live.end_ts)
@@ -69,7 +69,11 @@ class Tails:
                 raise SnapshotTooOld(f"table {schema.name!r} was overwritten: subscribe again", table=schema.name)
             if live.skip:
                 self._check_counted(live, lease, schema)
-            scan = replace(live.query.scan, columns=live.columns)
+            with self._lock:
+                known, query = live.schema, live.query
+            if schema != known:  # the hub comes to an alteration before this snapshot later, or came to one behind it
+                query = live.bind(schema)
+            scan = replace(query.scan, columns=live.read_of(schema, query))
 
             def tail(partial: bool) -> Iterator[pa.RecordBatch]:
                 changes = Changes(live.ts, commit_ts=True, partial=partial, retractions=live.retractions)
@@ -83,7 +87,7 @@ class Tails:
                 live.reset, live.skip = True, 0  # some of what it has not been told is gone
                 batches = tail(True)
             live.partial = False
-            live.reading = lease, _skipped(batches, live.skip)
+            live.reading = lease, _skipped(batches, live.skip), Shown(schema, query.columns)
         except BaseException:
             self._store.snapshots.release(lease)
             raise
@@ -103,7 +107,7 @@ class Tails:
                     retracted_at=cts,
                 )
 
-    def _caught_up(self, live: EventsLive, lease: Lease, rows: list[Row]) -> Update | None:
+    def _caught_up(self, live: EventsLive, lease: Lease, rows: list[Row], shown: Shown) -> Update | None:
         """The tail is read up to the lease's snapshot: what follows is in what was kept."""
         with self._lock:
             end = live.end_ts
@@ -117,7 +121,7 @@ class Tails:
             reset, live.reset = live.reset, False
             if not rows and not reset:
                 return None
-            return Update(live.ts, _changes(rows), reset=reset)
+            return Update(live.ts, _changes(rows), reset=reset, shown=shown)
 
 
 def _changes(rows: list[Row]) -> list[Change]:

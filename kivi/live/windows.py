@@ -12,10 +12,13 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from kivi.errors import ResourceExhausted
 from kivi.model.subscriptions import Keyed, Query, Row
+
+if TYPE_CHECKING:
+    from kivi.live.partials import Partials
 
 __all__ = ["ROWS_MAX", "Window"]
 
@@ -26,7 +29,19 @@ _SLACK_MIN: Final = 16
 class Window:
     """Not thread safe. ``rows`` are in stored form, of the columns that are shown."""
 
-    __slots__ = ("_order", "_query", "_ranks", "_rows", "_sort_key", "changed", "dropped", "low_us", "slack", "whole")
+    __slots__ = (
+        "_order",
+        "_query",
+        "_ranks",
+        "_rows",
+        "_sort_key",
+        "changed",
+        "dropped",
+        "low_us",
+        "partials",
+        "slack",
+        "whole",
+    )
 
     def __init__(self, query: Query) -> None:
         self._query = query
@@ -38,8 +53,10 @@ class Window:
         self.whole = True
         self.changed = True
         """Since whoever looks at it made it False."""
+        self.partials: Partials | None = None
+        """Of a rollup: what its rows are made of."""
         self.low_us: int | None = None
-        """Of a rollup of the last time: where that begins."""
+        """Of a rollup of the last time without partial results: where that begins."""
         self.dropped: list[bytes] = []
         """Keys that gave way to others; whoever indexes what is held empties it."""
 
@@ -50,7 +67,8 @@ class Window:
         """The row matches and is like this now. Returns whether it is held."""
         before = self._ranks.get(key)
         rank = before if before is not None and not self._query.order else self._sort_key(row, key)
-        shown = row if self._query.whole else {name: row[name] for name in self._query.columns}
+        names = self._query.columns
+        shown = row if self._query.whole and len(row) == len(names) else {name: row[name] for name in names}
         if before is not None:
             if before == rank:
                 if self._rows[key] != shown:

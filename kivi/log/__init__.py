@@ -31,7 +31,7 @@ touch: tables, the engine. Begin reading here, then at ``segmented``.
     records     how records and segments lie on disk; ``reading`` reads them
     mark        what was acknowledged, kept outside the log; ``recovery`` opens what a crash left
     replicated  a log that orders elsewhere: ``frames`` of many nodes in one ``stream``; numbers come with the verdicts
-    members     the nodes of a replicated log, and from where it is kept for them
+    members     the nodes of a replicated log, and from where it is kept for them; ``features`` that all of them know
     stream      what that asks of an engine; ``jetstream`` is NATS, by ``natslink``; ``natsserver`` runs one of our own
     memory      a log for tests that can crash on purpose; it passes ``tests/log/test_contract.py`` like the other
     inspect     a log as people read it; ``files``: the system's calls, which tests let fail
@@ -122,11 +122,13 @@ Buffers: TypeAlias = Sequence[bytes | memoryview]
 
 
 class Entry(NamedTuple):
-    """A record to be: its kind, its body, and how many numbers it takes."""
+    """A record to be: its kind, its body, how many numbers it takes, and which features (``kivi.log.features``) a
+    node needs to read it."""
 
     kind: Kind
     body: Buffers
     numbers: int = 1
+    needs: tuple[str, ...] = ()
 
 
 Done: TypeAlias = Callable[[BaseException | None], None]
@@ -162,6 +164,9 @@ class CommitLog(ABC):
     is_judged_again = False
     """Whether records behind a position are judged again, where others are replayed: nothing may be known of these."""
 
+    failed: KiviError | None = None
+    """Why a log that others write too is at its end for this process, which answers nothing from then on."""
+
     is_followed = False
     """Whether another process writes it, and this one only reads it (``kivi.log.followed``)."""
 
@@ -184,20 +189,23 @@ class CommitLog(ABC):
         one over the limits, `LogFailed` if the log has failed, `Unavailable` if it is closed.
         """
 
-    def _lengths(self, records: Sequence[Entry]) -> list[int]:
-        """Of the bodies. Raises `InvalidArgument` for an empty group and for a record that is over the limits."""
+    def _sizes(self, records: Sequence[Entry]) -> tuple[list[int], list[int]]:
+        """How long the bodies are, and how many numbers each takes.
+
+        Raises `InvalidArgument` for an empty group and for a record that is over the limits.
+        """
         lengths = [
             len(parts[0]) if len(parts) == 1 and type(parts[0]) is bytes else sum(memoryview(p).nbytes for p in parts)
-            for _, parts, _ in records
+            for _, parts, *_ in records
         ]
         if not lengths:
             raise InvalidArgument("a group needs at least one record")
-        if max(lengths) > self._max_record_bytes:
-            raise InvalidArgument(f"a record of {max(lengths)} bytes is over the limit of {self._max_record_bytes}")
-        counts = [count for _, _, count in records]
+        if (longest := max(lengths)) > self._max_record_bytes:
+            raise InvalidArgument(f"a record of {longest} bytes is over the limit of {self._max_record_bytes}")
+        counts = [record.numbers for record in records]
         if not 0 < min(counts) <= max(counts) <= MAX_RECORD_NUMBERS:
             raise InvalidArgument(f"a record takes between 1 and {MAX_RECORD_NUMBERS} numbers")
-        return lengths
+        return lengths, counts
 
     def leading(self) -> AbstractContextManager[object]:
         """A hint: the calling thread has time to write and sync by itself what it appends as long as this is entered.

@@ -36,10 +36,12 @@ import json
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from functools import reduce
+from typing import Final, NamedTuple
 
-from kivi.errors import DataLoss
+from kivi.errors import DataLoss, FormatTooNew
 from kivi.log import Entry, Kind
+from kivi.log.direct import split
 from kivi.runtime.checksum import crc32
 
 __all__ = [
@@ -61,6 +63,7 @@ _PART_HEAD: Final = struct.Struct("<4s16sQQQII")
 _CHECKSUM: Final = struct.Struct("<I")
 _ENTRY: Final = struct.Struct("<II4xQ")  # kind and numbers, padding, length
 _KINDS: Final = {kind.value: kind for kind in Kind}
+_COPIED_BYTES: Final = 64 << 10
 NO_HASH: Final = bytes(16)
 """The running hash of a log without messages."""
 
@@ -84,8 +87,12 @@ class Frame:
     entries: Sequence[Entry] = field(default=())
 
     def encode(self) -> bytes:
-        """The message."""
-        parts: list[Any] = [
+        """The message, if it is one."""
+        return b"".join(self.pieces())
+
+    def pieces(self) -> list[bytes | memoryview]:
+        """What it is encoded as, one behind the other: what is large is not copied before its message is made."""
+        pieces: list[bytes | memoryview] = [
             _HEAD.pack(
                 _MAGIC,
                 self.generation,
@@ -97,11 +104,11 @@ class Frame:
                 len(self.entries),
             )
         ]
-        for kind, body, numbers in self.entries:
-            size = sum(memoryview(part).nbytes for part in body)
-            parts += [_ENTRY.pack(kind, numbers, size), *body, bytes(-size % 8)]
-        data = b"".join(parts)
-        return _CHECKSUM.pack(crc32(data)) + data
+        for kind, body, numbers, _ in self.entries:
+            parts = [part if isinstance(part, bytes) else memoryview(part).cast("B") for part in body]
+            size = sum(map(len, parts))
+            pieces += [_ENTRY.pack(kind, numbers, size), *parts, bytes(-size % 8)]
+        return _checked(pieces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,24 +123,43 @@ class FramePart:
 
     def encode(self) -> bytes:
         """The message."""
+        return self.with_data([self.data])
+
+    def with_data(self, pieces: Sequence[bytes | memoryview]) -> bytes:
+        """The message, with these bytes in place of ``data``."""
         head = _PART_HEAD.pack(_PART_MAGIC, self.generation, *self.id, self.place, self.of)
-        data = head + self.data
-        return _CHECKSUM.pack(crc32(data)) + data
+        return b"".join(_checked([head, *pieces]))
 
 
 def messages_of(frame: Frame, max_bytes: int) -> list[bytes]:
     """The messages that a frame is published as, each of at most so many bytes."""
-    data = frame.encode()
-    if len(data) <= max_bytes:
-        return [data]
+    pieces = frame.pieces()
+    nbytes = sum(map(len, pieces))
+    if nbytes <= max_bytes:
+        return [b"".join(pieces)]
     size = max_bytes - _CHECKSUM.size - _PART_HEAD.size
-    of = -(-len(data) // size)
-    view = memoryview(data)
-    return [FramePart(frame.generation, frame.id, i, of, view[i * size : (i + 1) * size]).encode() for i in range(of)]
+    of = -(-nbytes // size)
+    messages = []
+    for place in range(of):
+        cut, pieces = split(pieces, size)
+        messages.append(FramePart(frame.generation, frame.id, place, of, b"").with_data(cut))
+    return messages
+
+
+def _checked(pieces: list[bytes | memoryview]) -> list[bytes | memoryview]:
+    """With their checksum in front. What is small is copied sooner than each is a step of its own."""
+    if sum(map(len, pieces)) <= _COPIED_BYTES:
+        pieces = [b"".join(pieces)]
+    return [_CHECKSUM.pack(reduce(_crc32_behind, pieces, 0)), *pieces]
+
+
+def _crc32_behind(before: int, piece: bytes | memoryview) -> int:
+    return crc32(piece, before)
 
 
 def decode_message(data: bytes | memoryview) -> Frame | FramePart:
-    """What a message holds. Raises DataLoss for one that is not as it was published."""
+    """What a message holds. Raises DataLoss for one that is not as it was published, FormatTooNew for one of a later
+    version of kivi."""
     view = memoryview(data)
     at = _CHECKSUM.size + _PART_HEAD.size
     if bytes(view[_CHECKSUM.size : _CHECKSUM.size + len(_PART_MAGIC)]) != _PART_MAGIC or len(view) < at:
@@ -149,7 +175,7 @@ def _check(view: memoryview) -> None:
 
 
 def decode_frame(data: bytes | memoryview) -> Frame:
-    """The inverse of ``Frame.encode``. Raises DataLoss for bytes that are not as they were published."""
+    """The inverse of ``Frame.encode``. Raises as ``decode_message``."""
     view = memoryview(data)
     at = _CHECKSUM.size + _HEAD.size
     if len(view) < at:
@@ -159,23 +185,27 @@ def decode_frame(data: bytes | memoryview) -> Frame:
         view[_CHECKSUM.size : at]
     )
     if magic != _MAGIC:
-        raise DataLoss(f"a message begins with {magic!r}, and is no frame that this program knows")
+        raise FormatTooNew(f"it is of the form {magic!r}, which this version of kivi does not know: use a newer one")
     entries = []
     for _ in range(count):
         if len(view) < at + _ENTRY.size:
             raise DataLoss("a frame has fewer entries than it says")
         kind, numbers, size = _ENTRY.unpack(view[at : at + _ENTRY.size])
         at += _ENTRY.size
-        if kind not in _KINDS or len(view) < at + size:
-            raise DataLoss(f"a frame has an entry of kind {kind} and {size} bytes that this program does not know")
+        if len(view) < at + size:
+            raise DataLoss("a frame has an entry that is cut off")
+        if kind not in _KINDS:
+            raise FormatTooNew(f"it has an entry of kind {kind}, which this version does not know: use a newer one")
         entries.append(Entry(_KINDS[kind], (view[at : at + size],), numbers))
         at += size + -size % 8
     return Frame(generation, FrameId(node, boot, n), derived_at, clock_us, applied, hash_, entries)
 
 
-def running_hash(before: bytes, data: bytes | memoryview) -> bytes:
-    """Of a log one message longer."""
-    return hashlib.blake2b(data, key=before, digest_size=16).digest()
+def running_hash(before: bytes, number: int, data: bytes | memoryview) -> bytes:
+    """Of a log one message longer, with the last number that was given by then."""
+    found = hashlib.blake2b(b"%d " % number, key=before, digest_size=16)
+    found.update(data)
+    return found.digest()
 
 
 @dataclass(slots=True)

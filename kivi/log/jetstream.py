@@ -91,8 +91,9 @@ class JetStream(Stream):
     """One stream, which is made if it is not there and ``create`` is set, and otherwise has to be as it would be made.
 
     ``max_bytes``: how large it may become; the servers keep ``room_bytes`` more, for what is on its way then, and for
-    what has to be said so that it becomes smaller. ``copies``: how many servers have it (default: three, or one if
-    there are fewer servers). ``metadata``: given to it by whoever makes it; the attribute says what it was given.
+    what has to be said so that it becomes smaller. ``copies``: how many servers are to have it (default: three, or one
+    if there are fewer servers); one that has fewer gets them by ``grow``, and one that has more keeps them.
+    ``metadata``: given to it by whoever makes it; the attribute says what it was given.
 
     Raises NotFound without ``create``, InvalidArgument if the stream is set up otherwise, DiskFull if the servers have
     no room for ``max_bytes``, Unavailable if they do not answer within ``timeout_s``.
@@ -115,10 +116,10 @@ class JetStream(Stream):
             raise InvalidArgument(f"{name!r} is no name of a stream: letters, digits, - and _ only")
         self.name = name
         copies = copies or (COPIES_MAX if len(nats.servers) >= COPIES_MAX else 1)
-        self._nats, self._give_up_s = nats, give_up_s
+        self._nats, self._give_up_s, self.copies_wanted = nats, give_up_s, copies
         self._subject, self._news_subject = f"kivi.log.{name}", f"kivi.news.{name}"
         self.on_news = lambda: None
-        self.attempts = 1 if copies == 1 else _ATTEMPTS
+        self.attempts = 1
         self._new: deque[_Publish] = deque()
         self._waiting: deque[_Publish] = deque()
         self._flying: dict[int, _Publish] = {}
@@ -172,13 +173,27 @@ class JetStream(Stream):
                 found = self._ask("STREAM.INFO")["config"]
         usual = {"deny_purge": False, "max_age": 0, "max_msgs": -1}
         self.metadata = found.get("metadata") or {}
-        judged = wanted.keys() - {"metadata"}
+        self._has(found["num_replicas"])
+        judged = wanted.keys() - {"metadata", "num_replicas"}
         other = {key: found.get(key, usual.get(key)) for key in judged if found.get(key, usual.get(key)) != wanted[key]}
         if other:
             said = ", ".join(f"{key} is {value!r} and not {wanted[key]!r}" for key, value in other.items())
             raise InvalidArgument(
                 f"the stream {self.name} is not set up for kivi: {said}; change it with nats stream edit"
             )
+
+    def _has(self, copies: int) -> None:
+        self.copies = copies
+        self.attempts = 1 if copies == 1 else _ATTEMPTS
+
+    def grow(self) -> None:
+        """Asks for the copies that it is to have, if it has fewer; the servers make them while it is written and read.
+        Raises Unavailable if there are not so many servers, or they do not answer."""
+        if self.copies < self.copies_wanted:
+            found = self._ask_there("STREAM.INFO")["config"]
+            if found["num_replicas"] < self.copies_wanted:
+                found = self._ask_there("STREAM.UPDATE", {**found, "num_replicas": self.copies_wanted})["config"]
+            self._has(found["num_replicas"])
 
     def _ask(self, what: str, request: dict[str, Any] | None = None, timeout_s: float = _SET_UP_S) -> dict[str, Any]:
         return _ask(self._nats, self.name, what, request, timeout_s)
@@ -216,6 +231,8 @@ class JetStream(Stream):
     async def _publish(self, one: _Publish) -> None:
         one.due_at = self._nats.loop.time() + _REPEAT_S
         try:
+            if one.tokens:
+                await self._nats.link.undone(self._subject)
             token = await self._nats.link.send(
                 self._subject, one.data, lambda message: self._acknowledged(one, message), {"Nats-Msg-Id": one.name}
             )
@@ -232,6 +249,7 @@ class JetStream(Stream):
             return
         answer = json.loads(message.data)
         if "error" not in answer:
+            self._nats.link.done(self._subject)
             self._see(answer["seq"])
             self._finish(one, None)
             return
@@ -351,7 +369,9 @@ class JetStream(Stream):
             now = time.monotonic()
             if now >= self._bounds_until:
                 self._seen_upto, self._bounds_at = 0, now  # what was seen before is in the answer, or is lost
-                state = self._ask_there("STREAM.INFO")["state"]
+                info = self._ask_there("STREAM.INFO")
+                self._has(info["config"]["num_replicas"])  # another node may have had it grow
+                state = info["state"]
                 last, self._nbytes = state["last_seq"], state["bytes"]
                 self._bounds = (state["first_seq"] if state["messages"] else last + 1), last
                 self._bounds_until = now + _BOUNDS_S

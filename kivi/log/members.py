@@ -16,6 +16,10 @@ A live node holds a set of the *shards* (``kivi.log.shards``), by default all of
 others by a move alone (``kivi.log.moves``): what it says by itself never adds any, since it may be an old word that
 comes late. No shard that a node holds is ever left without one: to give up or to evict the last holder of a shard is
 void, and the floor does not move while a shard has none.
+
+Which *features* (``kivi.log.features``) are on is a function of the prefix, too: one is switched on by an entry, which
+is void unless every live node that has spoken within a day can. What a node says that lacks one which is on is void: it
+stops at that entry.
 """
 
 from __future__ import annotations
@@ -28,12 +32,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
-from kivi.errors import DataLoss, InvalidArgument, Unavailable
+from kivi.errors import DataLoss, FormatTooNew, InvalidArgument, Unavailable
 from kivi.log import Entry, Kind
+from kivi.log.features import NO_SHARDS
 from kivi.log.moves import Move
 from kivi.log.shards import EVERY, parse_shards, refined, shown_shards
 
-__all__ = ["JOINING_US", "Member", "Members", "State", "truncation"]
+__all__ = ["JOINING_US", "Member", "Members", "State", "switched_on", "truncation"]
 
 JOINING_US: Final = 3_600_000_000
 """For so long, by the log's time, the log is kept for a node that is being given a copy."""
@@ -74,6 +79,11 @@ class Member:
         said = self.about.get("shards")
         return EVERY if said is None else parse_shards(said)
 
+    @property
+    def features(self) -> frozenset[str]:
+        """Those that it can read; none of a version from before features."""
+        return frozenset(self.about.get("features", ()))
+
     def with_snapshots(self, watermark: int, opened: Sequence[int]) -> Member:
         """For nodes that are asked for shards which this one lacks: the snapshots that it may ask for."""
         return dataclasses.replace(self, about={**self.about, "reads": [watermark, *opened]})
@@ -82,9 +92,10 @@ class Member:
         return dataclasses.replace(self, about={**self.about, "shards": shown_shards(held)})
 
     def entry(self) -> Entry:
-        """That says so."""
+        """That says so. Of a node that holds no shards it needs the feature: so such a node says nothing before every
+        other one can read it."""
         content = [self.node, self.state, self.needed, self.about]
-        return Entry(Kind.MEMBER, (json.dumps(content).encode(),), 0)
+        return Entry(Kind.MEMBER, (json.dumps(content).encode(),), 0, () if self.shards else (NO_SHARDS,))
 
 
 class Members:
@@ -96,6 +107,8 @@ class Members:
         self._of = {row[0]: Member(row[0], State(row[1]), *row[2:]) for row in rows}
         self.moves: dict[str, Move] = {}
         """Those that are not over, by their id."""
+        self.on: set[str] = set(saved.get("features", ())) if saved else set()
+        """Features that are on, for good."""
         for move in map(Move.of, saved.get("moves", ()) if saved else ()):
             self.moves[move.id] = move
         self.cuts: tuple[int, ...] = self._cuts()
@@ -109,6 +122,11 @@ class Members:
 
     def count(self, state: State) -> int:
         return sum(member.state is state for member in list(self._of.values()))
+
+    def lacking(self, feature: str, time_us: int) -> list[Member]:
+        """The live nodes that cannot read it, by the log's time: none that has been silent for a day."""
+        live = (one for one in list(self._of.values()) if one.state is State.LIVE)
+        return [one for one in live if time_us - one.said_us < _FORGOTTEN_US and feature not in one.features]
 
     def is_evicted(self, node: int) -> bool:
         """What it published in part will not be waited for."""
@@ -124,6 +142,9 @@ class Members:
                 return
             if isinstance(content, dict):
                 self._moves(content)
+            elif on := _switched_on(content):
+                if not self.lacking(on, time_us):
+                    self.on.add(on)
             else:
                 node, state, needed, about = content
                 self._said(Member(node, State(state), needed, about, time_us))
@@ -137,12 +158,16 @@ class Members:
         if new.state is State.EVICTED:
             if old is None or old.needed > new.needed:  # it has moved since somebody looked
                 return
-            if old.state is not State.LIVE or not old.shards & ~self.held(besides=new.node):
+            if not self.alone(old):
                 self._of[new.node] = dataclasses.replace(old, state=State.EVICTED)
             return
+        if new.state is State.LIVE and not self.on <= new.features:
+            return
         if new.state is State.LIVE and old is not None and old.state is not State.JOINING:
-            for move in self.moves.values():  # it does not give up yet what it has just been given
+            for move in list(self.moves.values()):  # it does not give up yet what it has just been given
                 if move.to == new.node and move.since:
+                    if not move.shards & ~new.shards:
+                        self.moves[move.id] = dataclasses.replace(move, told=True)
                     new = new.with_shards(new.shards | move.shards)
             given_to = self.held(besides=new.node, heard_us=new.said_us - _HEARD_US)
             if (kept := old.shards & (new.shards | ~given_to)) != new.shards:
@@ -163,16 +188,17 @@ class Members:
                 to = self._of[there.to]  # a move to a node that is not live any more has ended
                 self.moves[id_] = dataclasses.replace(there, since=since)
                 self._of[to.node] = to.with_shards(to.shards | there.shards)
-        elif (asked := self.moves.get(content["cancel"])) is not None and not asked.since:
-            del self.moves[asked.id]
+        elif "cancel" in content:
+            if (asked := self.moves.get(content["cancel"])) is not None and not asked.since:
+                del self.moves[asked.id]
+        else:
+            raise FormatTooNew(f"the log says of its nodes what this version does not know: {', '.join(content)}")
 
     def why_not(self, move: Move) -> str | None:
         """What keeps shards from being moved so, for whoever asks; None: nothing does."""
         to, source = self._of.get(move.to), None if move.source is None else self._of.get(move.source)
         if to is None or to.state is not State.LIVE:
             return f"no live node {move.to:x} is known"
-        if not all(member.about.get("moves") for member in self._of.values() if member.state is State.LIVE):
-            return "some nodes are of a version that does not know of moves: upgrade them first"
         if not move.shards:
             return "no shards are named"
         if any(other.shards & move.shards for other in self.moves.values()):
@@ -197,8 +223,8 @@ class Members:
         for move in list(self.moves.values()):
             to, source = self._of.get(move.to), None if move.source is None else self._of.get(move.source)
             gone = to is None or to.state is not State.LIVE
-            done = source is None or source.state is not State.LIVE or not source.shards & move.shards
-            if done if move.since else gone:
+            done = move.told and (source is None or source.state is not State.LIVE or not source.shards & move.shards)
+            if gone or done:
                 del self.moves[move.id]
 
     def held_at(self, member: Member, ts: int) -> int:
@@ -210,6 +236,10 @@ class Members:
         return shards
 
     # -- who holds what -----------------------------------------------------------------------------------
+
+    def alone(self, member: Member) -> int:
+        """The shards of which it is the last live node: it is not evicted while there are any."""
+        return member.shards & ~self.held(besides=member.node) if member.state is State.LIVE else 0
 
     def held(self, *, besides: int | None = None, heard_us: int = 0) -> int:
         """The shards that live nodes hold, but for one of them, and for those that were not heard since then."""
@@ -306,7 +336,24 @@ class Members:
             "floor": self.floor,
             "nodes": [dataclasses.astuple(member) for member in self._of.values()],
             **({"moves": [move.saved() for move in self.moves.values()]} if self.moves else {}),
+            **({"features": sorted(self.on)} if self.on else {}),
         }
+
+
+def switched_on(entry: Entry) -> tuple[str, ...]:
+    """The feature that an entry switches on; none for any other entry."""
+    if entry.kind is not Kind.MEMBER:
+        return ()
+    try:
+        on = _switched_on(json.loads(bytes(entry.body[0])))
+    except (ValueError, TypeError):  # ``enter`` says so
+        return ()
+    return () if on is None else (on,)
+
+
+def _switched_on(content: Any) -> str | None:
+    about = content[3] if isinstance(content, list) and len(content) == 4 else None
+    return about.get("on") if isinstance(about, dict) else None
 
 
 def truncation(below: int) -> Entry:

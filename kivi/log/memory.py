@@ -60,8 +60,8 @@ class MemoryLog(CommitLog):
         self._thread.start()
 
     def append(self, records: Sequence[Entry], done: Done) -> Ticket:
-        self._lengths(records)
-        bodies = [(kind, b"".join(bytes(part) for part in parts), count) for kind, parts, count in records]
+        self._sizes(records)
+        bodies = [(kind, b"".join(bytes(part) for part in parts), count) for kind, parts, count, _ in records]
         with self._lock:
             self._check()
             first = self.next

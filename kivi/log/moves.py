@@ -4,8 +4,8 @@
 
     asked       some node wrote: the shards go to a node, and from another one, or from nobody (then both keep them)
     there       the new owner has them, as of ``since``, and all that came after it: it holds them from this entry on
-    over        the old owner no longer says that it holds them; or there is no such node any more
-    cancelled   by an entry, or because the new owner is gone, while it was only asked
+    over        the new owner has said itself that it holds them, and the old one no longer does; or one of them is gone
+    cancelled   by an entry, while it was only asked
 
 A move is a function of the prefix, so whoever dies in the middle takes it up again when it is back, and all nodes agree
 at every place of the log on who holds what: nothing is moved in part. Shards are in one move at a time.
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kivi.log import Entry, Kind
+from kivi.log.features import MOVES
 from kivi.log.shards import parse_shards, shown_shards
 
 __all__ = ["Move", "asked_entry", "cancelled_entry", "there_entry"]
@@ -26,22 +27,23 @@ __all__ = ["Move", "asked_entry", "cancelled_entry", "there_entry"]
 @dataclass(frozen=True, slots=True)
 class Move:
     """``source`` gives the shards up; None: nobody does. ``since``: the commit timestamp from which the node ``to`` has
-    their rows; 0: it has not."""
+    their rows; 0: it has not. ``told``: the node ``to`` has said so itself: what it said before may come later."""
 
     id: str
     shards: int
     to: int
     source: int | None = None
     since: int = 0
+    told: bool = False
 
     @classmethod
     def of(cls, saved: list[Any]) -> Move:
         """What ``saved`` gave. Raises ValueError, TypeError, InvalidArgument."""
-        id_, shards, to, source, since = saved
-        return cls(str(id_), parse_shards(shards), int(to), source, int(since))
+        id_, shards, to, source, since, *told = saved
+        return cls(str(id_), parse_shards(shards), int(to), source, int(since), bool(told))
 
     def saved(self) -> list[Any]:
-        return [self.id, shown_shards(self.shards), self.to, self.source, self.since]
+        return [self.id, shown_shards(self.shards), self.to, self.source, self.since, *[True] * self.told]
 
 
 def asked_entry(move: Move) -> Entry:
@@ -57,4 +59,4 @@ def cancelled_entry(id_: str) -> Entry:
 
 
 def _entry(content: dict[str, Any]) -> Entry:
-    return Entry(Kind.MEMBER, (json.dumps(content).encode(),), 0)
+    return Entry(Kind.MEMBER, (json.dumps(content).encode(),), 0, (MOVES,))

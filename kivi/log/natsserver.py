@@ -11,9 +11,13 @@ inherits. The server of a node that was killed goes on: its copy of the log coun
 the place finds the lock held, and ends that server before it starts its own. While a node lives, another one on its
 directory is refused.
 
+Clients and operators each have a login of their own (``login``, ``admin``), and peers a secret; with ``Certificates``
+whoever listens and whoever comes show one another one of the same authority, on every port but the monitor's, which is
+of loopback, and says only how the server is.
+
 A server that ends is started again, with growing pauses, and so is one that has given up a stream or JetStream as a
-whole: a full disk does that, and room on the disk does not end it. ``problem`` says what is wrong as long as something
-is.
+whole: a full disk does that, and room on the disk does not end it. One that stands still, so that it answers nothing
+for some looks, is killed before: its node can ask no other one. ``problem`` says what is wrong as long as something is.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ import logging
 import os
 import random
 import re
+import secrets
 import shutil
 import signal
 import socket
@@ -41,6 +46,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from kivi.errors import InvalidArgument, StoreInUse, Unavailable
+from kivi.log.certificates import Certificates
 
 __all__ = ["NatsServer", "Peers", "find_nats_server", "free_ports", "version_of"]
 
@@ -51,8 +57,16 @@ _PAUSE_S: Final = 0.5
 _PAUSE_MAX_S: Final = 30.0
 _LOOK_S: Final = 1.0
 _HEALTHY_S: Final = 10.0
+_ANSWER_S: Final = 2.0
+_SILENT: Final = "it does not answer"
+_SILENT_LOOKS: Final = 3
+"""After so many without an answer it stands still: about nine seconds."""
+_LEFT_S: Final = 30.0
+_PATIENCE_S: Final = 10.0
+"""For so long a server that a killed node has left may end by itself."""
 _OFF: Final = re.compile(r"write error|not enabled|disabled")
 """Of what is wrong, what stays so until the server is started again, though there may be room on the disk by now."""
+_REFUSAL: Final = re.compile(r"\[ERR\] (\S+) - rid:\d+ - .*((?:tls|x509): .*|Authorization Violation)")
 _MAX_PAYLOAD: Final = 2 << 20
 _PORTS: Final = (12_000, 32_000)
 """Below those that systems give to whoever connects somewhere: what was free a moment ago stays free."""
@@ -87,19 +101,22 @@ def version_of(binary: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """``listen``: HOST:PORT for the other servers; ``routes``: theirs. All servers of a cluster have one ``name``."""
+    """``listen``: HOST:PORT for the other servers; ``routes``: theirs. All servers of a cluster have one ``name``, and
+    know one another by the ``secret``; None lets in whoever comes."""
 
     name: str
     listen: str
     routes: Sequence[str]
+    secret: str | None = None
 
 
 class NatsServer:
     """``name``: unique among its peers, and the same at every start. ``listen``: HOST:PORT for clients.
 
-    ``peers``: None for a server alone. ``max_bytes``: how much JetStream may store. ``secret``: what clients (as
-    ``token`` of ``Nats``) and peers have to know; None lets in whoever comes. Nothing runs before ``start``.
-    Raises InvalidArgument if there is no nats-server that can be used.
+    ``peers``: None for a server alone. ``max_bytes``: how much JetStream may store. ``password``: what clients have to
+    know; None lets in whoever comes. ``jetstream`` may be set between two starts: without it the server stores
+    nothing, and has no vote. Nothing runs before ``start``. Raises InvalidArgument if there is no nats-server that can
+    be used.
     """
 
     def __init__(
@@ -110,17 +127,19 @@ class NatsServer:
         listen: str,
         peers: Peers | None = None,
         max_bytes: int = 64 << 30,
-        secret: str | None = None,
+        password: str | None = None,
+        tls: Certificates | None = None,
         binary: str | None = None,
     ) -> None:
         self.directory, self.name, self.listen = Path(directory), name, listen
-        self.peers, self.max_bytes, self.secret = peers, max_bytes, secret
+        self.peers, self.max_bytes, self.tls, self.jetstream = peers, max_bytes, tls, True
+        self._is_open, self._password = password is None, password or secrets.token_hex(16)
         self.binary = binary or find_nats_server()
         self.version = version_of(self.binary)
         self.process: subprocess.Popen[bytes] | None = None
         self.restarts = 0
         self.problem = "it was not started"
-        self._monitor = 0
+        self._monitor = self._read = 0
         self._owner: int | None = None
         self._ending = threading.Event()
         self._supervisor: threading.Thread | None = None
@@ -129,6 +148,19 @@ class NatsServer:
     def url(self) -> str:
         return f"nats://{self.listen}"
 
+    @property
+    def login(self) -> dict[str, Any]:
+        """What a client of the log gives to ``Nats``."""
+        return self._login("kivi")
+
+    @property
+    def admin(self) -> dict[str, Any]:
+        """What an operator of the servers gives to ``Nats``; whoever has it sees no messages of the log."""
+        return self._login("system")
+
+    def _login(self, user: str) -> dict[str, Any]:
+        return {"user": user, "password": self._password, **(self.tls.client() if self.tls is not None else {})}
+
     def configuration(self) -> str:
         """The text of nats.conf."""
         quoted = json.dumps
@@ -136,24 +168,42 @@ class NatsServer:
             f"server_name: {quoted(self.name)}",
             f"listen: {quoted(self.listen)}",
             f"http: {quoted(f'127.0.0.1:{self._monitor}')}",
+            f"pid_file: {quoted(str(self.directory / 'pid'))}",  # the node may be killed before it has written it
             f"max_payload: {_MAX_PAYLOAD}",
             "max_pending: 268435456",
             "lame_duck_grace_period: 1s",
             "lame_duck_duration: 30s",
-            "jetstream {",
-            f"  store_dir: {quoted(str(self.directory / 'store'))}",
-            f"  max_file_store: {self.max_bytes}",
-            "  max_memory_store: 16777216",
-            "  sync_interval: always",
-            "}",
+            f"authorization {{ users: [ {{ user: kivi, password: {quoted(self._password)} }} ] }}",
+            f"accounts {{ $SYS {{ users: [ {{ user: system, password: {quoted(self._password)} }} ] }} }}",
         ]
-        if self.secret is not None:
-            lines.append(f"authorization {{ token: {quoted(self.secret)} }}")
+        if self._is_open:
+            lines.append("no_auth_user: kivi")
+        if self.jetstream:
+            lines += [
+                "jetstream {",
+                f"  store_dir: {quoted(str(self.directory / 'store'))}",
+                f"  max_file_store: {self.max_bytes}",
+                "  max_memory_store: 16777216",
+                "  sync_interval: always",
+                "}",
+            ]
+        tls = []
+        if self.tls is not None:
+            tls = [
+                "tls {",
+                f"  cert_file: {quoted(os.path.abspath(self.tls.cert))}",
+                f"  key_file: {quoted(os.path.abspath(self.tls.key))}",
+                f"  ca_file: {quoted(os.path.abspath(self.tls.ca))}",
+                "  verify: true",  # who comes has one, too
+                "  timeout: 5",
+                "}",
+            ]
+            lines += tls
         if self.peers is not None:
             known, login = "", []
-            if self.secret is not None:
-                known = f"kivi:{quote(self.secret, safe='')}@"
-                login = [f"  authorization {{ user: kivi, password: {quoted(self.secret)} }}"]
+            if (secret := self.peers.secret) is not None:
+                known = f"kivi:{quote(secret, safe='')}@"
+                login = [f"  authorization {{ user: kivi, password: {quoted(secret)} }}"]
             routes = ", ".join(quoted(f"nats://{known}{route}") for route in self.peers.routes)
             lines += [
                 "cluster {",
@@ -162,6 +212,7 @@ class NatsServer:
                 f"  routes: [{routes}]",
                 "  no_advertise: true",  # where clients reach the others is not for the servers to say
                 *login,
+                *(f"  {line}" for line in tls),
                 "}",
             ]
         return "\n".join(lines) + "\n"
@@ -190,6 +241,8 @@ class NatsServer:
 
     def _start(self, timeout_s: float) -> None:
         self._ending.clear()
+        with contextlib.suppress(OSError):
+            self._read = (self.directory / "log.txt").stat().st_size
         self._launch()
         deadline = time.monotonic() + timeout_s
         tries = 3  # somebody may take the port that was free for its monitor
@@ -210,6 +263,7 @@ class NatsServer:
         config.write_text(self.configuration())
         lock = self._lock()
         try:
+            (self.directory / "pid").unlink(missing_ok=True)  # by now it may be the number of some other program
             with open(self.directory / "log.txt", "ab") as log:
                 self.process = subprocess.Popen(
                     [self.binary, "-c", str(config)],
@@ -225,17 +279,22 @@ class NatsServer:
         self.problem = "it is starting"
 
     def _lock(self) -> int:
-        """A descriptor that has the lock of the directory; a server that a killed node has left is ended before."""
+        """A descriptor that has the lock of the directory; a server that a killed node has left is ended before.
+
+        While it has the lock it is the one of ``pid``: whoever gets the lock removes that before it starts another.
+        """
         lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        deadline = time.monotonic() + 30.0
+        began = time.monotonic()
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return lock
             except BlockingIOError:
+                waited_s = time.monotonic() - began
                 with contextlib.suppress(OSError, ValueError):
-                    os.kill(int((self.directory / "pid").read_text()), signal.SIGTERM)
-                if time.monotonic() > deadline:
+                    how = signal.SIGTERM if waited_s < _PATIENCE_S else signal.SIGKILL  # it may stand still
+                    os.kill(int((self.directory / "pid").read_text()), how)
+                if waited_s > _LEFT_S:
                     os.close(lock)
                     raise Unavailable(f"another nats-server runs on {self.directory} and does not end") from None
                 time.sleep(0.1)
@@ -248,15 +307,18 @@ class NatsServer:
 
     def _listens(self) -> bool:
         """To clients, and to peers: it listens to these a moment later, and ends if it cannot."""
-        return self._greets(self.listen) and (self.peers is None or self._greets(self.peers.listen))
+        return self._greets(self.listen) and (self.peers is None or self._greets(self.peers.listen, encrypted=True))
 
-    def _greets(self, at: str) -> bool:
+    def _greets(self, at: str, *, encrypted: bool = False) -> bool:
         host, _, port = at.rpartition(":")
-        with (
-            contextlib.suppress(OSError, ValueError, KeyError),
-            socket.create_connection((host.strip("[]"), int(port)), 1.0) as connection,
-            connection.makefile("rb") as said,
-        ):
+        with contextlib.suppress(OSError, ValueError, KeyError), contextlib.ExitStack() as opened:
+            connection = socket.create_connection((host.strip("[]"), int(port)), 1.0)
+            opened.callback(connection.close)
+            if encrypted and self.tls is not None:  # of peers, who are greeted after the handshake
+                shown = self.tls.client()
+                connection = shown["tls"].wrap_socket(connection, server_hostname=shown["tls_hostname"])
+                opened.callback(connection.close)
+            said = opened.enter_context(connection.makefile("rb"))
             verb, _, about = said.readline().partition(b" ")
             greets: bool = verb == b"INFO" and json.loads(about)["server_name"] == self.name
             return greets
@@ -274,7 +336,7 @@ class NatsServer:
             with error:
                 return f"it is not well: {error.read().decode(errors='replace').strip()}"
         except OSError as error:
-            return f"it does not answer: {error}"
+            return f"{_SILENT}: {error}"
 
     def heard(self) -> set[str]:
         """The names of the peers that it is connected to. Raises Unavailable."""
@@ -283,16 +345,27 @@ class NatsServer:
         except OSError as error:
             raise Unavailable(f"nats-server does not answer: {error}") from None
 
+    def refusals(self) -> list[tuple[str, str]]:
+        """What has gone wrong since this was asked last with peers that it has called, which know one another by
+        secrets and certificates: their IP:PORT, and why."""
+        with contextlib.suppress(OSError), open(self.directory / "log.txt", "rb") as log:
+            log.seek(self._read)
+            found = log.read()
+            self._read += (end := found.rfind(b"\n") + 1)
+            return _REFUSAL.findall(found[:end].decode(errors="replace"))
+        return []
+
     def _monitored(self, what: str) -> Any:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self._monitor}/{what}", timeout=2.0) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._monitor}/{what}", timeout=_ANSWER_S) as answer:
             return json.load(answer)
 
     def _supervise(self) -> None:
-        pause_s, well_since = _PAUSE_S, time.monotonic()
+        pause_s, well_since, silent = _PAUSE_S, time.monotonic(), 0
         while not self._ending.wait(_LOOK_S):
             self.problem = self.look()
+            silent = silent + 1 if self.problem.startswith(_SILENT) else 0
             ended = self.process is None or self.process.poll() is not None
-            if not ended and not _OFF.search(self.problem):
+            if not ended and silent < _SILENT_LOOKS and not _OFF.search(self.problem):
                 if not self.problem and time.monotonic() - well_since > _HEALTHY_S:
                     pause_s = _PAUSE_S
                 continue
@@ -302,7 +375,8 @@ class NatsServer:
             pause_s = min(2 * pause_s, _PAUSE_MAX_S)
             if not ended and not self.look():  # it is well again
                 continue
-            self._end_process(signal.SIGTERM, 10.0)
+            self._end_process(signal.SIGKILL if silent else signal.SIGTERM, 10.0)
+            silent = 0
             self.restarts += 1
             try:
                 self._launch()

@@ -22,7 +22,7 @@ PARTS_BYTES: Final = 256 << 20
 class _Incomplete:
     of: int
     at: dict[int, int] = field(default_factory=dict)
-    data: dict[int, bytes] = field(default_factory=dict)
+    data: dict[int, bytes | memoryview] = field(default_factory=dict)
 
 
 class Parts:
@@ -42,7 +42,7 @@ class Parts:
             raise DataLoss(f"message {sequence} is part {part.place} of {part.of} of a frame of {held.of} parts")
         held.at.setdefault(part.place, sequence)
         if keep and part.place not in held.data and self._nbytes + len(part.data) <= PARTS_BYTES:
-            held.data[part.place] = bytes(part.data)
+            held.data[part.place] = part.data
             self._nbytes += len(part.data)
 
     def joined(self, id_: FrameId, read: Callable[[int], FramePart]) -> bytes | None:
@@ -50,7 +50,7 @@ class Parts:
         held = self._of[id_]
         if len(held.at) < held.of:
             return None
-        return b"".join(held.data.get(place) or bytes(read(held.at[place]).data) for place in range(held.of))
+        return b"".join(held.data.get(place) or read(held.at[place]).data for place in range(held.of))
 
     def sequences(self, id_: FrameId) -> tuple[int, ...]:
         """Of the messages that hold a frame that is complete, in order of the parts."""

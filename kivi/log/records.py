@@ -122,7 +122,7 @@ def pack_records(
     parts: list[bytes | memoryview] = []
     small: list[bytes] = []
     rest, checksum, sequence = _RECORD_REST.pack, _CHECKSUM.pack, first
-    for (kind, body, numbers), length in zip(records, lengths, strict=True):
+    for (kind, body, numbers, _), length in zip(records, lengths, strict=True):
         head = rest(_RECORD_MAGIC, kind, 0, length | (numbers - 1) << _LENGTH_BITS, sequence, time_us)
         sequence += numbers
         if length <= _COPIED_BYTES:

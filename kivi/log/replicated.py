@@ -20,8 +20,13 @@ What is believed, and when:
 * **A message that was applied stays.** What was applied last is read again with every step; other bytes under its
   sequence, an end below it, or a frame of somebody who has applied other messages (by the running hash) or more than
   there are: then the log has lost what it had acknowledged, or this node has read a bad copy. Nothing of it is applied.
+  What it had applied before it was started again (``reached``) has to come again, with the same running hash, and it
+  proposes nothing before.
 * **A clock is believed if another one agrees.** The time of the log never falls, and moves with a frame to the earlier
   one of two clocks: that of the servers' leader, and that of the gateway. One that is a year ahead ages nothing.
+* **Who is heard by nobody takes nothing.** While a frame of this node has not come back for some seconds, nor anything
+  else has come, it refuses what clients write, and they go to another node: its own server of the log may stand still
+  or be cut off. What it has published is published until it comes back, so this ends by itself.
 * **An acknowledgement is no verdict.** A frame is committed when it comes back; whether its transactions are, is then
   judged by every node alike.
 
@@ -35,14 +40,15 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
-from kivi.errors import DataLoss, DiskFull, KiviError, NotFound, Unavailable
+from kivi.errors import DataLoss, DiskFull, FormatTooNew, KiviError, NotFound, Unavailable
 from kivi.log import CommitLog, Done, Entry, Kind, LogFailed, Record, Ticket
+from kivi.log.features import FEATURES, check_features, feature_off
 from kivi.log.frames import NO_HASH, Frame, FrameId, FrameIds, FramePart, decode_frame, decode_message, running_hash
-from kivi.log.members import Members, State
+from kivi.log.members import Member, Members, State, switched_on
 from kivi.log.outbox import Outbox
 from kivi.log.parts import Parts
 from kivi.log.stream import Message, Stream
@@ -55,6 +61,7 @@ _AT_ONCE: Final = 256
 MAX_FRAME_BYTES: Final = 64 << 20
 """Of one record; with the records that are published with it a frame may be larger."""
 
+_HELD_UP_S: Final = 5.0
 _NEVER_S: Final = 1e9
 _WRITTEN: Final = frozenset({Kind.COMMIT, Kind.STAGE})
 
@@ -136,6 +143,8 @@ class _Step:
 
 class ReplicatedLog(CommitLog):
     """``saved`` is what ``save`` gave for the position that the node goes on from; None: from the log's first message.
+    ``features``: which this version knows. ``reached``: a message that the node had applied once, and the running hash
+    there. Raises FormatTooNew if others are on there.
 
     ``pump`` is called by one thread at a time; what it delivers may call ``append``, and nobody else may.
     """
@@ -154,18 +163,25 @@ class ReplicatedLog(CommitLog):
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         lost_after_s: float = 30.0,
+        features: Collection[str] = FEATURES,
+        reached: tuple[int, bytes] = (0, b""),
     ) -> None:
-        self._stream = stream
+        self._stream, self.reached = stream, reached
         self.generation, self.node, self.boot = generation, node, boot
         content: dict[str, Any] = json.loads(saved) if saved else {}
         self._now, self._saved = _Prefix.of(content, genesis), _Prefix.of(content, genesis)
+        self.features = features
+        check_features("the log of this cluster", self.members.on, features)
+        self._saved_on = frozenset[str]()
+        self.on_features: Callable[[Collection[str]], None] = lambda features: None
+        """Called with those that are on at a place, before it is saved."""
         self._flushed, self._flushed_parts = self.place.sequence, self._saved.parts.first()
         self._since: deque[_Step] = deque()  # behind the saved place
         self._hashes: deque[tuple[int, bytes]] = deque([(self.place.sequence, self.place.hash)], maxlen=4096)
         self._stages: dict[int, tuple[tuple[int, ...], int]] = {
             int(n): (tuple(at), entry) for n, (at, entry) in content.get("stages", {}).items()
         }
-        self._last_message: bytes | None = None
+        self._last_read: tuple[bytes, Frame | FramePart] | None = None  # each look at the log begins with it
         self.outbox = Outbox(stream, generation, node, boot)
         self._arriving: Arrived | None = None
         self._number = self.place.number
@@ -179,12 +195,15 @@ class ReplicatedLog(CommitLog):
         self._short_since: float | None = None
         self._ends: deque[tuple[int, float]] = deque(maxlen=64)
         self.current_at = -math.inf
+        self._came_at = -math.inf  # when it applied something last
         self._put_at: dict[int, float] = {}  # when each frame of this node that has not come back was made
         self.proven_at = -math.inf
         """Everything that the log had at this moment, by ``clock``, has been applied."""
         self.sync_times = Histogram()
         self.server_restarts: Callable[[], int] = lambda: 0
         """How often the server of the log that this node runs was started again; 0 if it runs none."""
+        self.disagreements: Callable[[], int] = lambda: 0
+        """Sets of shards whose content nodes do not agree about."""
         self.on_room = lambda error: None
         self.on_arrival: Callable[[Arrived], None] = lambda arrived: None
         self.on_failure: Callable[[KiviError], None] = lambda error: None
@@ -218,8 +237,11 @@ class ReplicatedLog(CommitLog):
         return None if found is None else str(found.about["address"])
 
     def addresses(self, shards: int) -> list[str]:
-        """Of the live nodes that hold all of these shards."""
-        return [member.about.get("address") or f"node {member.node:x}" for member in self.members.holders(shards)]
+        """Of the live nodes that hold all of these shards: those that answer, if any do."""
+        members, time_us = self.members, self.place.time_us
+        found = members.holders(shards)
+        found = [member for member in found if members.answers(member.node, time_us)] or found
+        return [member.about.get("address") or f"node {member.node:x}" for member in found]
 
     def parts(self, shards: int) -> list[tuple[str, int]]:
         """Of each live node that others can reach its address, and which of these shards it holds."""
@@ -233,17 +255,38 @@ class ReplicatedLog(CommitLog):
 
         Raises what keeps anything from being written; then nothing was. DiskFull: of what a client writes. What says
         how the nodes are, and gives up what was written, has room beyond: else the log could not be truncated.
+        FeatureOff: of what some node may not be able to read. Unavailable, ``stopping``: `is_held_up`, and it is not
+        what nodes say of themselves.
         """
+        if not all(entry.kind.is_about_nodes for entry in entries):
+            self.check_heard()
+        self.check_entries(entries)
+        self._put(entries, derived_at, on_id)
+
+    def check_entries(self, entries: Sequence[Entry]) -> None:
+        """Raises what keeps these from being written, whatever they are published with: see ``propose``."""
+        for feature in (feature for entry in entries for feature in entry.needs):
+            if feature not in self.members.on:
+                raise feature_off(feature, map(self.named, self.lacking(feature)))
         if self._stream.used >= 1 and any(entry.kind in _WRITTEN for entry in entries):
             raise DiskFull(
                 "the log is full: nothing was applied; kivi cluster status says for whom it is kept, and what to do"
             )
         if not entries or any(entry.numbers for entry in entries):
-            self._lengths([entry for entry in entries if entry.numbers])
-        self._put(entries, derived_at, on_id)
+            self._sizes([entry for entry in entries if entry.numbers])
+
+    def lacking(self, feature: str) -> list[Member]:
+        """The nodes because of which a feature cannot be switched on."""
+        return self.members.lacking(feature, self.place.time_us)
+
+    @staticmethod
+    def named(member: Member) -> str:
+        """Its address, or its number."""
+        return str(member.about.get("address") or f"{member.node:x}")
 
     def barrier(self, on_id: Callable[[int], None]) -> None:
         """Publishes a frame of nothing: when it comes back, all has been applied that was acknowledged before."""
+        self.check_heard()
         self._put((), 0, on_id)
 
     def _put(self, entries: Sequence[Entry], derived_at: int, on_id: Callable[[int], None]) -> None:
@@ -257,12 +300,34 @@ class ReplicatedLog(CommitLog):
 
         self.outbox.add(made, on_id)
 
+    def check_heard(self) -> None:
+        """Raises Unavailable, ``stopping``, if it `is_held_up`."""
+        if self.is_held_up:
+            raise Unavailable(
+                f"the log has brought this node nothing for {_HELD_UP_S:.0f} s, nor what it has published: nothing was "
+                "applied; ask another node",
+                stopping=True,
+            )
+
+    @property
+    def is_held_up(self) -> bool:
+        """Whether what it has published does not come back, nor anything else comes, while it waits for that. A node
+        that is slow, or far behind, is not held up: it moves on."""
+        return self._clock() - self._came_at >= _HELD_UP_S and self.awaited_s > _HELD_UP_S
+
+    @property
+    def awaited_s(self) -> float:
+        """For how long the oldest frame of this node that has not come back has been on its way; below 0 for none."""
+        return self._clock() - min(self._put_at.copy().values(), default=math.inf)
+
     def check_writable(self) -> None:
         """Raises LogFailed, or Unavailable, if nothing can be written."""
         if self.failed is not None:
             raise LogFailed(self.failed.message)
         if self.lost_suffix is not None:
             raise Unavailable(self.lost_suffix.message)
+        if self.place.sequence < self.reached[0]:
+            raise Unavailable(f"this node had applied message {self.reached[0]} once, and has not read it again yet")
 
     @property
     def proposed(self) -> int:
@@ -315,21 +380,23 @@ class ReplicatedLog(CommitLog):
             self._ends.append((last, asked_at))
         else:
             self._ends[-1] = (last, asked_at)
-        if last < at:  # a leader that was cut off may say so, too, until it hears of the new one
+        if last < (known := max(at, self.reached[0])):  # a leader that was cut off may say so, too, for a while
             self._short_since = asked_at if self._short_since is None else self._short_since
-            if asked_at - self._short_since < self._lost_after_s:
-                raise Unavailable(f"the log ends at {last}, and this node has applied {at}")
-            self._lost(f"the log ends at {last}, and this node has applied {at}")
-            return []
-        self._short_since = None
+            if last <= at:  # what there is has been applied
+                if asked_at - self._short_since < self._lost_after_s:
+                    raise Unavailable(f"the log ends at {last}, and this node has applied {known}")
+                self._lost(f"the log ends at {last}, and this node has applied {known}")
+                return []
+        else:
+            self._short_since = None
         if first > at + 1:
             raise DataLoss(f"the log begins at {first}, and this node has applied {at} only: bootstrap it again")
-        begin = at if at >= first and self._last_message is not None else at + 1
-        found, is_cut = self._sound(begin, count + 1)
-        if begin == at:
+        last_read = self._last_read if at >= first else None
+        found, is_cut = self._sound(at + 1 if last_read is None else at, count + 1)
+        if last_read is not None:
             if not found:  # a leader that has not caught up with itself has answered
                 raise Unavailable(f"the log ends before {at} now, which this node has applied")
-            if found[0][0].data != self._last_message:
+            if found[0][0].data != last_read[0]:
                 raise DataLoss(f"message {at} of the log is not what this node has applied: bootstrap it again")
             found = found[1:]
             if not found and is_cut:  # the copy that has the one has not the other
@@ -359,10 +426,15 @@ class ReplicatedLog(CommitLog):
 
     def _decoded(self, message: Message) -> Frame | FramePart | None:
         """None if it is damaged."""
+        last_read = self._last_read
+        if last_read is not None and message.data == last_read[0]:
+            return last_read[1]
         try:
             held = decode_message(message.data)
         except DataLoss:
             return None
+        except FormatTooNew as error:
+            raise FormatTooNew(f"message {message.sequence} of the log cannot be read: {error.message}") from None
         return held if held.generation == self.generation else None
 
     def _apply(self, message: Message, held: Frame | FramePart) -> None:
@@ -387,17 +459,23 @@ class ReplicatedLog(CommitLog):
         time_us = before.time_us if frame is None else max(before.time_us, min(message.time_us, frame.clock_us))
         if frame is not None and not self._now.seen.is_new(frame.id):
             frame = None
+        for entry in () if frame is None else frame.entries:
+            on = [feature for feature in switched_on(entry) if not self.members.lacking(feature, time_us)]
+            check_features(f"message {message.sequence} of the log", on, self.features)
         self._number, self._placed = before.number, False
 
         def place() -> None:
             """What the message has done, with the hash of all messages and of all verdicts."""
             self._placed = True
-            hash_ = running_hash(before.hash, b"%d %b" % (self._number, message.data))
+            self._came_at = self._clock()  # before anything is proposed on its arrival: the node is not held up now
+            hash_ = running_hash(before.hash, self._number, message.data)
             entries = () if frame is None else tuple(entry for entry in frame.entries if entry.kind.is_about_nodes)
             at = Place(message.sequence, self._number, time_us, hash_)
             step = _Step(at, part, None if frame is None else frame.id, entries)
             self._since.append(step if part is None else replace(step, part=replace(part, data=b"")))
             self._hashes.append((message.sequence, hash_))
+            if message.sequence == self.reached[0] and hash_ != self.reached[1]:
+                self._lost(f"message {message.sequence} of the log, or one before, is not what this node had applied")
             for id_ in self._now.step(step):
                 if self._is_mine(id_):
                     self.outbox.again(id_.n)
@@ -410,7 +488,7 @@ class ReplicatedLog(CommitLog):
             finally:
                 self._arriving = None
         self.placed()
-        self._last_message = message.data
+        self._last_read = message.data, held
         came = held if isinstance(held, Frame) else frame
         if came is not None and self._is_mine(came.id):
             self.proven_at = max(self.proven_at, self._put_at.pop(came.id.n, -math.inf))
@@ -466,6 +544,7 @@ class ReplicatedLog(CommitLog):
                 "that has applied most (kivi cluster reseed)"
             )
             _log.error("%s", self.lost_suffix.message)
+            self.on_failure(self.lost_suffix)
 
     # -- the log that a committer sees ------------------------------------------------------------
 
@@ -491,7 +570,7 @@ class ReplicatedLog(CommitLog):
         if arriving is None:
             raise Unavailable("entries of a replicated log are proposed, and numbered when their frame arrives")
         first = self._number + 1
-        for kind, _, numbers in records:
+        for kind, _, numbers, _ in records:
             if kind is Kind.STAGE:
                 self._stages[self._number + 1] = (arriving.sequences, self.at_entry)
             self._number += numbers
@@ -510,6 +589,9 @@ class ReplicatedLog(CommitLog):
         """The place that belongs to the last commit timestamp ``upto``, for ``saved``."""
         while self._since and self._since[0].place.number <= upto:
             self._saved.step(self._since.popleft())
+        if (on := frozenset(self._saved.members.on)) != self._saved_on:
+            self.on_features(on)
+            self._saved_on = on
         content = self._saved.content()
         content["stages"] = {n: where for n, where in self._stages.items() if n <= upto}
         return json.dumps(content).encode()
@@ -567,6 +649,7 @@ class ReplicatedLog(CommitLog):
             "nodes_live": self.members.count(State.LIVE),
             "nodes_evicted": self.members.count(State.EVICTED),
             "server_restarts": self.server_restarts(),
+            "disagreements": self.disagreements(),
         }
 
     def close(self) -> None:

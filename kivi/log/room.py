@@ -5,6 +5,9 @@ is noticed here, before a number is assigned, and is a definite answer; inside p
 cannot run out. A spare file is called ``<n>.spare.tmp`` until the writer that fills it names it; recovery
 deletes spares.
 
+The first segment after an opening is small, and the next ones grow up to the size that the log was given: whoever opens
+a store has a spare at once, most stores need little of it, and some file systems write all that is preallocated.
+
 The same thread closes and trims segments that are full, and lets the log sync its mark once a second.
 
 Invariant, under the log's lock: every request (`Room.wait`) is answered by a round that *began* after it, so
@@ -31,6 +34,8 @@ from kivi.runtime.files import is_no_space
 __all__ = ["Room"]
 
 _EVERY_S = 1.0
+_FIRST_BYTES = 1 << 20
+_GROWTH = 4
 _NOBODY = SegmentHeader(bytes(16), 0, 0, 0, 0)
 
 
@@ -52,6 +57,7 @@ class Room:
         self._files = files
         self._directory = directory
         self._segment_bytes = segment_bytes
+        self._next_bytes = min(segment_bytes, _FIRST_BYTES)
         self._tick = tick
         self._told = told
         self._work = threading.Condition(lock)
@@ -73,18 +79,19 @@ class Room:
         if spare is None or BLOCK_BYTES + size > spare.capacity:
             return None
         self._spare = None
+        self._next_bytes = min(self._next_bytes * _GROWTH, self._segment_bytes)
         return spare
 
     def prepare(self) -> None:
         """Ask for a spare ahead of need; after a failure, at most once a second."""
         idle = self._spare is None and not self._wanted and self._started == self._done
         if idle and (self._error is None or time.monotonic() >= self._retry_at):
-            self._wanted = self._segment_bytes
+            self._wanted = self._next_bytes
             self._work.notify()
 
     def wait(self, size: int, stop: Callable[[], bool]) -> KiviError | None:
         """Ask for room for ``size`` bytes and wait for an answer: None (look again) or why there is none."""
-        self._wanted = max(self._wanted, BLOCK_BYTES + size, self._segment_bytes)
+        self._wanted = max(self._wanted, BLOCK_BYTES + size, self._next_bytes)
         mine = self._started + 1
         self._work.notify()
         self._answered.wait_for(lambda: self._done >= mine or stop())
@@ -138,7 +145,7 @@ class Room:
                 if self._stopping:
                     return
                 if self._error is not None and not self._wanted and time.monotonic() >= self._retry_at:
-                    self._wanted = self._segment_bytes
+                    self._wanted = self._next_bytes
                 wanted, self._wanted = self._wanted, 0
                 if wanted:
                     self._started += 1

@@ -171,8 +171,7 @@ class SegmentedLog(CommitLog):
     # -- entering
 
     def append(self, records: Sequence[Entry], done: Done) -> Ticket:
-        lengths = self._lengths(records)
-        counts = [count for _, _, count in records]
+        lengths, counts = self._sizes(records)
         count, size = sum(counts), sum(lengths) + HEADER_BYTES * len(lengths)
         if size > GROUP_BYTES_MAX:
             raise InvalidArgument(f"a group has at most {GROUP_BYTES_MAX} bytes, not {size}")
@@ -320,7 +319,8 @@ class SegmentedLog(CommitLog):
         finally:
             with self._lock:
                 self._taken = False
-                self._ready.notify_all()
+                if self._queue or self._closing:  # to wake the writer in vain costs more than a small group
+                    self._ready.notify()
 
     def _write(self, groups: list[_Group]) -> None:
         """Writes groups that follow each other in one segment."""

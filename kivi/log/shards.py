@@ -17,12 +17,15 @@ __all__ = ["EVERY", "SHARDS", "parse_shards", "refined", "shards_in", "shown_sha
 SHARDS: Final = 64
 EVERY: Final = (1 << SHARDS) - 1
 """The set of all shards."""
+_NONE: Final = "none"
 _RANGE: Final = re.compile(r"([0-9]{1,2})(?:-([0-9]{1,2}))?")
 
 
 def parse_shards(text: str) -> int:
-    """``"0-15,40"``. Raises InvalidArgument."""
+    """``"0-15,40"``, or ``"none"``. Raises InvalidArgument."""
     held = 0
+    if text == _NONE:
+        return held
     for part in text.split(","):
         found = _RANGE.fullmatch(part.strip())
         low, high = (0, SHARDS) if found is None else (int(found[1]), int(found[2] or found[1]))
@@ -41,14 +44,14 @@ def shards_in(held: int) -> Iterator[int]:
 
 
 def shown_shards(held: int) -> str:
-    """The inverse of ``parse_shards``; "" for the empty set."""
+    """The inverse of ``parse_shards``."""
     ranges: list[list[int]] = []
     for shard in shards_in(held):
         if ranges and ranges[-1][1] == shard - 1:
             ranges[-1][1] = shard
         else:
             ranges.append([shard, shard])
-    return ",".join(f"{low}" if low == high else f"{low}-{high}" for low, high in ranges)
+    return ",".join(f"{low}" if low == high else f"{low}-{high}" for low, high in ranges) or _NONE
 
 
 def refined(sets: Iterable[int]) -> tuple[int, ...]:

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kivi.errors import InvalidArgument, SchemaError
+from kivi.model.types import shown
 
 __all__ = [
     "COMMIT_TIME",
@@ -62,7 +63,7 @@ def check_not_hidden(what: str, columns: Iterable[str]) -> None:
 def check_retractions(wanted: object) -> str:
     """What a reader does with a retraction. Raises InvalidArgument."""
     if wanted not in _RETRACTIONS:
-        raise InvalidArgument(f'retractions is "fail", "ignore" or "deliver", not {wanted!r}')
+        raise InvalidArgument(f'retractions is "fail", "ignore" or "deliver", not {shown(wanted)}')
     return str(wanted)
 
 

@@ -74,9 +74,7 @@ def row_table_schema(
     name: str, key: Mapping[str, object], columns: Mapping[str, object], history: str | int | dt.timedelta | None = None
 ) -> TableSchema:
     """The schema of a row table. Raises SchemaError, InvalidArgument."""
-    for part, given in (("key", key), ("columns", columns)):
-        if not isinstance(given, Mapping):
-            raise SchemaError(f"{part} of table {name!r} maps column names to types, and is not {given!r}")
+    _check_columns(name, key=key, columns=columns)
     if not key:
         raise SchemaError(f"table {name!r} needs at least one key column")
     built = declared_columns(columns)
@@ -88,6 +86,12 @@ def row_table_schema(
         columns=tuple(built),
         history_us=None if history is None else parse_duration_us(history, "history"),
     )
+
+
+def _check_columns(table: str, **parts: object) -> None:
+    for part, given in parts.items():
+        if not isinstance(given, Mapping):
+            raise SchemaError(f"{part} of table {table!r} maps column names to types, and is not {given!r:.200}")
 
 
 def declared_columns(columns: Mapping[str, object]) -> list[Column]:
@@ -201,10 +205,12 @@ def event_table_schema(
         raise InvalidArgument(
             f"event table {name!r}: local= and cold= come together, as in local='30d', cold='s3://...'"
         )
+    _check_columns(name, columns=columns)
     built = tuple(_value_column(n, t, "column") for n, t in columns.items())
     check_not_hidden(f"event table {name!r}", columns)
     by_name = {c.name: c for c in built}
-    if event_time not in by_name or by_name[event_time].type.name != "timestamp":
+    moments = [c.name for c in built if c.type.name == "timestamp"]
+    if event_time not in moments:
         raise SchemaError(
             f"event table {name!r}: event_time must name one of its timestamp columns, not {event_time!r}"
         )
@@ -217,7 +223,7 @@ def event_table_schema(
                     f"event table {name!r}: {option}= names columns of text, bytes or int64 of the table, not "
                     f"{column!r}"
                 )
-    if expires is not None and (expires not in by_name or by_name[expires].type.name != "timestamp"):
+    if expires is not None and expires not in moments:
         raise SchemaError(f"event table {name!r}: expires must name one of its timestamp columns, not {expires!r}")
     if expires is not None and shard_by:
         raise SchemaError(

@@ -25,13 +25,14 @@ the order of the first rows of their matches.
 from __future__ import annotations
 
 import datetime as dt
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from kivi.errors import InvalidArgument, SchemaError
-from kivi.model.expressions import COMPARISONS, Expr, Value, bind
+from kivi.model.expressions import COMPARISONS, Expr, Value, bind, from_plain, to_plain
 from kivi.model.expressions.nodes import ROWS_BESIDE_MAX
 from kivi.model.measuring import NUMBERS
 from kivi.model.names import check_disjoint, check_name, is_name, name_list
@@ -49,7 +50,7 @@ from kivi.model.pattern_text import (
     symbols,
 )
 from kivi.model.questions import seen_schema
-from kivi.model.schema import Column, OperatorCall, TableSchema
+from kivi.model.schema import Column, Measure, OperatorCall, TableSchema
 from kivi.model.slots import parse_duration_us
 from kivi.model.types import ColumnType, shown
 
@@ -105,6 +106,29 @@ class Pattern:
     def __str__(self) -> str:
         within = "" if self.within_us is None else f" within {dt.timedelta(microseconds=self.within_us)}"
         return f"pattern ({self.text}){within}, skip {self.skip}"
+
+    def to_json(self) -> str:
+        plain = {
+            "text": self.text,
+            "partition_by": self.partition_by,
+            "within": self.within_us,
+            "define": {name: to_plain(definition) for name, definition in self.define},
+            "measures": [call.as_measure(name).to_plain() for name, call in self.measures],
+            "skip": str(self.skip),
+        }
+        return json.dumps(plain, separators=(",", ":"))
+
+    @staticmethod
+    def from_json(text: str) -> Pattern:
+        """The inverse. Raises InvalidArgument, SchemaError for what ``to_json`` does not make."""
+        try:
+            plain = json.loads(text)
+            plain["define"] = {name: from_plain(definition) for name, definition in plain["define"].items()}
+            measures = map(Measure.from_plain, plain["measures"])
+            plain["measures"] = {measure.name: measure.call for measure in measures}
+            return pattern(**plain)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise InvalidArgument("the definition of a pattern cannot be read") from None
 
 
 def pattern(

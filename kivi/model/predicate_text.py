@@ -63,6 +63,10 @@ def parse_moment(text: str, what: str) -> dt.datetime:
     return moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)
 
 
+_DAY: Final = r"(19\d\d|20\d\d)(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])"
+"""Of 1900 to 2099, without signs between its parts."""
+
+
 def parse_value(type_name: str, text: str, what: str = "value") -> Any:
     """The typed text as a value of the column's type. ``null`` is null; ``'null'`` in quotes is the text."""
     if text == "null":
@@ -70,6 +74,8 @@ def parse_value(type_name: str, text: str, what: str = "value") -> Any:
     if len(text) >= 2 and text[0] == text[-1] and text[0] in "'\"":
         text = text[1:-1]
     try:
+        if "_" in text and type_name.startswith(("int64", "float64", "decimal")):
+            raise ValueError  # Python's way to write a thousand, which nobody else reads as one
         if type_name == "int64":
             return int(text)
         if type_name == "float64":
@@ -83,6 +89,10 @@ def parse_value(type_name: str, text: str, what: str = "value") -> Any:
             raise InvalidArgument(f"{what}: {text!r} is not true or false")
         return text.lower() == "true"
     if type_name == "timestamp":
+        if day := re.fullmatch(_DAY, text):
+            raise InvalidArgument(
+                f"{what}: {text} would be a moment of 1970, in microseconds: write the day as {'-'.join(day.groups())}"
+            )
         return int(text) if re.fullmatch(r"-?\d+", text) else parse_moment(text, what)
     if type_name == "bytes":
         try:

@@ -42,7 +42,7 @@ from kivi.model.orders import Order, order_of
 from kivi.model.rollups import aligned, derived_from, stored_slot
 from kivi.model.schema import Column, GroupKey, Measure, OperatorCall, TableSchema
 from kivi.model.slots import Slot, parse_duration_us
-from kivi.model.types import ColumnType
+from kivi.model.types import ColumnType, shown
 
 __all__ = [
     "COMMIT_TIME",
@@ -287,7 +287,7 @@ def _pair(item: Any) -> tuple[str, Expr]:
             return check_name(name, "group key"), expression
     raise SchemaError(
         "group_by has names of columns, kivi.time_slot(...), and pairs like ('slow', kivi.col('us') > 1000), not "
-        f"{item!r}"
+        f"{shown(item)}"
     )
 
 

@@ -8,6 +8,10 @@ endpoints      aggregates an endpoint's
 dependencies   aggregates what services call
 models         aggregates calls to language models
 traces         events     spans, by their ``trace_id``
+names          rows       what the values of a key column are called: ``name``, by a key
+                          of that column alone; it is shown in their place
+anomalies      aggregates how many ``anomalies`` rules have found in a time slot; shown
+                          beside services, endpoints and so on whose keys are among its
 ============== ========== ===========================================================
 
 A console looks for measures by their names: calls, errors, error_rate, p50_us, p95_us, p99_us, apdex, slowest_us,
@@ -25,7 +29,9 @@ from kivi.model.schema import TableSchema
 __all__ = ["ROLES", "TRACES", "check_role", "with_role"]
 
 TRACES: Final = "traces"
-ROLES: Final = ("services", "endpoints", "dependencies", "models", TRACES)
+_NAMES: Final = "names"
+_ANOMALIES: Final = "anomalies"
+ROLES: Final = ("services", "endpoints", "dependencies", "models", TRACES, _NAMES, _ANOMALIES)
 
 
 def check_role(role: object) -> str:
@@ -46,6 +52,13 @@ def with_role(schema: TableSchema, role: str) -> TableSchema:
             raise SchemaError(
                 f"{schema.name!r} has no traces: that is an event table with a column trace_id of bytes or text"
             )
+    elif role == _NAMES:
+        if schema.kind != "row" or len(schema.key) != 1 or "name" not in schema.by_name:
+            raise SchemaError(
+                f"{schema.name!r} names nothing: that is a row table of one key column, with a column name"
+            )
     elif role and not any(group.slot is not None for group in schema.group_by):
         raise SchemaError(f"{schema.name!r} cannot have the role {role!r}: that is an aggregate's with a time slot")
+    if role == _ANOMALIES and _ANOMALIES not in schema.by_name:
+        raise SchemaError(f"{schema.name!r} counts no anomalies: that is an aggregate with a measure of that name")
     return replace(schema, role=role)

@@ -27,7 +27,7 @@ from kivi.model.derived_columns import inputs_of, parse_expression
 from kivi.model.lifetimes import slot_index
 from kivi.model.names import name_list
 from kivi.model.schema import GroupKey, TableSchema
-from kivi.model.slots import Slot, parse_duration_us
+from kivi.model.slots import MOMENT_MAX_US, Slot, parse_duration_us
 from kivi.model.types import ColumnType
 
 __all__ = [
@@ -202,10 +202,16 @@ def rolled_outputs(schema: TableSchema, rollup: Rollup) -> tuple[str, ...]:
 def range_of_last(schema: TableSchema, rollup: Rollup, newest_us: int) -> int:
     """From which moment on slots belong to a rollup of the ``last`` time, given where the newest of them begins.
 
-    They end with the newest slot of the result: with ``step="1m", last="15m"`` it has 15 slots.
+    They end with the newest slot of the result: with ``step="1m", last="15m"`` it has 15 slots. They are whole slots of
+    the result, the newest at least, about as many as make up that time: days of 23 hours and months of 31 days count as
+    days and months do. So no row is of a part of its slot, and the newest row is always within its own range.
     """
     stored = stored_slot(schema)
     assert stored is not None
     assert rollup.last_us is not None
     slot = rollup.step or stored[2]
-    return slot.end(slot.start(newest_us)) - rollup.last_us
+    newest = slot.start(newest_us)
+    wanted = max(slot.end(newest) - rollup.last_us, -MOMENT_MAX_US)
+    before = slot.start(wanted)
+    after = slot.end(before)
+    return min(newest, before if wanted - before <= after - wanted else after)

@@ -13,6 +13,9 @@ later change no rule. ``bind`` makes of it what is evaluated; both work on the s
 A reference is a column of the name ``ref(x)``, which no table has: expressions, their plain form and their evaluators
 know of nothing else than columns.
 
+A rule with ``match`` judges no event by itself: it raises the matches of a pattern (``kivi.store.raising``), and what
+``kivi.col`` names in its ``select`` is a column of a match.
+
 Which row that is: ``lookup`` names the columns of the event that are the row's key; ``previous_slot`` those that are
 its key but for the slot, which is counted from the slot of the aggregate that the event's own time falls in: the one
 before it, or the one that a moment ``back`` lies in; with ``slots=n`` the n slots that end there are combined, as if
@@ -31,8 +34,11 @@ from typing import Any, Final, Literal
 
 from kivi.errors import InvalidArgument, SchemaError
 from kivi.model.expressions import Expr, Value, bind, bind_value, col, from_plain, lit, to_plain
+from kivi.model.lateness import AUTO_US, lateness_us
 from kivi.model.names import check_name, column_names
-from kivi.model.schema import Column, GroupKey, TableSchema
+from kivi.model.patterns import Match, Pattern, check_followed, match_of, matched_schema
+from kivi.model.questions import seen_schema
+from kivi.model.schema import Column, GroupKey, OperatorCall, TableSchema
 from kivi.model.slots import Slot, parse_duration_us
 from kivi.model.types import ColumnType, shown
 
@@ -40,8 +46,11 @@ __all__ = [
     "SLOTS_MAX",
     "Against",
     "Bound",
+    "Looked",
+    "Nodes",
     "Rule",
     "bind_rule",
+    "bound_match",
     "check_acyclic",
     "declared_rule",
     "key_of",
@@ -54,6 +63,7 @@ __all__ = [
 SLOTS_MAX: Final = 1_000
 """Slots that a rule combines at most."""
 _FAR_US: Final = 2**60
+_LATENESS: Final = "5s"
 _OPEN, _CLOSE = "ref(", ")"
 Find = Callable[[str], TableSchema]
 
@@ -137,6 +147,10 @@ class Rule:
     created_ts: int = 0
     backfilled: bool = False
     """Whether it has judged what was there before it, too."""
+    match: str | None = None
+    """Its judgement is a pattern, of which this is the JSON: then ``where`` says which events it is matched over, and
+    the columns of a match stand in ``select`` in the place of the event's."""
+    lateness_us: int = 0
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -156,11 +170,25 @@ class Rule:
             "own_events": self.own_events,
             "created_ts": self.created_ts,
             "backfilled": self.backfilled,
+            "match": None if self.match is None else str(Pattern.from_json(self.match)),
+            "lateness_us": self.lateness_us,
         }
+
+    @property
+    def matched(self) -> Pattern:
+        """Of a rule whose judgement is a pattern."""
+        return Pattern.from_json(self.match or "")
+
+    def judged_schema(self, source: TableSchema) -> TableSchema:
+        """What stands in ``select``: an event of its source, or a match."""
+        return source if self.match is None else matched_schema(source, match_of(source, self.matched))
 
     def to_json(self) -> str:
         """The form in the catalog, beside definitions of tables: see ``is_rule``."""
-        return json.dumps({"rule": dataclasses.asdict(self)}, separators=(",", ":"))
+        known = dataclasses.asdict(self)
+        if self.match is None:  # as versions read it that know of no patterns here
+            del known["match"], known["lateness_us"]
+        return json.dumps({"rule": known}, separators=(",", ":"))
 
     @staticmethod
     def is_json(text: str) -> bool:
@@ -176,7 +204,7 @@ class Rule:
             if known["select"] is not None:
                 known["select"] = tuple((name, expression) for name, expression in known["select"])
             return Rule(**known)
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise InvalidArgument("the definition of a rule cannot be read") from None
 
 
@@ -195,6 +223,8 @@ def named(
     into: str,
     select: Mapping[str, object] | None,
     own_events: bool,
+    match: Pattern | None = None,
+    lateness: str | int | dt.timedelta | None = None,
 ) -> Rule:
     """A rule as its caller writes it. Nothing is known about the tables yet. Raises InvalidArgument, SchemaError."""
     check_name(name, "rule")
@@ -220,7 +250,15 @@ def named(
     for column, _ in computed:
         check_name(column, "column")
     condition = None if where is None else _text(where)
-    return Rule(name, source, into, found, condition, computed, bool(own_events))
+    rule = Rule(name, source, into, found, condition, computed, bool(own_events))
+    if match is None:
+        if lateness is not None:
+            raise InvalidArgument(f"rule {name!r}: lateness is of a rule with match=, a pattern; this one has none")
+        return rule
+    if not isinstance(match, Pattern):
+        raise InvalidArgument(f"rule {name!r}: match is a pattern, made by kivi.pattern(...), not {shown(match)}")
+    waited_us = lateness_us(_LATENESS if lateness is None else lateness)
+    return dataclasses.replace(rule, match=match.to_json(), lateness_us=waited_us)
 
 
 def _node(value: object) -> Expr:
@@ -239,17 +277,30 @@ def _expression(text: str) -> Expr:
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
-    """A rule that can be evaluated. ``where`` and ``select`` are bound; ``types`` are those of all that they read.
+class Looked:
+    """What a rule reads of one of the rows that an event is measured against: of its columns, and the largest parts of
+    ``where`` and of ``select`` that need nothing else. In these columns have the names that the row's table has."""
 
-    ``refs``: of each of ``against`` the columns that are read, and by which names.
+    against: Against
+    columns: tuple[str, ...]
+    types: Mapping[str, ColumnType]
+    where: tuple[Expr, ...]
+    select: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A rule that can be evaluated. ``where`` and ``select`` are bound; ``types`` are those of the event's columns.
+
+    ``looked``: one for each of ``against``. ``selects``: the event's columns that ``select`` reads.
     """
 
     rule: Rule
     where: Expr | None
     select: tuple[tuple[str, Expr], ...]
     types: Mapping[str, ColumnType]
-    refs: tuple[tuple[Against, Mapping[str, str]], ...]
+    looked: tuple[Looked, ...]
+    selects: tuple[str, ...]
 
 
 def declared_rule(rule: Rule, find: Find) -> Rule:
@@ -266,12 +317,15 @@ def declared_rule(rule: Rule, find: Find) -> Rule:
         raise SchemaError(f"{what} would raise events of {source.name!r} into itself: raise them into another table")
     for _, against in rule.against:
         _check_against(what, rule, against, source, find(against.table))
+    if rule.match is not None:
+        rule = _check_match(rule, source, into)
+    judged = rule.judged_schema(source)
     select = dict(rule.select or ())
     taken = {
         column.name: _text(col(column.name))
         for column in into.shown_columns
         if column.name not in select
-        and (own := source.by_name.get(column.name)) is not None
+        and (own := judged.by_name.get(column.name)) is not None
         and own.type == column.type
     }
     whole = {column.name: {**taken, **select}[column.name] for column in into.shown_columns
@@ -283,19 +337,57 @@ def declared_rule(rule: Rule, find: Find) -> Rule:
             f"{what} gives no {into.event_time!r}, the event time of {into.name!r}: name it in select, like "
             f"select={{{into.event_time!r}: kivi.col({source.event_time!r})}}"
         )
+    if into.shard_by and [whole.get(name) for name in into.shard_by] != [_text(col(name)) for name in source.shard_by]:
+        raise _other_shards(what, source, into)
     complete = dataclasses.replace(rule, select=tuple(whole.items()))
     bind_rule(complete, find)
     return complete
 
 
+def _other_shards(what: str, source: TableSchema, table: TableSchema) -> SchemaError:
+    """Where they are alike, an event, what it is measured against and what it raises lie together."""
+    own = f"sharded by {', '.join(source.shard_by)}" if source.shard_by else "not sharded"
+    return SchemaError(
+        f"{what}: {table.name!r} is sharded by {', '.join(table.shard_by)}, and its source {source.name!r} is {own}: "
+        "its tables are sharded by the same columns of the event, or not at all"
+    )
+
+
+def _check_match(rule: Rule, source: TableSchema, into: TableSchema) -> Rule:
+    """A match happens, where nothing else is said, when its last event does: its pattern has that as a measure."""
+    if rule.against or rule.own_events:
+        raise InvalidArgument(
+            f"rule {rule.name!r}: a pattern is matched over events alone: give match=, or against= and own_events="
+        )
+    if source.shard_by:
+        raise SchemaError(
+            f"rule {rule.name!r}: {source.name!r} is sharded by {', '.join(source.shard_by)}, and one node matches "
+            "all of a rule's events: match over a table without shards"
+        )
+    if not isinstance(rule.lateness_us, int) or rule.lateness_us < AUTO_US:
+        raise InvalidArgument(
+            f"rule {rule.name!r}: lateness is a number of microseconds, not {shown(rule.lateness_us)}"
+        )
+    asked, time = rule.matched, into.event_time or ""
+    if time not in {*asked.partition_by, *(name for name, _ in asked.measures)}:
+        measures = (*asked.measures, (time, OperatorCall("last", source.event_time)))
+        rule = dataclasses.replace(rule, match=dataclasses.replace(asked, measures=measures).to_json())
+    check_followed(match_of(source, rule.matched))
+    return rule
+
+
+def bound_match(rule: Rule, source: TableSchema) -> tuple[Match, Expr | None]:
+    """The pattern of a rule, and of which events; as a reader asks for it."""
+    seen = seen_schema(source)
+    where = None if rule.where is None else bind(_expression(rule.where), lambda name: seen.column(name).type)
+    return match_of(source, rule.matched), where
+
+
 def _check_against(what: str, rule: Rule, against: Against, source: TableSchema, table: TableSchema) -> None:
     if not table.key:
         raise SchemaError(f"{what}: {table.name!r} is an event table, which has no rows to look up")
-    if table.shard_by:
-        raise SchemaError(
-            f"{what}: {table.name!r} is sharded by {', '.join(table.shard_by)}, and a rule is judged by any node of a "
-            "cluster, which may not have its rows: look up a table without shards"
-        )
+    if table.shard_by and source.shard_by != against.by[: len(table.shard_by)]:
+        raise _other_shards(what, source, table)
     key = list(table.key)
     if against.kind == "slot":
         slots = [group for group in table.group_by if group.slot is not None]
@@ -304,6 +396,11 @@ def _check_against(what: str, rule: Rule, against: Against, source: TableSchema,
         key = [column for column in key if column.name != slots[0].name]
         if against.back_us > _FAR_US or against.slots * (slots[0].slot or Slot("us", 1)).nominal_us > _FAR_US:
             raise SchemaError(f"{what}: {against} looks more than 36,000 years back")
+        if rule.own_events and slots[0].source != source.event_time:
+            raise SchemaError(
+                f"{what}: own_events adds a commit's events to slots before others of its events, and the slots of "
+                f"{table.name!r} are of {slots[0].source!r}, which is not the event time"
+            )
         if rule.own_events and table.source != source.name:
             raise SchemaError(
                 f"{what}: own_events adds the events of {source.name!r} in the same commit, and {table.name!r} is an "
@@ -337,12 +434,16 @@ def check_acyclic(rule: Rule, others: Sequence[Rule]) -> None:
             todo += [each.into for each in others if each.source == table]
 
 
-def bind_rule(rule: Rule, find: Find) -> Bound:
-    """The rule as it is evaluated. Raises NotFound, SchemaError, InvalidArgument."""
+def bind_rule(rule: Rule, find: Find, nodes: Nodes | None = None) -> Bound:
+    """The rule as it is evaluated. ``nodes``: those of other rules, of which equal ones are taken, so that they are
+    worked out once for all. Raises NotFound, SchemaError, InvalidArgument."""
     source, into = find(rule.source), find(rule.into)
+    if rule.match is not None:
+        bound_match(rule, source)
+        source, rule = rule.judged_schema(source), dataclasses.replace(rule, where=None)
     aliases = dict(rule.against)
     types: dict[str, ColumnType] = {}
-    read: dict[str, dict[str, str]] = {alias: {} for alias in aliases}
+    read: dict[str, dict[str, ColumnType]] = {alias: {} for alias in aliases}
 
     def type_of(name: str) -> ColumnType:
         if (reference := _reference(name)) is None:
@@ -351,17 +452,66 @@ def bind_rule(rule: Rule, find: Find) -> Bound:
         alias, column = _resolved(rule, reference)
         table = find(aliases[alias].table)
         table.output_columns([column])
-        types[name] = table.output_type(column)
-        read[alias][name] = column
-        return types[name]
+        read[alias][column] = table.output_type(column)
+        return read[alias][column]
 
     where = None if rule.where is None else bind(_expression(rule.where), type_of)
     select = []
     for name, text in rule.select or ():
         column = into.column(name)
         select.append((name, _bound_to(rule, column, _expression(text), type_of)))
-    refs = tuple((against, read[alias]) for alias, against in rule.against)
-    return Bound(rule, where, tuple(select), types, refs)
+    parts = _Parts(rule, {} if nodes is None else nodes)
+    of_where = None if where is None else parts.of(where)
+    found, parts.found, parts.columns = parts.found, {}, {}
+    of_select = tuple((name, parts.of(expr)) for name, expr in select)
+    looked = tuple(
+        Looked(against, tuple(read[alias]), read[alias], tuple(found.get(alias, ())), tuple(parts.found.get(alias, ())))
+        for alias, against in rule.against
+    )
+    return Bound(rule, of_where, of_select, types, looked, tuple(parts.columns))
+
+
+Nodes = dict[tuple[object, ...], Expr]
+
+
+class _Parts:
+    """Takes expressions apart by what they read. ``found``: by the name of a row the largest parts that read nothing
+    else, in order. ``columns``: those of the event."""
+
+    def __init__(self, rule: Rule, nodes: Nodes) -> None:
+        self.found: dict[str, dict[Expr, None]] = {}
+        self.columns: dict[str, None] = {}
+        self._rule, self._nodes = rule, nodes
+
+    def of(self, expr: Expr) -> Expr:
+        same, rows = self._taken(expr)
+        self._note([(same, rows)])
+        return same
+
+    def _note(self, parts: Sequence[tuple[Expr, set[str | None]]]) -> None:
+        for part, rows in parts:
+            alias = next(iter(rows)) if len(rows) == 1 else None
+            if alias is not None:
+                self.found.setdefault(alias, {})[part] = None
+
+    def _taken(self, expr: Expr) -> tuple[Expr, set[str | None]]:
+        """The node that stands for it, and which rows it reads; None is the event."""
+        rows: set[str | None] = set()
+        column, of = expr.column, None
+        if column and (reference := _reference(column)) is not None:
+            alias, column = _resolved(self._rule, reference)
+            rows, of = {alias}, dict(self._rule.against)[alias]
+        elif column:
+            rows = {None}
+            self.columns[column] = None
+        parts = [self._taken(arg) for arg in expr.args]
+        rows = rows.union(*(one for _, one in parts))
+        if len(rows) > 1:
+            self._note(parts)
+        args = tuple(part for part, _ in parts)
+        # A reference with ``own_events`` is to another row than one without.
+        name = expr.op, column, repr(expr.value), tuple(map(id, args)), expr.type, of, of and self._rule.own_events
+        return self._nodes.setdefault(name, Expr(expr.op, column, expr.value, args, expr.type)), rows
 
 
 def _bound_to(rule: Rule, column: Column, expr: Expr, type_of: Callable[[str], ColumnType]) -> Expr:

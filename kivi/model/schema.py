@@ -53,6 +53,7 @@ Operator = str
 """sum, min, max; of a state the name of its kind."""
 T = TypeVar("T")
 _MEMO_MAX: Final = 256
+_INTEGERS: Final = {int}
 _COUNTED: Final = frozenset({"int64", "timestamp"})  # kept as what counts them, and given as that too
 
 
@@ -436,7 +437,7 @@ class TableSchema:
             return self.by_name[name]
         except (KeyError, TypeError):
             known = ", ".join(self.by_name)
-            raise SchemaError(f"table {self.name!r} has no column {name!r}; it has {known}") from None
+            raise SchemaError(f"table {self.name!r} has no column {shown(name)}; it has {known}") from None
 
     def expression_of(self, name: str) -> str | None:
         """The text of a derived column, or ``name`` itself where that is an expression over an aggregate's columns.
@@ -468,6 +469,8 @@ class TableSchema:
             raise SchemaError(
                 f"a key of {self.name!r} has {len(self.key)} columns ({', '.join(self.key_names)}): {shown(key)}"
             )
+        if self.counted and {*map(type, key)} == _INTEGERS and min(key) >= INT64_MIN and max(key) <= INT64_MAX:
+            return tuple(key)
         out = []
         for column, value in zip(self.key, key, strict=False):
             if type(value) is int and column.type.name in _COUNTED and INT64_MIN <= value <= INT64_MAX:
@@ -561,7 +564,7 @@ class TableSchema:
         if columns is None:
             return self.output_names
         if isinstance(columns, str):
-            raise InvalidArgument(f"columns is a list of names, not the string {columns!r}")
+            raise InvalidArgument(f"columns is a list of names, not the string {shown(columns)}")
         known = self.output_names
         try:
             out = tuple(dict.fromkeys(columns))
@@ -570,19 +573,20 @@ class TableSchema:
         names = known if len(out) <= _FEW else frozenset(known)
         for name in out:
             if name not in names and (not isinstance(name, str) or self.expression_of(name) is None):
-                raise SchemaError(f"table {self.name!r} has no column {name!r}; it has {', '.join(known)}")
+                raise SchemaError(f"table {self.name!r} has no column {shown(name)}; it has {', '.join(known)}")
         return out
 
     def output_type(self, name: str) -> ColumnType:
         """The type a read returns for a column; derived columns are float64. Raises SchemaError if there is none."""
         return ColumnType("float64") if self.expression_of(name) is not None else self.column(name).type
 
-    def row_from_stored(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """One row as a caller sees it. Raises OutOfRange for a sum that has outgrown its column."""
+    def row_from_stored(self, row: Mapping[str, Any], names: Iterable[str] | None = None) -> dict[str, Any]:
+        """One row as a caller sees it, or these columns of it. Raises OutOfRange for a sum that has outgrown its
+        column."""
         by_name = self.by_name
         return {
-            name: by_name[name].type.from_stored(value, name) if name in by_name else value
-            for name, value in row.items()
+            name: by_name[name].type.from_stored(row[name], name) if name in by_name else row[name]
+            for name in (row if names is None else names)
         }
 
     def description(self) -> dict[str, Any]:

@@ -35,7 +35,7 @@ import numpy as np
 from kivi.errors import InvalidArgument, SchemaError
 from kivi.model.types import INT64_MIN, shown
 
-__all__ = ["Slot", "known_zone", "offsets_of", "parse_duration_us"]
+__all__ = ["MOMENT_MAX_US", "Slot", "known_zone", "offsets_of", "parse_duration_us"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -56,7 +56,7 @@ _MONTHS: Final = {"w": 1, "m": 1, "q": 3, "y": 12}  # weeks are not of months, a
 _DAY_US: Final = 86_400_000_000
 _MONDAY: Final = -3  # 1969-12-29, in days from 1970-01-01
 _YEARS_MAX: Final = 1_000  # of a calendar slot
-_MOMENT_MAX_US: Final = 2**62
+MOMENT_MAX_US: Final = 2**62
 _PROBE_S: Final = 6 * 86_400
 _PROBED_TO_S: Final = int(dt.datetime(2300, 1, 1, tzinfo=dt.UTC).timestamp())
 _BEFORE_US: Final = -(2**63)
@@ -171,7 +171,7 @@ class Slot:
         start = self.start(first)
         if last < self.end(start):  # as those of one commit mostly are
             return np.full(len(moments), start, np.int64)
-        if last > _MOMENT_MAX_US:
+        if last > MOMENT_MAX_US:
             raise OverflowError("a calendar reaches 2**62 microseconds from 1970")
         return self._calendar_starts(moments)
 
@@ -197,7 +197,7 @@ class Slot:
         start, end = table.last  # moments that come one at a time are mostly of one slot
         if start <= moment < end:
             return start
-        if not -_MOMENT_MAX_US <= moment <= _MOMENT_MAX_US:
+        if not -MOMENT_MAX_US <= moment <= MOMENT_MAX_US:
             raise OverflowError("a calendar reaches 2**62 microseconds from 1970")
         start = int(self._calendar_starts(np.array([moment], np.int64))[0])
         table.last = (start, self.end(start))

@@ -25,7 +25,7 @@ import itertools
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, NamedTuple
 
 from kivi.model.expressions import Expr, names
@@ -35,7 +35,7 @@ from kivi.model.rollups import rolled_outputs, rolled_schema
 from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
 
-__all__ = ["Change", "Durable", "Kind", "Query", "Stored", "Terms", "Update", "applied", "differences"]
+__all__ = ["Change", "Durable", "Kind", "Query", "Shown", "Stored", "Terms", "Update", "applied", "differences"]
 
 Kind = Literal["add", "remove", "move", "change"]
 Row = dict[str, Any]
@@ -50,6 +50,16 @@ class Change(NamedTuple):
     old: int | None
     new: int | None
     row: Row | None
+
+
+class Shown(NamedTuple):
+    """What is told of the rows of an update: these columns of the table as the snapshot sees it that they were read at.
+
+    The rows may have others, too: those that were read for somebody else.
+    """
+
+    schema: TableSchema
+    columns: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +77,10 @@ class Update:
     skip: int = 0
     ended: bool = False
     from_ts: int = 0
+    shown: Shown | None = field(default=None, compare=False, repr=False)
+    """Of changes with rows in stored form: only by this can they be told to callers, whatever the table is by then."""
+    made: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+    """By whom, what was made of it: of an update that several get that is done once."""
 
 
 class Durable(NamedTuple):
@@ -171,6 +185,7 @@ class Query:
         offset: int,
     ) -> Query:
         """Raises SchemaError, InvalidArgument."""
+        scan = replace(scan, limit=None)  # what is shown is only a part of what is read
         if (rollup := scan.rollup) is not None:
             scan = replace(scan, columns=rolled_outputs(schema, rollup))
             schema = rolled_schema(schema, rollup)

@@ -140,7 +140,8 @@ class Tenant:
     def own_token(self, token: str) -> str:
         """A request token as it is kept: one that a caller makes up is no other tenant's. Those that the library makes
         are random, and go by their time of issue."""
-        prefix = f"{self}/"
+        text = self.text.replace("%", "%25").replace("/", "%2F")  # a's "b/x" is not the "x" of a/b
+        prefix = f"{self.column}:{text}/"
         return token if not token or _ISSUED.match(token) or token.startswith(prefix) else prefix + token
 
 

@@ -26,7 +26,6 @@ in ``kivi.arrow``, by the same rules.
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
 import decimal
 import math
@@ -39,7 +38,7 @@ from kivi.errors import DataLoss, InvalidArgument, OutOfRange, SchemaError
 from kivi.model.quantiles import Quantiles
 from kivi.model.values import Top, list_of
 
-__all__ = ["INT64_MAX", "INT64_MIN", "MOMENT_MAX_US", "MOMENT_MIN_US", "ColumnType", "check_event_time", "shown"]
+__all__ = ["INT64_MAX", "INT64_MIN", "MOMENT_MAX_US", "MOMENT_MIN_US", "ColumnType", "check_moment", "shown"]
 
 INT64_MIN: Final = -(2**63)
 INT64_MAX: Final = 2**63 - 1
@@ -196,9 +195,11 @@ class ColumnType:
     def from_stored_all(self, values: Sequence[Any], what: str = "value") -> list[Any]:
         """``from_stored`` of each."""
         if self.name == "timestamp":
-            with contextlib.suppress(OverflowError, TypeError):  # the latter: one is None
-                epoch, delta = _EPOCH, dt.timedelta
+            epoch, delta = _EPOCH, dt.timedelta
+            try:
                 return [epoch + delta(0, 0, value) for value in values]
+            except (OverflowError, TypeError):  # the latter: one is None
+                pass
         try:
             if self.name == "quantiles" and None not in values:
                 return Quantiles.from_states(self.scale, values)
@@ -294,7 +295,7 @@ def _to_bytes(type_: ColumnType, value: Any, what: str) -> bytes:
     raise _bad(what, value, type_)
 
 
-def check_event_time(value: int, what: str) -> int:
+def check_moment(value: int, what: str) -> int:
     """Raises InvalidArgument for a time that no ``datetime`` holds.
 
     One event of the year 58,000, which is nanoseconds taken for microseconds, would be in the way of every reader of
@@ -302,8 +303,7 @@ def check_event_time(value: int, what: str) -> int:
     """
     if not MOMENT_MIN_US <= value <= MOMENT_MAX_US:
         raise InvalidArgument(
-            f"{what} is {value} us, outside the years 1 to 9999: an event's time is a datetime, or whole microseconds "
-            "since 1970"
+            f"{what} is {value} us, outside the years 1 to 9999: give a datetime, or whole microseconds since 1970"
         )
     return value
 

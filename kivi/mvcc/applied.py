@@ -69,7 +69,9 @@ class PendingEvents(NamedTuple):
         """The CTS of its commits that brought an event, and how many each brought."""
         if self.stamps is None:
             return np.array([self.first], np.uint64), np.array([self.batch.num_rows], np.int64)
-        return self.stamps, np.ones(len(self.stamps), np.int64)
+        before = self.stamps[:1] + np.uint64(1)  # which is another one
+        begins = np.flatnonzero(np.diff(self.stamps, prepend=before))  # rules may raise several events for one commit
+        return self.stamps[begins], np.diff(begins, append=len(self.stamps))
 
 
 class Retracted(NamedTuple):
@@ -89,11 +91,16 @@ class Applied(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        distinct = {id(op): op for _, _, _, op in self.rows}  # many commits may share one
-        varying = {name: op.varying_bytes for name, op in distinct.items()}
-        return (
-            sum([ROW_BYTES + len(key) + varying[id(op)] for _, _, key, op in self.rows])
-            + sum(int(events.batch.nbytes) for _, events in self.events)
-            + sum(run.nbytes for _, run in self.runs)
-            + sum(one.names.nbytes for _, one in self.retracted)
-        )
+        nbytes = ROW_BYTES * len(self.rows)
+        varying: dict[int, int] = {}
+        for _, _, key, op in self.rows:
+            if id(op) not in varying:  # many commits may share one
+                varying[id(op)] = op.varying_bytes
+            nbytes += len(key) + varying[id(op)]
+        for _, events in self.events:
+            nbytes += int(events.batch.nbytes)
+        for _, run in self.runs:
+            nbytes += run.nbytes
+        for _, one in self.retracted:
+            nbytes += one.names.nbytes
+        return nbytes

@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
 from kivi.delta.derive import run_from_rows
-from kivi.delta.ops import RowOp, fold
+from kivi.delta.ops import RowOp, are_deltas, fold
 from kivi.delta.overlay import FixedRows, Waiting, Window, fold_over, put_over
 from kivi.delta.runs import DeltaRun, fitted
 from kivi.encoding.base_rows import RowLayout
@@ -192,20 +193,22 @@ def overlaid(
     rows_max: int,
 ) -> Iterator[FixedRows]:
     """Live rows at ``upto``: ``portions`` are in base, ``indexed`` and ``windows`` are pending."""
-    if schema.kind == "aggregate":
+    in_deltas = schema.kind == "aggregate" or bool(windows and are_deltas(op for _, ops in indexed for _, op in ops))
+    if in_deltas:
         windows = [(fitted(run, schema), rows) for run, rows in windows]
         if indexed:
             listed = [(key, cts, dict(op.deltas)) for key, ops in indexed for cts, op in ops if cts <= upto]
             run = run_from_rows(schema, listed)
             windows = [*windows, (run, range(run.rows))]
-    elif indexed:  # all of whose operations are in the index
+    elif indexed:
+        indexed = _with_runs(indexed, windows)
         windows = [(DeltaRun(pa.array([key for key, _ in indexed], pa.large_binary()), 0, ()), range(len(indexed)))]
     waiting = Waiting(windows, rows_max)
 
     def over(base: FixedRows, windows: list[Window]) -> FixedRows:
         if not windows:
             return base
-        if schema.kind == "aggregate":
+        if in_deltas:
             return fold_over(layout, base, windows, upto)
         changes = [indexed[i] for _, rows in windows for i in rows]
         return put_over(base, _changed(schema, layout, base, changes, upto))
@@ -224,6 +227,15 @@ def overlaid(
     nothing = FixedRows.none(layout)
     while waiting:
         yield over(nothing, waiting.below(None)[0]).alive()
+
+
+def _with_runs(indexed: Indexed, windows: Sequence[Window]) -> Indexed:
+    """What is in runs as operations, too."""
+    found = {key: list(ops) for key, ops in indexed}
+    for run, rows in windows:
+        for key, cts, deltas in run.items(rows):
+            found.setdefault(key, []).append((cts, RowOp(run.barrier, {}, deltas)))
+    return [(key, tuple(sorted(found[key], key=itemgetter(0)))) for key in sorted(found)]
 
 
 def _changed(schema: TableSchema, layout: RowLayout, base: FixedRows, changes: Indexed, upto: int) -> FixedRows:

@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from itertools import repeat
@@ -173,6 +173,20 @@ class Committer:
         """
         return self.watermark.value
 
+    def newest_until(self, time_us: int, timeout_s: float) -> int:
+        """A commit timestamp behind which this process knows of every commit with a time up to ``time_us`` that was
+        acknowledged before the call, by whomever; and of every one at all, if that is before ``now_us`` then.
+
+        Waits until it is known; Unavailable when the time is up. A commit has told the timeline of its time, here.
+        """
+        return 0
+
+    def need(self, features: Iterable[str]) -> None:
+        """Makes sure that the log may have these (``kivi.log.features``); a log of this process alone may. Waits.
+
+        Raises FeatureOff, which names the nodes that are too old.
+        """
+
     def now_us(self) -> int:
         """Microseconds UTC, never before the newest record: a clock that was set back revives no token."""
         return max(int(self.clock() * 1_000_000), self.log.last_time_us)
@@ -197,11 +211,13 @@ class Committer:
 
     def _enter_all(self, parts: Sequence[Part], turn: _Turn) -> None:
         """Steps 3 to 8 of each part. Holds the entry lock."""
-        alone = sum([part.members for part in parts]) == 1
+        alone = len(parts) == 1 and parts[0].members == 1
         for part in parts:
             if (new := self._new_of(part, turn)) is not None:
                 new.alone = alone
                 self._enter(new, turn)
+        if not turn.repeats:
+            return
         back = {token for part in turn.given_back for token in part.tokens}
         for part, i in turn.repeats:
             if part.tokens[i] in back and (later := part.without({*range(len(part.tokens))} - {i})):
@@ -263,23 +279,24 @@ class Committer:
     def _new_of(self, part: Part, turn: _Turn) -> Part | None:
         """Step 3, of all tokens of the part: what is left of it is new. The others are answered, or wait."""
         tokens = part.tokens
-        known = self.tokens.known(tokens, self.now_us()) if tokens else set[str]()
+        if not tokens:
+            known_batch = isinstance(part, Single) and part.commit.batch and self._answer_batch(part, turn)
+            return None if known_batch else part
+        known = self.tokens.known(tokens, self.now_us())
         flying, fencing = self._by_token.keys(), self._fencing.keys()
         if not (flying.isdisjoint(tokens) and fencing.isdisjoint(tokens)):
             known = known.union(flying & {*tokens}, fencing & {*tokens})
-        gone = set[int]()
-        if known or len(set(tokens)) < len(tokens):
-            before = set[str]()
-            for i, token in enumerate(tokens):
-                if token in known:
-                    gone.add(i)
-                    self._answer_known(part, i, turn)
-                elif token in before:  # it came twice in this part: it is a repeat once the first has entered
-                    gone.add(i)
-                    turn.repeats.append((part, i))
-                before.add(token)
-        if isinstance(part, Single) and part.commit.batch and self._answer_batch(part, turn):
-            return None
+        if not known and len(set(tokens)) == len(tokens):
+            return part
+        gone, before = set[int](), set[str]()
+        for i, token in enumerate(tokens):
+            if token in known:
+                gone.add(i)
+                self._answer_known(part, i, turn)
+            elif token in before:  # it came twice in this part: it is a repeat once the first has entered
+                gone.add(i)
+                turn.repeats.append((part, i))
+            before.add(token)
         return part.without(gone) if gone else part
 
     def _answer_known(self, part: Part, i: int, turn: _Turn) -> None:
@@ -341,18 +358,20 @@ class Committer:
 
     def _enter(self, part: Part, turn: _Turn) -> None:
         """Steps 4 to 8."""
+        single = part if isinstance(part, Single) else None
+        reader = None if single is None or single.blind else single
         try:
             if self.is_behind(part):
                 raise StaleCatalog
-            if isinstance(part, Single) and not part.blind:
-                self._check_start(part)
+            if reader is not None:
+                self._check_start(reader)
             if part.on_check is not None:
                 part.on_check()
             self._check_once(part)
-            if isinstance(part, Single) and not part.blind:
-                self._judge(part)
-            if isinstance(part, Single) and part.on_entry is not None:
-                part.on_entry(self._added_before(part))
+            if reader is not None:
+                self._judge(reader)
+            if single is not None and single.on_entry is not None:
+                single.on_entry(self._added_before(single))
             ticket = self.log.append(part.entries(), lambda error: self._durable(part, error))
         except StaleCatalog:
             self.counters.rederived += 1
@@ -369,13 +388,13 @@ class Committer:
         self.timeline.note(first, ticket.time_us, part.members)
         self._in_flight[first] = part
         self._by_token.update(zip(part.tokens, repeat(part)))
-        if isinstance(part, Single):
-            for guard in part.commit.guards:
+        if single is not None:
+            for guard in single.commit.guards:
                 if self.is_aggregate(guard.table):
                     self.facts.is_aggregate(guard.table)
-            if part.commit.batch:
-                self._by_batch[part.commit.batch] = part
-                self.tokens.remember_batch(*part.commit.batch, first)
+            if single.commit.batch:
+                self._by_batch[single.commit.batch] = single
+                self.tokens.remember_batch(*single.commit.batch, first)
         if part.on_enter:
             part.on_enter(first)
         for cts, footprint in part.written(first):

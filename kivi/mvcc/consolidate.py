@@ -44,6 +44,7 @@ again, and only a flush counts as success (`_round`). What happens meanwhile: ``
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -289,9 +290,13 @@ class Consolidator:
             self._ahead = upto
 
     def _unfolded(self) -> Iterator[TableSchema]:
-        """The tables of which something is pending. What is left of one that was dropped goes."""
+        """The tables of which something is pending. What is left of one that was dropped goes.
+
+        Rows are written as their table is defined by now, which may be above what is folded.
+        """
         for table in self.pending.tables():
             if (schema := self.schema_of(table)) is not None:
+                self._goes_ahead(max((one.cts for one in schema.alterations), default=0))
                 yield schema
             else:
                 self.pending.drop_table(table)
@@ -368,12 +373,13 @@ class Consolidator:
 
     def _record_position(self, upto: int) -> None:
         self.before_position(upto)
-        batch = WriteBatch()
-        for key, value in self.tokens.rows(upto):  # without the position they say what the log says
-            batch.put(key, value)
-            if len(batch) == _TOKENS_AT_ONCE and not self.log.is_judged_again:
+        batch, tokens = WriteBatch(), self.tokens.rows(upto)
+        while part := [*itertools.islice(tokens, _TOKENS_AT_ONCE)]:  # without the position they say what the log says
+            if len(batch) and not self.log.is_judged_again:
                 self._write(batch)
                 batch = WriteBatch()
+            keys, values = zip(*part, strict=True)
+            batch.put_all(keys, values)
         with self.entry_lock:
             rows = [*self.tokens.batch_rows(upto), *self.stages.rows(upto)]
             self.with_position(batch, upto)
@@ -426,8 +432,8 @@ class Consolidator:
     def _seal(self, schema: TableSchema, upto: int, *, full: bool = False) -> None:
         """Blocks for all that is pending; ``full``: only as many as are of their full size."""
         sealer = self.sealer_of(schema.id)
-        if sealer is None:
-            return
+        if sealer is None or (full and self.pending.event_rows(schema.id) < self.settings.block_rows):
+            return  # as nearly always: where each commit brings an event, thousands of them wait for a block
         parts: list[tuple[Array, Array, pa.RecordBatch]] = []
         rows = 0
         waiting = self.pending.events(schema.id, upto)

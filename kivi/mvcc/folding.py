@@ -1,7 +1,7 @@
 """Folding: what is pending for a table becomes base rows, and versions where somebody still needs an older state.
 
 In chunks: base rows are fetched together, folded, and written in one engine batch before they are dropped from pending.
-Rows are folded one by one, or in columns where they come from delta runs.
+Rows are folded in columns where they come from delta runs or are many operations on an aggregate, else one by one.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from kivi.delta.derive import run_from_rows
-from kivi.delta.gather import gather
-from kivi.delta.ops import RowOp, apply_op, fold
+from kivi.delta.gather import Gathered, gather
+from kivi.delta.ops import RowOp, apply_op, are_deltas, fold
 from kivi.delta.runs import DeltaRun, fitted
 from kivi.encoding.base_rows import RowLayout, Version
 from kivi.encoding.keyspaces import Space, row_key, table_prefix, tombstone_key, version_key
@@ -26,6 +26,10 @@ from kivi.mvcc.turns import Turns
 __all__ = ["Folding"]
 
 _FIRST_ROWS: Final = 64
+_IN_COLUMNS: Final = 16
+"""So many operations on an aggregate are folded in columns though none of them is in a run."""
+_STATES: Final = 1 << 16
+"""Of a table with history, about so many states are written at once, each of which is a version."""
 _CHUNK_BYTES: Final = 4 << 20
 """A chunk of rows is at most ``max_rows``, and as many as will read and write about this much."""
 
@@ -49,11 +53,17 @@ class Folding:
     def fold(self, schema: TableSchema, upto: int, keep: list[int]) -> None:
         """Everything at or below ``upto``; ``keep``: the open snapshots below that."""
         keys, runs = self.pending.dirty(schema.id, upto)
-        if runs and schema.history_us is None:
-            self._fold_runs(schema, keys, runs, upto, keep)
-            return
-        if runs:
-            keys = sorted({*keys, *(run.key_at(i) for run in runs for i in range(run.rows))})
+        deltas = list[bytes]()
+        if runs or schema.kind == "aggregate":
+            small = {key: [op for cts, op in self.pending.row_ops(schema.id, key) if cts <= upto] for key in keys}
+            if runs or sum(map(len, small.values())) >= _IN_COLUMNS:
+                deltas = [key for key, ops in small.items() if are_deltas(ops)]
+                keys = sorted(small.keys() - deltas)
+        self._fold_chunks(schema, keys, upto, keep)  # what runs have of these rows is inert then
+        if runs or deltas:
+            self._fold_runs(schema, deltas, runs, upto, keep)
+
+    def _fold_chunks(self, schema: TableSchema, keys: list[bytes], upto: int, keep: list[int]) -> None:
         at, size = 0, min(_FIRST_ROWS, self.max_rows)
         while at < len(keys):
             chunk = keys[at : at + size]
@@ -61,7 +71,6 @@ class Folding:
             at += len(chunk)
             fitting = _CHUNK_BYTES * len(chunk) // max(1, nbytes)
             size = max(1, min(2 * size, fitting, self.max_rows))
-        self.pending.drop_runs(schema.id, upto)
 
     def _fold_rows(self, schema: TableSchema, keys: list[bytes], upto: int, keep: list[int]) -> int:
         """One chunk. Returns how many bytes it read and wrote, from which the next one's size follows."""
@@ -98,7 +107,7 @@ class Folding:
     def _fold_runs(
         self, schema: TableSchema, keys: list[bytes], runs: tuple[DeltaRun, ...], upto: int, keep: list[int]
     ) -> None:
-        """The same in columns. Rows of these tables take nothing but deltas, and end only where a barrier says so."""
+        """The same in columns: rows that runs write, and those with ``keys``, which take nothing but deltas."""
         layout = RowLayout.of(schema)
         small = [
             (key, cts, dict(op.deltas))
@@ -110,15 +119,20 @@ class Folding:
         if small:
             every.append(run_from_rows(schema, small))
         start: bytes | None = None
+        limit = self.max_rows if schema.history_us is None else min(_FIRST_ROWS, self.max_rows)
         while True:
             with self.computing:
-                gathered = gather(every, start, self.max_rows, upto)
+                gathered = gather(every, start, limit, upto)
                 if gathered.keys:
                     prefix = table_prefix(Space.ROW, schema.id)
                     stored = [prefix + key for key in gathered.keys]
                     base = self.engine.get_many(stored)
-                    final = gathered.fold(layout, base, upto)
                     batch = WriteBatch()
+                    if schema.history_us is not None:
+                        final, kept = self._keep_states(batch, schema, layout, gathered, base)
+                    else:
+                        final = gathered.fold(layout, base, upto)
+                        kept = self._keep_run_versions(batch, schema, layout, gathered, base, final, keep)
                     if None in final:
                         changed = [(key, row) for key, row in zip(stored, final, strict=True) if row is not None]
                         batch.put_all([key for key, _ in changed], [row for _, row in changed])
@@ -128,33 +142,58 @@ class Folding:
                         for key, row in zip(gathered.keys, final, strict=True):
                             if row is not None and not RowLayout.is_alive(row):
                                 batch.put(tombstone_key(RowLayout.stamp_of(row), schema.id, key), b"")
-                    kept = self._keep_run_versions(batch, schema, layout, gathered, base, final, keep)
                     self.write(batch)
                     self.kept(schema, kept)
                     self.rows += len(gathered.keys)
             if gathered.next_start is None:
                 break
             start = gathered.next_start
+            if schema.history_us is not None:
+                fitting = _STATES * len(gathered.keys) // max(1, gathered.rows)
+                limit = max(1, min(2 * limit, fitting, self.max_rows))
             self.meanwhile()
         self.pending.drop_rows(schema.id, keys, upto)
         self.pending.drop_runs(schema.id, upto)
+
+    def _keep_states(
+        self,
+        batch: WriteBatch,
+        schema: TableSchema,
+        layout: RowLayout,
+        gathered: Gathered,
+        base: list[bytes | None],
+    ) -> tuple[list[bytes | None], int]:
+        """Of a table with history: every state but the newest of each row, which it returns with the bytes of the
+        others."""
+        final: list[bytes | None] = [None] * len(base)
+        current, nbytes = list(base), 0
+        for changed, rows in gathered.states(layout, base):
+            for i, row in zip(changed, rows, strict=True):
+                if (before := current[i]) is not None:
+                    nbytes += self._keep_version(batch, schema, gathered.keys[i], RowLayout.stamp_of(before), before)
+                current[i] = final[i] = row
+        return final, nbytes
 
     def _keep_run_versions(
         self,
         batch: WriteBatch,
         schema: TableSchema,
         layout: RowLayout,
-        gathered: Any,
+        gathered: Gathered,
         base: list[bytes | None],
         final: list[bytes | None],
         keep: list[int],
     ) -> int:
         """Returns how many bytes they take."""
+        changed = gathered.changed(base)
+        if not changed:
+            return 0
         current, nbytes = list(base), 0
         kept = [0] * len(current)  # per row: the newest version put so far; boundaries ascend, so stamps do
         for boundary in keep:
             folded = gathered.fold(layout, current, boundary)
-            for i, key in enumerate(gathered.keys):
+            for i in changed:
+                key = gathered.keys[i]
                 if folded[i] is not None:
                     current[i] = folded[i]
                 state = current[i]

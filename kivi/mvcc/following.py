@@ -44,3 +44,6 @@ class FollowingCommitter(Committer):
 
     def newest(self, timeout_s: float) -> int:
         return self.log.mark().sequence  # whoever asks waits until the watermark is there
+
+    def newest_until(self, time_us: int, timeout_s: float) -> int:
+        return self.newest(timeout_s)  # what its owner has not acknowledged yet, only the owner knows of

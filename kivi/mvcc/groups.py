@@ -22,10 +22,10 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Any, Protocol
 
 import numpy as np
@@ -221,7 +221,10 @@ class Single(Part):
         schema_guards: list[Guard],
         describe: Callable[[Collision], tuple[str, tuple[Any, ...], str | None]],
         aggregate_newest: Callable[[int, bytes], int | None],
+        judged: Sequence[tuple[int, DeltaRun]] = (),
     ) -> None:
+        """``judged``: of the runs those of row tables, whose rows a verdict looks at as it does at ``commit.rows``.
+        They are listed here, once, and not each time under the entry lock."""
         tokens, digests = ([commit.request[0]], [commit.request[1]]) if commit.request else ([], [])
         super().__init__(derived_at, 1, tokens, digests, (None,), told(lambda outcome: None))
         self.commit = commit
@@ -231,6 +234,7 @@ class Single(Part):
         self.schema_guards = schema_guards
         self.describe = describe
         self.aggregate_newest = aggregate_newest
+        self._judged = list(chain.from_iterable(_written(table, run) for table, run in judged))
         self.lease: Lease | None = None
         self.derives_again = False
         """Whether it has read nothing but what it is derived from: instead of a conflict it is given back, to be
@@ -241,6 +245,8 @@ class Single(Part):
         self.begins: Beginning | None = None
         self.on_apply: Callable[[int], None] | None = None
         self.on_abort: Callable[[int], None] | None = None
+        self.needs: tuple[str, ...] = ()
+        """Features that a node needs to read it (``kivi.log.features``)."""
 
     @property
     def blind(self) -> bool:
@@ -249,7 +255,10 @@ class Single(Part):
 
     @property
     def footprint(self) -> Footprint:
-        return Footprint(self.commit.start_ts, self.commit.rows, [*self.commit.guards, *self.schema_guards])
+        rows = self.commit.rows
+        if self._judged:
+            rows = [*rows, *self._judged]
+        return Footprint(self.commit.start_ts, rows, [*self.commit.guards, *self.schema_guards])
 
     def written(self, first: int) -> Iterator[tuple[int, Footprint]]:
         yield first, self.footprint
@@ -260,7 +269,7 @@ class Single(Part):
         return {each[0] for each in (*commit.rows, *commit.guards)} | {bulk.table for bulk in bulks}
 
     def entries(self) -> Sequence[Entry]:
-        return [Entry(Kind.COMMIT, self.body)]
+        return [Entry(Kind.COMMIT, self.body, 1, self.needs)]
 
     def applied(self) -> Applied:
         cts = self.first
@@ -270,6 +279,12 @@ class Single(Part):
             [(table, stamped(run, cts)) for table, run in self.runs],
             [(table, Retracted(cts, names)) for table, names in self.retracted],
         )
+
+
+def _written(table: int, run: DeltaRun) -> Iterable[Row]:
+    """What a run writes of each of its rows; the operations are one, without its values."""
+    op = RowOp(run.barrier, {}, dict.fromkeys(range(len(run.columns))))
+    return zip(repeat(table), run.listed(range(run.rows)), repeat(op), strict=False)
 
 
 # -- deltas and puts ------------------------------------------------------------------------------------
@@ -283,20 +298,24 @@ class WriteSet:
     looks at.
     """
 
-    __slots__ = ("cells", "digest", "footprint", "rows", "section")
+    __slots__ = ("_tail", "cells", "digest", "footprint", "rows")
 
     def __init__(self, rows: list[Row], guards: Sequence[Guard], sent: list[Row] | None = None) -> None:
         self.rows = rows
         self.footprint = Footprint(0, rows, guards)
         self.cells = tuple((table, key, (*op.puts,), (*op.deltas,)) for table, key, op in rows)
-        self.section = deltas_section(rows)
-        section = self.section if sent is None else deltas_section(sent)
-        self.digest = hashlib.blake2b(deltas_body(len(rows), section), digest_size=16).digest()
+        section = deltas_section(rows)
+        as_sent = section if sent is None else deltas_section(sent)
+        self.digest = hashlib.blake2b(deltas_body(len(rows), as_sent), digest_size=16).digest()
+        self._tail = self.digest + section
 
-    def body(self, token: str) -> bytes:
-        """Of the record that commits it under this token, byte for byte what ``Commit.encode`` gives."""
-        text = token.encode()
-        return b"".join((deltas_head(len(self.rows), len(text)), text, self.digest, self.section))
+    @staticmethod
+    def bodies(write_sets: Sequence[WriteSet], tokens: Sequence[str]) -> list[bytes]:
+        """Of the records that commit these under these tokens, byte for byte what ``Commit.encode`` gives."""
+        return [
+            b"".join((deltas_head(len(each.rows), len(text)), text, each._tail))
+            for each, text in zip(write_sets, map(str.encode, tokens), strict=True)
+        ]
 
 
 class Writes(Part):
@@ -338,8 +357,8 @@ class Writes(Part):
         return {row[0] for each in {*self.write_sets} for row in each.rows}
 
     def entries(self) -> Sequence[Entry]:
-        bodies = [each.body(token) for each, token in zip(self.write_sets, self.tokens, strict=True)]
-        return [*map(partial(tuple.__new__, Entry), zip(repeat(Kind.COMMIT), zip(bodies), repeat(1)))]
+        bodies = WriteSet.bodies(self.write_sets, self.tokens)
+        return [*map(partial(tuple.__new__, Entry), zip(repeat(Kind.COMMIT), zip(bodies), repeat(1), repeat(())))]
 
     def applied(self) -> Applied:
         stamped = zip(range(self.first, self.first + len(self.write_sets)), self.write_sets, strict=True)
@@ -382,7 +401,7 @@ class Events(Part):
         yield first + self.members - 1, Footprint(0, (), self.guards)
 
     def tables(self) -> set[int]:
-        return {self.record.table, *(table for table, _, _ in self.raised)}
+        return {self.record.table, *(table for table, _, _ in self.record.raised)}  # on every node, whatever it holds
 
     def entries(self) -> Sequence[Entry]:
         return [Entry(Kind.COMMIT, self.body, self.members)]
@@ -406,6 +425,10 @@ def events_applied(
     else:
         stamps = record.places + np.uint64(first)
     events = [(record.table, PendingEvents(first, last, batch, stamps))] if batch.num_rows else []
-    events += [(table, PendingEvents(first, last, more, places + np.uint64(first))) for table, more, places in raised]
+    events += [
+        (table, PendingEvents(first, last, more, places + np.uint64(first)))
+        for table, more, places in raised
+        if more.num_rows
+    ]
     runs = [(table, shifted(run, first)) for table, run in runs if run.rows]
     return Applied([(last, *row) for row in record.derived], events, runs)

@@ -255,6 +255,12 @@ class Leases:
             self._expire()
             return min([*self._count, *([] if self._bound is None else [self._upto()])], default=None)
 
+    def ids(self) -> frozenset[int]:
+        """Of all that are open."""
+        with self.lock:
+            self._expire()
+            return frozenset(self._open)
+
     def oldest_age_s(self) -> float:
         """For how long the snapshot that was opened first has been open; 0 if there is none."""
         with self.lock:

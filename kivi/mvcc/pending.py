@@ -29,10 +29,13 @@ from contextlib import contextmanager
 from operator import attrgetter, itemgetter
 from typing import Any, Protocol
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from sortedcontainers import SortedDict
 
 from kivi.delta.ops import RowOp
-from kivi.delta.runs import DeltaRun
+from kivi.delta.runs import Array, DeltaRun
 from kivi.mvcc.applied import ROW_BYTES, Applied, PendingEvents, Retracted
 from kivi.mvcc.feed import Committed, Feed, Tap
 
@@ -113,15 +116,8 @@ class Pending:
                     copied = list(ops)
                     insort(copied, (cts, op), key=_cts)
                     index[key] = copied
-            for table, events in _by_table(applied.events):
-                pending = self._table(table, last)
-                pending.events = _in_order(pending.events, events, attrgetter("last"))
-            for table, runs in _by_table(applied.runs):
-                pending = self._table(table, last)
-                pending.runs = _in_order(pending.runs, runs, _last_cts)
-            for table, retracted in _by_table(applied.retracted):
-                pending = self._table(table, last)
-                pending.retracted = _in_order(pending.retracted, retracted, _cts)
+            if applied.events or applied.runs or applied.retracted:
+                self._apply_columns(last, applied)
             nbytes = applied.nbytes
             self.nbytes += nbytes
             self.applied_bytes += nbytes
@@ -132,6 +128,17 @@ class Pending:
         if self.feed.on:
             parts = applied.rows, applied.runs, applied.events, applied.retracted
             self.feed.add(Committed(last, *parts, nbytes))
+
+    def _apply_columns(self, last: int, applied: Applied) -> None:
+        for table, events in _by_table(applied.events):
+            pending = self._table(table, last)
+            pending.events = _in_order(pending.events, events, attrgetter("last"))
+        for table, runs in _by_table(applied.runs):
+            pending = self._table(table, last)
+            pending.runs = _in_order(pending.runs, runs, _last_cts)
+        for table, retracted in _by_table(applied.retracted):
+            pending = self._table(table, last)
+            pending.retracted = _in_order(pending.retracted, retracted, _cts)
 
     @contextmanager
     def tapped(self) -> Iterator[Tap]:
@@ -197,6 +204,20 @@ class Pending:
             out = sorted([*out, *found], key=lambda item: item[0])
         return out
 
+    def has_any(self, table: int, keys: pa.LargeBinaryArray) -> Array:
+        """Of each of many rows, whether an operation on it is pending."""
+        pending = self._tables.get(table, _NOTHING)
+        found = np.zeros(len(keys), np.bool_)
+        while True:
+            changes = pending.changes
+            index, runs = pending.index, pending.runs
+            if len(index):
+                found |= np.fromiter((key in index for key in keys.to_pylist()), np.bool_, len(keys))
+            for run in runs:
+                found |= pc.is_in(keys, value_set=run.keys).to_numpy(zero_copy_only=False)
+            if not changes & 1 and changes == pending.changes:
+                return found
+
     def runs_of(self, table: int) -> int:
         """How many delta runs a read of one of its rows searches."""
         return len(self._tables.get(table, _NOTHING).runs)
@@ -225,6 +246,10 @@ class Pending:
         """The pending events of a table with cts <= upto, in commit order."""
         events = self._tables.get(table, _NOTHING).events
         return [cut for item in events if (cut := item.upto(upto)) is not None]
+
+    def event_rows(self, table: int) -> int:
+        """How many events are pending, visible or not."""
+        return sum([item.batch.num_rows for item in self._tables.get(table, _NOTHING).events])
 
     def retracted(self, table: int, upto: int) -> list[Retracted]:
         """The pending retractions of a table with cts <= upto, in commit order."""

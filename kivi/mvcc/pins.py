@@ -57,6 +57,11 @@ class Pins:
         """The names of those whose time is over."""
         return [name for name, (held, _) in self._held.items() if held.until_us < now_us]
 
+    def newest(self, begins: bytes) -> Held | None:
+        """The one with the largest number whose name begins so."""
+        found = [held for name, (held, _) in list(self._held.items()) if name.startswith(begins)]
+        return max(found, key=lambda held: held.number, default=None)
+
     def end(self, name: bytes) -> None:
         if (found := self._held.pop(name, None)) is not None:
             self._leases.release(found[1])

@@ -4,7 +4,8 @@
 
     caller's thread   1  encode and derive; wait for room in pending
                       -  a lease that was cut, events below a floor and the like are refused at once
-                      -  propose: the group is a frame, published until it comes back
+                      -  propose: the group is a frame, published until it comes back; what is small waits while
+                         some of this node are on their way, and shares the next one with all that came meanwhile
     log's thread,     3  token known?  -> its first CTS
     each node, in     4  tables and floors as derived with?   -> refused as stale; its gateway derives it again
     log order         5  start_ts >= facts.floor
@@ -29,7 +30,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from functools import partial
@@ -39,6 +40,7 @@ from kivi.encoding.keyspaces import meta_key
 from kivi.engine import WriteBatch
 from kivi.errors import CommitUnknown, InvalidArgument, KiviError, Unavailable
 from kivi.log import Entry
+from kivi.log.features import feature_off, on_entry
 from kivi.log.replicated import Arrived, ReplicatedLog
 from kivi.mvcc.applied import Applied
 from kivi.mvcc.commit import Aborted, Committer, StaleCatalog, _Turn
@@ -58,6 +60,14 @@ __all__ = ["PLACE", "Proposed", "ReplicatedCommitter"]
 PLACE: Final = meta_key("place")
 """The place in the log that belongs to the recorded position: see ``kivi.log.replicated``."""
 _FENCE_S: Final = 10.0
+_SWITCH_S: Final = 30.0
+_ON_THEIR_WAY: Final = 4
+"""So many frames of a node may be, before what is small waits for one of them: a client is busy with what one brought
+while the next ones are on their way."""
+_SMALL_BYTES: Final = 64 << 10
+"""So much waits for nothing: a frame of it costs the log its bytes, and hardly more for being one."""
+_COMPANY_S: Final = 0.1
+"""Nothing that comes waits for a frame that takes longer than that: it may have been lost, and is published again."""
 _NO_GUARDS: Final = (
     "a cluster does not judge guards on rows of aggregates of sharded tables, of which a node may hold a part: guard a "
     "row of a table"
@@ -96,6 +106,11 @@ class ReplicatedCommitter(Committer):
         self.gathering, self.deduplication, self.pins = Gathering(), Deduplication(), Pins(self.leases)
         self.touches = Touches()
         self._proposed: dict[int, Sequence[Part | Proposed]] = {}
+        self._waiting: list[tuple[Part, Sequence[Entry]]] = []
+        self._waiting_bytes = 0
+        self._frame_lock = threading.RLock()
+        """Held while a frame is made of what waits, so that parts come in the order in which they were submitted; the
+        entry lock is taken under it, never the other way round."""
         self.log.on_arrival = self._arrived
         self.log.on_failure = self._failed
         self.log.outbox.refused = self._no_room_in_the_log
@@ -126,7 +141,34 @@ class ReplicatedCommitter(Committer):
         return turn.given_back
 
     def _propose_parts(self, parts: Sequence[Part], turn: _Turn) -> None:
-        entries = [entry for part in parts for entry in part.entries()]
+        """In a frame of their own, or with others once a frame of this node has come back.
+
+        Whatever waits, waits behind frames that are on their way: whoever takes one out of ``_proposed`` proposes it.
+        """
+        made = [(part, part.entries()) for part in parts]
+        try:
+            self.log.check_writable()  # what is to wait for may never come then
+            self.log.check_heard()
+            self.log.check_entries([entry for _, entries in made for entry in entries])  # and no others share that
+        except KiviError as error:
+            for part in parts:
+                self._refuse(part, error, turn)
+            return
+        size = sum(memoryview(data).nbytes for _, entries in made for entry in entries for data in entry.body)
+        with self._frame_lock:
+            self._waiting += made
+            self._waiting_bytes += size
+            is_due = len(self._proposed) < _ON_THEIR_WAY or self._waiting_bytes >= _SMALL_BYTES
+            if is_due or self.log.awaited_s > _COMPANY_S:
+                self._propose_waiting(turn)
+
+    def _propose_waiting(self, turn: _Turn) -> None:
+        with self._frame_lock:
+            waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
+            if waiting:
+                self._propose_frame([part for part, _ in waiting], [e for _, made in waiting for e in made], turn)
+
+    def _propose_frame(self, parts: Sequence[Part], entries: Sequence[Entry], turn: _Turn) -> None:
         derived_at = min(part.derived_at for part in parts)
         for part in parts:  # as every other node reads it: one for the frame, and each member by itself
             part.derived_at = derived_at
@@ -222,8 +264,23 @@ class ReplicatedCommitter(Committer):
             return self.log.fresher()
 
     def newest(self, timeout_s: float, entries: Sequence[Entry] = ()) -> int:
-        """``entries`` about nodes are said with it, and count when this returns."""
+        """``entries`` about nodes are said with it, and count when this returns. Raises FeatureOff."""
+        self.need(feature for entry in entries for feature in entry.needs)
         return self._answered(partial(self.say, entries), timeout_s)
+
+    def newest_until(self, time_us: int, timeout_s: float) -> int:
+        return 0 if time_us < self.now_us() else self.newest(timeout_s)  # times in the log never fall
+
+    def need(self, features: Iterable[str]) -> None:
+        for feature in features:
+            with self.entry_lock:
+                is_on, lacking = feature in self.log.members.on, self.log.lacking(feature)
+            if not is_on and not lacking:
+                self.newest(_SWITCH_S, [on_entry(feature)])
+                with self.entry_lock:
+                    is_on, lacking = feature in self.log.members.on, self.log.lacking(feature)
+            if not is_on:
+                raise feature_off(feature, map(self.log.named, lacking))
 
     def _answered(self, propose: Callable[[_Done], None], timeout_s: float) -> int:
         told: Future[int] = Future()
@@ -243,9 +300,11 @@ class ReplicatedCommitter(Committer):
                 "answer it, or it is far behind; ask another one"
             ) from None
 
-    def pin(self, ttl_s: float | None, timeout_s: float) -> tuple[bytes, int]:
-        """A snapshot that every node keeps for so long: its name, and the number that it is at, once it is applied."""
-        pin = Pin(secrets.token_bytes(16), int(self.leases.limit(ttl_s) * 1_000_000), True)
+    def pin(self, ttl_s: float | None, timeout_s: float, begins: bytes = b"") -> tuple[bytes, int]:
+        """A snapshot that every node keeps for so long: its name, and the number that it is at, once it is applied.
+        ``begins``: as its name does."""
+        name = begins + secrets.token_bytes(16 - len(begins))
+        pin = Pin(name, int(self.leases.limit(ttl_s) * 1_000_000), True)
         return pin.name, self._answered(partial(self.log_other, pin), timeout_s)
 
     def prolong(self, name: bytes, ttl_s: float | None) -> None:
@@ -300,6 +359,8 @@ class ReplicatedCommitter(Committer):
             self.log.placed()  # before W moves: whoever records a position then has the place that belongs to it
         if any(entry.kind.is_about_nodes for entry in arrived.frame.entries):
             self.hear_nodes()
+        if arrived.mine:
+            self._propose_waiting(turn)
         call_all(turn.answers)
         if arrived.mine:
             for part in turn.given_back:
@@ -421,6 +482,13 @@ class ReplicatedCommitter(Committer):
                     call_all([item.settle])
                 else:
                     call_all([partial(item.done, error, 0)])
+        self._no_longer_waits()
+
+    def _no_longer_waits(self) -> None:
+        """What was to come back never does."""
+        turn = _Turn()
+        self._propose_waiting(turn)
+        call_all(turn.answers)
 
     def _no_room_in_the_log(self, n: int, error: KiviError) -> None:
         """It was never there; an empty frame takes its place."""
@@ -432,6 +500,7 @@ class ReplicatedCommitter(Committer):
                 call_all([partial(item.answer.apart, tag, Outcome(None, error)) for tag in item.tags])
             else:
                 call_all([partial(item.done, error, 0)])
+        self._no_longer_waits()
 
     # -- what is kept with the position --------------------------------------------------------------
 

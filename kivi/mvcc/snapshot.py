@@ -31,7 +31,7 @@ import pyarrow as pa
 from kivi.delta.gather import merged_items
 from kivi.delta.ops import RowOp, fold
 from kivi.delta.overlay import FixedRows
-from kivi.delta.runs import DeltaRun
+from kivi.delta.runs import Array, DeltaRun
 from kivi.encoding.base_rows import RowLayout, Version
 from kivi.encoding.key_slots import KeySlot
 from kivi.encoding.keys import prefix_end
@@ -109,18 +109,27 @@ class Reader:
         else:
             raws = self.engine.get_many([row_key(table, key) for _, key in wanted])
         schema = self._latest(schema)
+        layout = RowLayout.of(schema)
         out: list[Version | None] = []
         for (lease, key), raw, row_ops in zip(wanted, raws, ops, strict=True):
-            version = self._base(schema, key, raw, lease.ts)
+            version = None if raw is None else self._base(schema, layout, key, raw, lease.ts)
             if row_ops:
                 version = fold(schema, version, row_ops, lease.ts)
             if version is not None and slot is not None:
                 floor_us = self.row_floor(schema, lease.ts)
                 version = None if floor_us is not None and slot.is_below(key, floor_us) else version
             out.append(version if version is not None and version.alive else None)
-        for lease in dict.fromkeys(lease for lease, _ in wanted):
+        for lease in {lease for lease, _ in wanted}:
             self.check(lease, schema)
         return out
+
+    def maybe_there(self, lease: Lease, schema: TableSchema, keys: pa.LargeBinaryArray) -> Array:
+        """Which of many rows may be there: those of which something is pending, or a version is in base."""
+        found = self.pending.has_any(schema.id, keys)  # first, as ever
+        raws = self.engine.get_many([row_key(schema.id, key) for key in keys.to_pylist()])
+        found |= np.fromiter((raw is not None for raw in raws), np.bool_, len(raws))
+        self.check(lease, schema)
+        return np.flatnonzero(found)
 
     def newest(self, schema: TableSchema, key: bytes) -> int:
         """The CTS of the newest operation on a row, visible or not: for the verdict on guards."""
@@ -157,8 +166,11 @@ class Reader:
         upto: int,
         reverse: bool,
     ) -> Iterator[tuple[bytes, Version]]:
+        layout = RowLayout.of(schema)
         for key, raw, ops in _merged(schema.id, base, changed, reverse):
-            version = fold(schema, self._base(schema, key, raw, upto), ops, upto)
+            version = None if raw is None else self._base(schema, layout, key, raw, upto)
+            if ops:
+                version = fold(schema, version, ops, upto)
             if version is not None and version.alive:
                 yield key, version
 
@@ -253,13 +265,12 @@ class Reader:
         """The definition as it is now, which every row that has been written knows. Columns keep their places."""
         return self.schema_of(schema.id) or schema
 
-    def _base(self, schema: TableSchema, key: bytes, raw: bytes | None, upto: int) -> Version | None:
-        if raw is None:
-            return None
-        if RowLayout.stamp_of(raw) > upto and (raw := self._version(schema, key, upto)) is None:
-            return None
-        layout = RowLayout.of(schema)
-        return layout.decode(self._known(schema, raw) if layout.is_later(raw) else raw)
+    def _base(self, schema: TableSchema, layout: RowLayout, key: bytes, raw: bytes, upto: int) -> Version | None:
+        version = layout.decode(self._known(schema, raw) if layout.is_later(raw) else raw)
+        if version.cts > upto:
+            older = self._version(schema, key, upto)
+            return None if older is None else self._base(schema, layout, key, older, upto)
+        return version
 
     def _version(self, schema: TableSchema, key: bytes, upto: int) -> bytes | None:
         """The newest older version at or below ``upto``, as bytes."""

@@ -24,6 +24,7 @@ from __future__ import annotations
 import threading
 from array import array
 from bisect import bisect_right
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +36,8 @@ from kivi.engine import Engine, WriteBatch
 from kivi.errors import DataLoss, SnapshotTooOld
 
 __all__ = ["Timeline"]
+
+_FEW: Final = 256
 
 
 class Timeline:
@@ -50,10 +53,10 @@ class Timeline:
         """So many commits, with consecutive CTS, entered the log together. Called in log order."""
         # Each of several commits in one microsecond has an entry: a pass may fold some of these and not the last.
         with self._mutex:
-            if commits == 1:
-                self._times.append(time_us)
-                self._stamps.append(first)
-            else:  # many at once: in columns
+            if commits <= _FEW:  # NumPy gives the interpreter to another thread meanwhile, if there is one
+                self._times.extend([time_us] * commits)
+                self._stamps.extend(range(first, first + commits))
+            else:
                 self._times += array("Q", (time_us,)) * commits
                 self._stamps.frombytes(np.arange(first, first + commits, dtype=np.uint64).tobytes())
 

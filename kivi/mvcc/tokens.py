@@ -21,6 +21,7 @@ In the engine a token has a row. Older versions kept those that the library made
 
 from __future__ import annotations
 
+import re
 import struct
 import threading
 from collections.abc import Iterator, Sequence
@@ -41,7 +42,7 @@ _VALUE: Final = struct.Struct("<Q16s")
 _CTS_BITS: Final = 44  # of a stored token; above them, how many members it has, less one
 _SCOPE: Final = "scope/"
 _IRREGULAR_MAX: Final = 100
-_NEVER_US: Final = 1 << 63
+_AFTER_ALL: Final = "k1-:"
 
 
 class Remembered(NamedTuple):
@@ -57,7 +58,11 @@ class Remembered(NamedTuple):
         return Remembered(packed & (1 << _CTS_BITS) - 1, digest, (packed >> _CTS_BITS) + 1)
 
     def encode(self) -> bytes:
-        return _VALUE.pack(self.cts | (self.members - 1) << _CTS_BITS, self.digest)
+        return _packed(*self)
+
+
+def _packed(cts: int, digest: bytes, members: int) -> bytes:
+    return _VALUE.pack(cts | (members - 1) << _CTS_BITS, digest)
 
 
 def issued_at_us(token: str) -> int | None:
@@ -73,23 +78,19 @@ def library_prefix(issued_us: int) -> str:
     return f"k1-{issued_us:016d}-"
 
 
-def _dated_us(token: str) -> int:
-    """The time of issue of a token that sorts by it among its like, as all of the library's do; else 0."""
-    issued = token[3:19]
-    if token[:3] == "k1-" and token[19:20] == "-" and issued.isascii() and issued.isdigit():
-        return int(issued)
-    return 0
+_is_dated: Final = re.compile("k1-[0-9]{16}-").match
+"""Whether a token sorts by its time of issue among its like, as all of the library's do."""
 
 
-def _newest_us(engine: Engine) -> int:
-    """The time of issue of the newest dated token in the engine, or a later one. 0 if there is none."""
+def _newest_dated(engine: Engine) -> str:
+    """The last of the dated tokens in the engine, or what sorts after it. Empty if there is none."""
     prefix = token_key(library_prefix(0)[:3])
     for i, (key, _) in enumerate(engine.scan(prefix, prefix_end(prefix), reverse=True)):
-        if issued := _dated_us(key[1:].decode(errors="replace")):
-            return issued
+        if _is_dated(token := key[1:].decode(errors="replace")):
+            return token
         if i == _IRREGULAR_MAX:
-            return _NEVER_US
-    return 0
+            return _AFTER_ALL
+    return ""
 
 
 def _unpack_blocks(engine: Engine) -> None:
@@ -118,8 +119,8 @@ class Tokens:
         self._batches: dict[tuple[str, int], int] = {}
         self._high: dict[str, int] = {}
         _unpack_blocks(engine)
-        # No dated token that was issued later is in the engine, so that new ones need not be looked for there.
-        self._saved_us = _newest_us(engine)
+        # No dated token after this one is in the engine, so that new ones need not be looked for there.
+        self._saved = _newest_dated(engine)
         self.hits = 0
         prefix = meta_key(_SCOPE)
         for key, value in engine.scan(prefix, prefix_end(prefix)):
@@ -147,9 +148,12 @@ class Tokens:
     def known(self, tokens: Sequence[str], now_us: int) -> set[str]:
         """The tokens, of these, that ``find`` knows or ``check_age`` refuses."""
         oldest = now_us - self._ttl_us
-        new_us = max(self._saved_us, oldest)
-        found = {token for token in tokens if token in self._requests or token in self._saving}
-        if others := [token for token in tokens if token not in found and _dated_us(token) <= new_us]:
+        old = max(self._saved, library_prefix(max(0, oldest)))
+        found = set[str]()
+        for there in (self._requests.keys(), self._saving.keys()):
+            if not there.isdisjoint(tokens):
+                found |= there & {*tokens}
+        if others := [token for token in tokens if (token <= old or not _is_dated(token)) and token not in found]:
             stored = self._engine.get_many([token_key(token) for token in others])
             for token, raw in zip(others, stored, strict=True):
                 issued = issued_at_us(token)
@@ -227,16 +231,16 @@ class Tokens:
 
     def rows(self, upto: int) -> Iterator[tuple[bytes, bytes]]:
         """Engine rows for what was set aside of commits at or below ``upto``, and for fences. Needs no lock."""
-        for token, found in self._saving.items():
-            if found[0] <= upto:
-                yield token_key(token), Remembered(*found).encode()
+        for token, (cts, digest, members) in self._saving.items():
+            if cts <= upto:
+                yield token_key(token), _packed(cts, digest, members)
 
     def drop(self, upto: int, lock: threading.Lock) -> None:
         """These rows are in the engine now, and those of the batch tokens. Takes the entry lock at its end."""
         later = [item for item in self._saving.items() if item[1][0] > upto]
-        newest_us = max(map(_dated_us, self._saving), default=0)
+        newest = max(filter(_is_dated, self._saving), default="")
         with lock:
-            self._saved_us = max(self._saved_us, newest_us)
+            self._saved = max(self._saved, newest)
             for token, found in later:
                 self._requests.setdefault(token, found)
             self._saving = {}

@@ -129,8 +129,10 @@ class Facts:
         """The first collision, or None. ``newest(table, key)`` is the CTS of an aggregate row's newest operation,
         or None if ``table`` is no aggregate. The caller has compared ``start_ts`` with ``floor``."""
         start, rows, guards = footprint
+        young, old = self._young, self._old
         for table, key, op in rows:
-            facts = self._find((table, key))
+            row = table, key
+            facts = young.get(row) or old.get(row)
             if facts is not None and (hit := _write_collision(facts, op, start)) is not None:
                 return Collision(table, key, *hit)
         for table, key, column in guards:
@@ -163,8 +165,10 @@ class Facts:
 
     def _note(self, footprint: Footprint, cts: int) -> None:
         self._last = cts
+        young = self._young
         for table, key, op in footprint.rows:
-            facts = self._own((table, key))
+            row = table, key
+            facts = young.get(row) or self._own(row)
             facts.write = cts
             if op.barrier is not Barrier.PATCH:
                 facts.restart = cts

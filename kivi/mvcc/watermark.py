@@ -19,6 +19,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from operator import itemgetter
 
 __all__ = ["Watermark", "call_all"]
 
@@ -105,9 +106,11 @@ class Watermark:
             return []
         self._moved.notify_all()
         passed = [item for item in self._waiting if item[0] <= self._value]
-        if passed:
-            self._waiting = deque(item for item in self._waiting if item[0] > self._value)
-        return [callback for _, callback in sorted(passed, key=lambda item: item[0])]
+        if len(passed) == len(self._waiting):
+            self._waiting.clear()
+        elif passed:
+            self._waiting = deque([item for item in self._waiting if item[0] > self._value])
+        return [callback for _, callback in sorted(passed, key=itemgetter(0))]
 
     def when(self, sequence: int, then: Callable[[], None]) -> None:
         """Runs ``then`` once W has passed ``sequence``: now, if it has (R17)."""

@@ -30,9 +30,11 @@ def answer_schema(match: Match) -> pa.Schema:
     return pa.schema([arrow_field(name, type_) for name, type_ in match.columns])
 
 
-def answered(match: Match, rows: Rows, found: Found, more: Mapping[str, Array] | None = None) -> pa.RecordBatch:
+def answered(
+    match: Match, rows: Rows, found: Found, more: Mapping[str, Array] | None = None, failed: Array | None = None
+) -> pa.RecordBatch:
     """One row for each match, in the order of its first row, and ``FIRST``. ``more``: further columns, of each match.
-    Raises OutOfRange for a sum that does not fit."""
+    Raises OutOfRange for a sum that does not fit; or, in ``failed``, sets which matches have one, which is null."""
     lengths = found.ends - found.begins
     of = np.repeat(np.arange(len(lengths)), lengths)
     places = np.arange(len(of)) - np.repeat(np.cumsum(lengths) - lengths, lengths) + np.repeat(found.begins, lengths)
@@ -41,7 +43,7 @@ def answered(match: Match, rows: Rows, found: Found, more: Mapping[str, Array] |
     columns = [_shown(type_, rows.events.column(name).take(firsts)) for name, type_ in match.partition_by]
     for measure in match.measures:
         chosen = slice(None) if not measure.symbol else symbols == found.names.index(measure.symbol)
-        columns.append(_measured(measure, rows, of[chosen], places[chosen], len(lengths)))
+        columns.append(_measured(measure, rows, of[chosen], places[chosen], len(lengths), failed))
     named = [pa.array(rows.times[found.begins]), *(rows.events.column(name).take(firsts) for name in FIRST[1:])]
     order = np.lexsort([column.to_numpy() for column in named[::-1]])
     answer = pa.RecordBatch.from_arrays(columns, schema=answer_schema(match))
@@ -56,7 +58,7 @@ def _shown(type_: ColumnType, column: Any) -> Any:
     return flat(column).cast(arrow_type(type_))
 
 
-def _measured(measure: MatchMeasure, rows: Rows, of: Array, places: Array, matches: int) -> Any:
+def _measured(measure: MatchMeasure, rows: Rows, of: Array, places: Array, matches: int, failed: Array | None) -> Any:
     """A measure of some rows: ``of`` which match each is, ascending, and its place among ``rows``."""
     column = flat(rows.events.column(measure.column).take(pa.array(places))) if measure.column else None
     if column is not None and measure.operator not in ("first", "last") and column.null_count:
@@ -78,10 +80,12 @@ def _measured(measure: MatchMeasure, rows: Rows, of: Array, places: Array, match
         out = np.zeros(matches, values.dtype)
         out[there] = least.reduceat(values, begins[there]) if there.any() else []
         return arrow_from_stored(measure.type, out, missing)
-    return _summed(measure, column, begins[there], counts[there], there)
+    return _summed(measure, column, begins[there], counts[there], there, failed)
 
 
-def _summed(measure: MatchMeasure, column: Any, begins: Array, counts: Array, there: Array) -> Any:
+def _summed(
+    measure: MatchMeasure, column: Any, begins: Array, counts: Array, there: Array, failed: Array | None
+) -> Any:
     """``sum`` and ``avg``, of matches that have values. Integers and decimals are added exactly."""
     type_, scale = measure.type, column.type.scale if pa.types.is_decimal(column.type) else 0
     is_float = pa.types.is_floating(column.type)
@@ -94,11 +98,14 @@ def _summed(measure: MatchMeasure, column: Any, begins: Array, counts: Array, th
     if measure.operator == "avg":  # the quotient of Python's integers is rounded once
         totals = [total / (count * 10**scale) for total, count in zip(totals, counts.tolist(), strict=True)]
     if type_.name == "float64":
-        fits = all(map(math.isfinite, totals))
+        fits = list(map(math.isfinite, totals))
     else:
-        fits = all(type_.stored_min <= total <= type_.stored_max for total in totals)
-    if not fits:
-        raise OutOfRange(f"{measure.name} of a match does not fit in {type_}", column=measure.name)
+        fits = [type_.stored_min <= total <= type_.stored_max for total in totals]
+    if not all(fits):
+        if failed is None:
+            raise OutOfRange(f"{measure.name} of a match does not fit in {type_}", column=measure.name)
+        failed[np.flatnonzero(there)[~np.array(fits)]] = True
+        totals = [total if fit else 0 for total, fit in zip(totals, fits, strict=True)]
     out = np.zeros(len(there), np.float64 if type_.name == "float64" else np.int64)
     out[there] = totals
     return arrow_from_stored(type_, out, ~there)

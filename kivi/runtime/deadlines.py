@@ -6,26 +6,29 @@ waits no longer than that.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import threading
 import time
-from collections.abc import Iterator
 
 __all__ = ["left_s", "until"]
 
 _thread = threading.local()
 
 
-@contextlib.contextmanager
-def until(moment: float | None) -> Iterator[None]:
+class until:
     """Within this block the thread's work ends at ``moment`` of ``time.monotonic``; None: whenever it does."""
-    before = getattr(_thread, "until", None)
-    _thread.until = moment
-    try:
-        yield
-    finally:
-        _thread.until = before
+
+    __slots__ = ("_before", "_moment")
+
+    def __init__(self, moment: float | None) -> None:
+        self._moment = moment
+
+    def __enter__(self) -> None:
+        self._before: float | None = getattr(_thread, "until", None)
+        _thread.until = self._moment
+
+    def __exit__(self, *_: object) -> None:
+        _thread.until = self._before
 
 
 def left_s() -> float:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
+from typing import Any
 
-__all__ = ["is_no_space", "sync_directory"]
+__all__ = ["is_no_space", "sync_directory", "write_json"]
 
 
 def is_no_space(error: OSError) -> bool:
@@ -20,3 +22,14 @@ def sync_directory(path: str | os.PathLike[str]) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def write_json(path: str, content: Any, *, partial: str) -> None:
+    """Makes the file durable, in the place of what stood there, whole or not at all; until then it is ``partial``, a
+    path in the same directory. Raises OSError."""
+    with open(partial, "w", encoding="utf-8") as file:
+        json.dump(content, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(partial, path)
+    sync_directory(os.path.dirname(path))

@@ -23,7 +23,7 @@ class Settings:
 
     # -- commit log
     segment_bytes: int = 32 * MIB
-    """A segment of the commit log."""
+    """A segment of the commit log; the first ones after an opening are smaller, from 1 MiB on."""
     # -- pending
     pending_soft_bytes: int = 128 * MIB
     """Operations that are not in base yet. Beyond this, consolidation hurries."""
@@ -106,6 +106,8 @@ class Settings:
     # -- subscriptions
     subscriptions_bytes: int = 64 * MIB
     """What is remembered of how many durable subscriptions ask for what; the rest is read when an event asks."""
+    live_renewals_per_s: int = 200
+    """So many windows of live queries, at most, are read again in a second; those who follow them wait for that."""
     # -- alerts
     alerts_every_s: float = 0.5
     """How often it is looked whether an alert has to be evaluated, or somebody told."""

@@ -15,6 +15,7 @@ from kivi.errors import DataLoss, InvalidArgument, KiviError, NotFound, Resource
 from kivi.model.changes import COMMIT_TS
 from kivi.model.event_files import EventFiles
 from kivi.model.names import is_text
+from kivi.model.types import shown
 from kivi.sql.spare import Spare
 from kivi.sql.states import StateTable, write_columns
 from kivi.sql.tables import (
@@ -99,7 +100,7 @@ def relation(dataset: Any, connection: Any = None) -> Any:
 def check_text(text: object) -> str:
     """Raises InvalidArgument for what is no text."""
     if not is_text(text) or not text.strip():
-        raise InvalidArgument(f"a question in SQL is a text, like 'select count(*) from invocations', not {text!r}")
+        raise InvalidArgument(f"a question in SQL is a text, like 'select count(*) from calls', not {shown(text)}")
     return text
 
 
@@ -197,7 +198,7 @@ class _Asked:
             self._missing[name] = error
             return
         if source is None:
-            self._missing[name] = NotFound(f"there is no table {name!r}", table=name)
+            self._missing[name] = NotFound(f"there is no table {shown(name)}", table=name)
             return
         for spelled, other in self._sources.items():  # which are one name to DuckDB
             if spelled.lower() == name.lower():

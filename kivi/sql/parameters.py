@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from kivi.errors import InvalidArgument
 from kivi.model.names import is_text
+from kivi.model.types import shown
 from kivi.sql.engine import Parameters
 
 __all__ = ["from_batch", "to_batch"]
@@ -21,17 +22,19 @@ def to_batch(parameters: Parameters) -> pa.RecordBatch | None:
     if parameters is None:
         return None
     if isinstance(parameters, str) or not isinstance(parameters, Sequence | Mapping):
-        raise InvalidArgument(f"parameters are a list of values, or a dict for names ($name), not {parameters!r}")
+        raise InvalidArgument(f"parameters are a list of values, or a dict for names ($name), not {shown(parameters)}")
     named = isinstance(parameters, Mapping)
     items = parameters.items() if isinstance(parameters, Mapping) else (("", value) for value in parameters)
     names, arrays = [], []
     for name, value in items:
         if not is_text(name) or (named and not name):
-            raise InvalidArgument(f"a parameter is named by a text, not {name!r}")
+            raise InvalidArgument(f"a parameter is named by a text, not {shown(name)}")
         try:
             arrays.append(pa.array([value]))
         except (pa.ArrowException, ValueError, TypeError, OverflowError):
-            raise InvalidArgument(f"{value!r} cannot be a parameter: it is no number, text, moment or list") from None
+            raise InvalidArgument(
+                f"{shown(value)} cannot be a parameter: it is no number, text, moment or list"
+            ) from None
         names.append(name)
     return pa.RecordBatch.from_arrays(arrays, names=names) if names else None
 

@@ -126,6 +126,10 @@ class Kind(ABC):
         """(items, offsets) of events by the number of their group, where that is quicker than an item for each."""
         return None
 
+    def refused(self, seen: Observed) -> Array:
+        """The places of the events that ``of_events`` raises about, each whatever stands beside it."""
+        return np.zeros(0, np.int64)
+
     @abstractmethod
     def reduce(self, items: Items, offsets: Array) -> tuple[Items, Array]:
         """The canonical bags: items in a kind's own order within each state. ``offsets`` begin at 0."""

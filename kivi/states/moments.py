@@ -155,10 +155,15 @@ class ExactMoments(_Moments):
 
 
 def _root(value: Fraction) -> float:
-    """The square root of an exact number, to within an ulp, whatever its size."""
+    """The float64 nearest to the square root of an exact number, whatever its size.
+
+    Of 64 bits, and of one more that says whether there is anything below them: without it what lies just above the
+    middle of two floats is taken for it.
+    """
     top, bottom = value.numerator, value.denominator
     shift = max(0, 130 - (top.bit_length() - bottom.bit_length())) // 2
-    return float(Fraction(math.isqrt((top << 2 * shift) // bottom), 1 << shift))
+    root = math.isqrt((top << 2 * shift) // bottom)
+    return float(Fraction(2 * root + (root * root * bottom != top << 2 * shift), 2 << shift))
 
 
 def _whole(limbs: Sequence[int]) -> int:

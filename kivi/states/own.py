@@ -137,6 +137,20 @@ class OwnKind(Kind):
         states = self._states(self._call(self.measure.init, "init", seen.values), len(seen.values), "init")
         return (_as_bytes(states),)
 
+    def refused(self, seen: Observed) -> Array:
+        try:
+            self.of_events(seen)
+        except InvalidArgument:
+            return np.array([i for i in range(len(seen.values)) if self._refuses(seen.values[i : i + 1])], np.int64)
+        return super().refused(seen)
+
+    def _refuses(self, value: Any) -> bool:
+        try:
+            self.of_events(Observed(value))
+        except InvalidArgument:
+            return True
+        return False
+
     def reduce(self, items: Items, offsets: Array) -> tuple[Items, Array]:
         """Neighbours are combined in pairs until each state has one: as many calls as the longest has bits."""
         states, lengths = items[0].view(self.measure.dtype), np.diff(offsets)

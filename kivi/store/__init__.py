@@ -14,6 +14,7 @@
     rollups        rows of an aggregate combined to a coarser level; ``slot_ranges``: which keys to read for a time
     change_reads   what was committed to a table after a timestamp
     event_tables   the blocks of each event table; ``retention``: how it forgets
+    raising        matches of a pattern as events, for rules; ``decided``: which matches no event changes any more
     backfill       an aggregate on a table that has events already
     housekeeping   what nobody needs any more
     checkpoint     a copy that opens by itself; ``backups``: copies that share files

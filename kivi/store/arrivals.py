@@ -28,7 +28,7 @@ from kivi.mvcc.record import (
 )
 from kivi.mvcc.replicated import Proposed
 from kivi.mvcc.verdict import Collision
-from kivi.store.catalog import changes, schema_guard, schema_guards
+from kivi.store.catalog import changes, is_judged, schema_guard, schema_guards
 from kivi.store.host import Contents
 from kivi.store.replay import decoded_columns
 from kivi.store.staging import data_of, sequences_of
@@ -87,6 +87,12 @@ def _single(store: Contents, body: bytes | memoryview, derived_at: int) -> Singl
     bulks = (*commit.appends, *commit.runs)
     with store.committer.entry_lock:
         is_there = all(store.stages.is_live(sequence) for sequence in sequences_of(bulks))
+    runs = [
+        (schema, run)
+        for bulk in commit.runs
+        if is_there and (schema := known(bulk.table)) is not None
+        for run in store.shards.read_run(schema, data_of(store.log, bulk))
+    ]
     part = Single(
         commit,
         [body],
@@ -96,16 +102,12 @@ def _single(store: Contents, body: bytes | memoryview, derived_at: int) -> Singl
             if is_there and (source := known(bulk.table)) is not None and source.kind == "event"
             for batch in store.shards.read_events(source, data_of(store.log, bulk))[0]
         ],
-        runs=[
-            (bulk.table, run)
-            for bulk in commit.runs
-            if is_there and (schema := known(bulk.table)) is not None
-            for run in store.shards.read_run(schema, data_of(store.log, bulk))
-        ],
+        runs=[(schema.id, run) for schema, run in runs],
         derived_at=derived_at,
         schema_guards=schema_guards(commit, known),
         describe=_undescribed,
         aggregate_newest=lambda table, key: None,
+        judged=[(schema.id, run) for schema, run in runs if is_judged(schema)],
     )
     part.retracted = [(bulk.table, EventNames.decode(bulk.parts[0])) for bulk in commit.retractions]
 
@@ -117,6 +119,13 @@ def _single(store: Contents, body: bytes | memoryview, derived_at: int) -> Singl
 
     def enter(cts: int) -> None:
         store.stages.use(sequences_of(bulks), cts)
+        if any(bulk.stage for bulk in commit.appends):  # of what came otherwise the late ones are left out already
+            part.events = [
+                (table, batch)
+                for table, whole in part.events
+                if (source := known(table)) is not None
+                for batch in store.retention.staged(source, [whole], cts)
+            ]
         if catalog_rows:
             store.catalog.enter(catalog_rows, cts)
 

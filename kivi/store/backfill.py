@@ -11,11 +11,16 @@
 Every event is summed once: at or below c by a chunk, above c by its own commit. A crash on the way leaves a BUILDING
 table; opening the store drops its stages and builds again, from the beginning, in the background: the logger
 ``kivi.store`` tells how far it is, and ``describe`` (``kivi tables``) says *building* until it is done. Snapshots below
-b do not see the table. If the events cannot be summed, the aggregate is dropped again.
+b do not see the table. If the events cannot be summed, the aggregate is dropped again: **only what is still being built
+is ever given up**, which is looked at in the catalog commit that gives it up, so of this one and b the second conflicts
+with the first. Whoever fails at what is ready by then is done.
 
-**In a cluster** the node that was asked builds, and says so in its heartbeats (``building``). If it
+**In a cluster** the node that was asked builds, of events of whoever holds them (``kivi.store.spanning``), at a
+snapshot that all nodes keep meanwhile; and says so in its heartbeats (``building``). If it
 dies, another one builds again (``kivi.cluster.node``), also if the first was only thought dead: each attempt has stages
-of its own, and of two commits b the second conflicts with the first. That attempt finds the tables ready, and is done.
+of its own, and of two commits b the second conflicts with the first. That attempt finds the tables ready, and is done;
+so is one that stood still for longer than its snapshot was kept. Once nothing is left to build, the stages of all
+attempts at that are dropped, and of nothing else.
 
 Aggregates that are created together, in one commit c, are built by one pass over the events and become readable in one
 commit b, also after a crash; if one of them cannot be, none is.
@@ -56,7 +61,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
-import pyarrow as pa
 
 from kivi.arrow.dictionaries import chunks
 from kivi.delta.combine import Combining, pieces
@@ -64,13 +68,12 @@ from kivi.delta.derive import derive_all
 from kivi.delta.runs import DeltaRun, neutral_column
 from kivi.delta.sources import Order
 from kivi.encoding.event_names import POSITION, STAMP
-from kivi.errors import Conflict, KiviError, NotFound, Unavailable
-from kivi.events.views import EventView
+from kivi.errors import KiviError, NotFound, Unavailable
+from kivi.log.shards import EVERY
 from kivi.model.schema import Alteration, TableSchema
 from kivi.mvcc.record import StageKind
-from kivi.store.event_parts import named_events
-from kivi.store.host import Running
-from kivi.store.retention import first_positions, remembered
+from kivi.store.event_selection import Captured
+from kivi.store.moving import Owner
 from kivi.store.staging import waited
 from kivi.store.tables import Tables
 from kivi.store.view_filling import ViewFilling
@@ -84,54 +87,56 @@ _ORDER: Final = (STAMP, POSITION)
 _PIECE_ROWS: Final = 131_072
 _PIECE_BYTES: Final = 16 << 20
 _TELL_EVERY_S: Final = 5.0
+_PIN_S: Final = 60.0
+_TIMEOUT_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Backfill:
     """Builds aggregates, and has views filled."""
 
-    store: Running
+    store: Owner
     tables: Tables
     filling: ViewFilling
     building: set[int] = field(default_factory=set)
     """What is being built by this process: ids of tables."""
 
-    def build(self, schemas: Sequence[TableSchema], progress: Progress | None) -> list[TableSchema]:
+    def build(
+        self, schemas: Sequence[TableSchema], progress: Progress | None, *, is_again: bool = False
+    ) -> list[TableSchema]:
         """Sums the events at or below the catalog commit of these aggregates of one source, then makes them readable.
 
         Of views, likewise the rows (``kivi.store.view_filling``). Likewise measures that are being added to one of
-        them. Returns their definitions. Whatever goes wrong (a null group key, no memory) is raised, and they are
-        dropped again, or the measures given up.
+        them. Returns their definitions, also if another node has built them, or if their source was overwritten
+        meanwhile: there is nothing older left to sum then. Whatever goes wrong (a null group key, no memory) is raised,
+        and they are dropped again, or the measures given up; but what may pass by itself does not drop those that
+        ``is_again``: they stay BUILDING.
         """
-        try:
-            return self._build(schemas, progress)
-        except Exception:
-            whole = [self.store.catalog.entered.successor(schema) for schema in schemas]
-            if any(whole):  # the source was overwritten meanwhile: there is nothing older left to sum
-                return [schema for schema in whole if schema is not None]
-            self._give_up(schemas)
-            raise
-
-    def _build(self, schemas: Sequence[TableSchema], progress: Progress | None) -> list[TableSchema]:
-        """``build``; after an error the aggregates are still there, BUILDING, and their stages are not."""
         ids = {schema.id for schema in schemas}
         self.building.update(ids)
         try:
-            return self._built(schemas, progress)
-        except (Conflict, NotFound):
+            return self._build(schemas, progress)
+        except Exception as error:
+            if not (is_again and isinstance(error, Unavailable)):
+                self._give_up(schemas)
             entered = self.store.catalog.entered
-            now = [entered.by_id.get(schema.id) for schema in schemas]
-            if all(schema is not None and _is_built(schema) for schema in now):  # by another node
-                return [schema for schema in now if schema is not None]
+            now = [entered.successor(schema) or entered.by_id.get(schema.id) for schema in schemas]
+            built = [
+                one for schema, one in zip(schemas, now, strict=True) if one is not None and _is_built(schema, one)
+            ]
+            if built:
+                return built
             raise
         finally:
+            if self.store.is_open and not self._left(schemas):
+                self.store.staging.drop(self.store.staging.owned(_owner(schemas)))
             self.building.difference_update(ids)
 
-    def _built(self, schemas: Sequence[TableSchema], progress: Progress | None) -> list[TableSchema]:
+    def _build(self, schemas: Sequence[TableSchema], progress: Progress | None) -> list[TableSchema]:
+        """``build``, one attempt; after an error the aggregates are as they were, and its stages are not."""
         if schemas[0].kind == "view":
             return [self.filling.fill(schema, progress) for schema in schemas]
-        every = f"backfill/{schemas[0].id}"
-        owner = f"{every}/{secrets.token_hex(4)}"  # of this attempt; of a node that was thought dead there may be two
+        owner = f"{_owner(schemas)}/{secrets.token_hex(4)}"  # there may be two attempts, see above
         first, upto = _unbuilt(schemas[0])
         parts = [
             dataclasses.replace(
@@ -141,53 +146,57 @@ class Backfill:
         ]
         try:
             if not self.store.log.is_judged_again:  # what an attempt has left that ended with its process
-                self.store.staging.drop(self.store.staging.owned(every))
+                self.store.staging.drop(self.store.staging.owned(_owner(schemas)))
             done = 0
             combining = [Combining(part, _PIECE_ROWS) for part in parts]
-            with self._events(schemas[0], upto) as (view, recent):
-                self.store.shards.check(schemas[0])  # it may have given some up since it was asked
+            with self._events(schemas[0], upto) as (captured, goes_on):
+                view = captured.view
+                columns = captured.schema.output_columns(None)
+                recent = list(captured.in_memory((None, None), None, [*columns, *_ORDER]))
                 total = view.rows + sum(batch.num_rows for batch in recent)
-                batches = itertools.chain(view.scan(naming=_ORDER), recent)
+                batches = itertools.chain(view.scan(columns=columns, naming=_ORDER), recent)
                 for chunk in chunks(batches, self.store.settings.block_rows):
                     order = Order(*(chunk.column(name).to_numpy().astype(np.uint64) for name in _ORDER))
                     for sums, run in zip(combining, derive_all(parts, chunk, order=order), strict=True):
                         sums.add(run)
                     done += chunk.num_rows
+                    goes_on()
                     if progress is not None:
-                        progress(done, total)
+                        progress(done, max(done, total))
             stages = [
                 self._staged(schema, owner, sums.result(), first)
                 for schema, sums in zip(schemas, combining, strict=True)
             ]
             if schemas[0].state == "ready":
                 altered = functools.partial(_with_measures, schemas[0], view.floor_us)
-                built = [self.tables.alter(schemas[0].name, altered, stages[0])]
-            else:
-                ready = [dataclasses.replace(s, state="ready", complete_since_us=view.floor_us) for s in schemas]
-                built = self.tables.redefine(list(zip(ready, stages, strict=True)))
-            owner = every  # no attempt has a use for its stages any more
-            return built
+                return [self.tables.alter(schemas[0].name, altered, stages[0])]
+            ready = [dataclasses.replace(s, state="ready", complete_since_us=view.floor_us) for s in schemas]
+            return self.tables.redefine(list(zip(ready, stages, strict=True)))
         finally:
             if self.store.is_open:
                 self.store.staging.drop(self.store.staging.owned(owner))
 
     @contextlib.contextmanager
-    def _events(self, schema: TableSchema, upto: int) -> Iterator[tuple[EventView, list[pa.RecordBatch]]]:
-        """The source's events at or below ``upto``, a catalog commit: those in blocks, then those in memory.
+    def _events(self, schema: TableSchema, upto: int) -> Iterator[tuple[Captured, Callable[[], None]]]:
+        """The source's events at or below ``upto``, a catalog commit, of whoever holds them, and what is to be called
+        every so often while they are read.
 
         Events before ``floor_us`` of the view had been forgotten, and are not given.
         """
-        store, source = self.store, schema.source_id
-        with store.snapshots.opened(min_snapshot=upto, ttl_s=store.settings.lease_ttl_max_s) as lease:
-            events = store.event_tables.of(source)
+        store = self.store
+        with contextlib.ExitStack() as opened:
+            if store.shards.is_partial(schema):
+                lease, goes_on = opened.enter_context(store.snapshots.kept_by_all(_TIMEOUT_S, _PIN_S))
+            else:
+                ttl_s = store.settings.lease_ttl_max_s
+                lease = opened.enter_context(store.snapshots.opened(min_snapshot=upto, ttl_s=ttl_s))
+                goes_on = _goes_on
+            events = store.event_tables.of(schema.source_id)
             if events is None:
                 raise NotFound(f"the source of {schema.name!r} was dropped")
-            take = functools.partial(events.view, upto, floor_at=lease.ts)
-            view, waiting = store.retention.captured(store.pending, source, upto, take, floor_at=lease.ts)
-            with view:
-                named = map(named_events, waiting, first_positions(waiting))
-                kept = (remembered(batch, events.schema, view.floor_us) for batch in named)
-                yield view, [batch for batch in kept if batch.num_rows]
+            captured = store.reads.captured(lease, events.schema.at(lease.ts), asked=EVERY, upto=upto)
+            opened.enter_context(captured.view)
+            yield captured, goes_on
 
     def _staged(self, schema: TableSchema, owner: str, run: DeltaRun | None, first: int) -> list[int]:
         """Stages that hold the run, in key order. It has the columns from ``first`` on."""
@@ -206,15 +215,21 @@ class Backfill:
             stages.append(self.store.staging.index.sequence_of(stage_id))
         return stages
 
+    def _left(self, schemas: Sequence[TableSchema]) -> list[TableSchema]:
+        """As they are now: those that are still being built, as they were when ``schemas`` were read."""
+        by_id = self.store.catalog.entered.by_id
+        return [now for schema in schemas if (now := by_id.get(schema.id)) is not None and _is_left(schema, now)]
+
     def _give_up(self, schemas: Sequence[TableSchema]) -> None:
-        """Drops the aggregates, or gives up the measures. Where that cannot be logged, opening builds again."""
+        """Drops the aggregates, or gives up the measures, that are still being built. Where that cannot be logged,
+        opening builds again."""
         try:
-            if schemas[0].state == "ready":
+            if schemas[0].state == "building":
+                self.tables.drop_those(lambda: self._left(schemas))
+            elif self._left(schemas):
                 self.tables.alter(schemas[0].name, functools.partial(_failed, schemas[0]))
-            else:
-                self.tables.drop_those(schemas)
         except Exception as error:  # the error that led here is the one to raise
-            if self.store.is_open:
+            if self.store.is_open and self._left(schemas):
                 _log.error("%s is left building until the store is opened again: %s", _named(schemas), error)
 
     def unfinished(self) -> list[list[TableSchema]]:
@@ -259,16 +274,16 @@ class Backfill:
 
         _log.info("%s was left building: it is built again, from the beginning", name)
         try:
-            self._build(schemas, progress)
+            self.build(schemas, progress, is_again=True)
         except Exception as error:
-            if not self.store.is_open or not any(s.id in self.store.catalog.entered.by_id for s in schemas):
-                return  # it goes on when the store is opened again; or somebody has dropped it
-            if isinstance(error, Unavailable):
+            if not self.store.is_open:
+                return  # it goes on when the store is opened again
+            if self._left(schemas):
                 then = "it stays building, until the store is opened again or another node takes it up"
+            elif schemas[0].state == "ready":
+                then = "its new measures are given up; add them again"
             else:
-                self._give_up(schemas)
-                added = schemas[0].state == "ready"
-                then = "its new measures are given up; add them again" if added else "it is dropped; create it again"
+                then = "it is dropped; create it again"
             known = isinstance(error, KiviError)
             _log.error("%s could not be built (%s): %s", name, error, then, exc_info=not known)
             return
@@ -279,8 +294,17 @@ class Backfill:
             _log.info("%s is complete: %d events in %.1f s", name, seen, took)
 
 
+def _goes_on() -> None:
+    pass
+
+
 def _named(schemas: Sequence[TableSchema]) -> str:
     return f"{schemas[0].kind} {', '.join(repr(schema.name) for schema in schemas)}"
+
+
+def _owner(schemas: Sequence[TableSchema]) -> str:
+    """Of the stages of all attempts at these: what is added later has others."""
+    return f"backfill/{schemas[0].id}/{_unbuilt(schemas[0])[1]}"
 
 
 def _unbuilt(schema: TableSchema) -> tuple[int, int]:
@@ -290,9 +314,17 @@ def _unbuilt(schema: TableSchema) -> tuple[int, int]:
     return schema.alterations[-1].columns, schema.alterations[-1].cts
 
 
-def _is_built(schema: TableSchema) -> bool:
-    """Whether it is whole, and no measures of it were given up last."""
-    return not schema.is_building and not (schema.alterations and schema.alterations[-1].state == "failed")
+def _is_left(schema: TableSchema, now: TableSchema) -> bool:
+    """Whether what was being built of ``schema`` is being built still."""
+    return now.id == schema.id and now.is_building and _unbuilt(now) == _unbuilt(schema)
+
+
+def _is_built(schema: TableSchema, now: TableSchema) -> bool:
+    """Whether what was being built of ``schema`` is there, in it or in what has overwritten it."""
+    if schema.state == "building":
+        return now.state == "ready"
+    first, _ = _unbuilt(schema)
+    return any(one.columns == first and one.state == "ready" for one in now.alterations)
 
 
 def _with_measures(schema: TableSchema, floor_us: int | None, now: TableSchema) -> TableSchema:
@@ -315,6 +347,6 @@ def _failed(schema: TableSchema, now: TableSchema) -> TableSchema:
 
 
 def _being_added(schema: TableSchema, now: TableSchema) -> Alteration:
-    if now.id != schema.id or now.alterations[-1:] != schema.alterations[-1:]:
-        raise NotFound(f"aggregate {schema.name!r} was dropped or overwritten meanwhile", table=schema.name)
+    if not _is_left(schema, now):
+        raise NotFound(f"aggregate {schema.name!r} was dropped, overwritten or built meanwhile", table=schema.name)
     return schema.alterations[-1]

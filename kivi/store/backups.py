@@ -101,7 +101,7 @@ def _made(
         with store.consolidator.paused() as watermark:
             store.engine.checkpoint(os.path.join(aside, "engine"))
             link_files(store.engine, str(store.parts.path), aside)
-            objects, held = cold_objects(store.engine), checkpoint.shards_said(store)
+            objects, held = cold_objects(store.engine), checkpoint.said_of_node(store)
         title = f"{moment.replace('-', '').replace(':', '').replace('+0000', 'Z')}-{watermark}"
         whole = os.path.join(repository, title)
         pins += store.cold.pin(objects, whole)

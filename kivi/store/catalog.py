@@ -13,6 +13,8 @@
    13 cells      (table, cell) -> exact, asks (SUM)     how many durable subscriptions ask for what (kivi.live.index)
    14 asks       (table, cell, ask) -> query, ...       predicates that are more than their cells say
    15 members    (table, target, user, name) -> since   who asks
+      judged_to  (rule)  -> seen, frontier, clock ...   up to when a rule has judged its matches (kivi.store.raising)
+      raised     (rule, at, cts, position) -> until     first rows of matches that it has judged, while it may meet them
 
 Rules (``kivi.model.rules``) are definitions among those of tables, with ids of the same counter; their names are theirs
 alone, and stand among the others as ``rule:NAME``.
@@ -38,6 +40,7 @@ dropped table.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -46,9 +49,10 @@ from typing import Final
 from kivi.delta.ops import Barrier, RowOp
 from kivi.encoding.keys import decode_key, encode_key
 from kivi.errors import NotFound, SnapshotTooOld
+from kivi.log.features import MATCHES_RAISED, WEIGHTED_QUANTILES
 from kivi.model.rules import Rule
 from kivi.model.schema import Alteration, Column, TableSchema
-from kivi.model.types import ColumnType
+from kivi.model.types import ColumnType, shown
 from kivi.mvcc.record import Commit
 from kivi.mvcc.verdict import Guard
 from kivi.states.registry import check_known
@@ -60,10 +64,14 @@ __all__ = [
     "ASKS",
     "CELLS",
     "COUNTERS",
+    "EARLIER_SUBSCRIPTIONS",
     "JUDGED",
+    "JUDGED_TO",
     "LATE",
     "MEMBERS",
     "NAMES",
+    "QUERIES",
+    "RAISED",
     "RETRACTIONS",
     "SUBSCRIPTIONS",
     "SYSTEM",
@@ -73,6 +81,9 @@ __all__ = [
     "changes",
     "dated",
     "definition_row",
+    "features_in",
+    "features_of",
+    "is_judged",
     "schema_guards",
 ]
 
@@ -93,7 +104,7 @@ TABLES: Final = TableSchema(
 NAMES: Final = TableSchema("kivi.names", "row", (Column("name", _TEXT),), (Column("id", _INT),), id=2)
 COUNTERS: Final = TableSchema("kivi.counters", "row", (Column("name", _TEXT),), (Column("value", _INT),), id=3)
 LATE: Final = TableSchema("kivi.late", "row", (Column("table", _INT),), (Column("dropped", _INT, "sum"),), id=4)
-SUBSCRIPTIONS: Final = TableSchema(
+EARLIER_SUBSCRIPTIONS: Final = TableSchema(  # as 0.1.0 wrote them
     "kivi.subscriptions",
     "row",
     (Column("user", _TEXT), Column("name", _TEXT)),
@@ -164,30 +175,74 @@ ALERT_NOTIFICATIONS: Final = TableSchema(
     ),
     id=12,
 )
+_LAST_ID: Final = 2**32 - 1
+"""The greatest, from which newer system tables count down: those below ``FIRST_ID`` are all taken."""
+_QUERY: Final = (Column("table", _INT), Column("high", _INT), Column("low", _INT))
+"""The name of a query: the table that it is to, and a hash."""
+SUBSCRIPTIONS: Final = TableSchema(
+    "kivi.subscribed",
+    "row",
+    (Column("user", _TEXT), Column("name", _TEXT)),
+    tuple(
+        Column(name, _INT, "max") for name in ("table", "high", "low", "since", "ts", "skip", "ttl_us", "expires_us")
+    ),
+    id=_LAST_ID,
+)
+QUERIES: Final = TableSchema(
+    "kivi.queries",
+    "row",
+    _QUERY,
+    (Column("name_of_table", _TEXT), Column("query", _TEXT), Column("places", _TEXT)),
+    id=_LAST_ID - 1,
+    history_us=_HISTORY_US,
+)
 CELLS: Final = TableSchema(
     "kivi.cells",
     "row",
     (Column("table", _INT), Column("cell", _TEXT)),
     (Column("exact", _INT, "sum"), Column("asks", _INT, "sum")),
-    id=13,
+    id=_LAST_ID - 2,
     history_us=_HISTORY_US,
 )
 ASKS: Final = TableSchema(
     "kivi.asks",
     "row",
-    (Column("table", _INT), Column("cell", _TEXT), Column("ask", _TEXT)),
-    (Column("query", _TEXT), Column("members", _INT, "sum")),
-    id=14,
+    (Column("table", _INT), Column("cell", _TEXT), *_QUERY[1:]),
+    (Column("members", _INT, "sum"), Column("exact", _INT, "max")),
+    id=_LAST_ID - 3,
     history_us=_HISTORY_US,
 )
 MEMBERS: Final = TableSchema(
     "kivi.members",
     "row",
-    (Column("table", _INT), Column("target", _TEXT), Column("user", _TEXT), Column("name", _TEXT)),
-    (Column("since", _INT),),
-    id=15,
+    (*_QUERY, Column("user", _TEXT), Column("name", _TEXT)),
+    (Column("since", _INT, "max"),),
+    id=_LAST_ID - 4,
     history_us=_HISTORY_US,
 )
+JUDGED_TO: Final = TableSchema(
+    "kivi.judged_to",
+    "row",
+    (Column("rule", _INT),),
+    (*(Column(name, _INT) for name in ("seen", "frontier_us", "now_us", "clock_us")), Column("error", _TEXT)),
+    id=_LAST_ID - 5,
+)
+RAISED: Final = TableSchema(
+    "kivi.raised",
+    "row",
+    tuple(Column(name, _INT) for name in ("rule", "at_us", "cts", "position")),
+    (Column("until_us", _INT),),
+    id=_LAST_ID - 6,
+)
+_FOLLOWING: Final = frozenset({MEMBERS.id})
+"""What is written there follows from a row of another table, in the same commit: a verdict looks at that one."""
+
+
+def is_judged(schema: TableSchema) -> bool:
+    """Whether a verdict looks at rows of the table that are written in columns. Those of aggregates are derived."""
+    return schema.kind == "row" and schema.id not in _FOLLOWING
+
+
 SYSTEM: Final = {
     schema.id: schema
     for schema in (
@@ -195,20 +250,26 @@ SYSTEM: Final = {
         NAMES,
         COUNTERS,
         LATE,
-        SUBSCRIPTIONS,
+        EARLIER_SUBSCRIPTIONS,
         RETRACTIONS,
         JUDGED,
         ALERTS,
         ALERT_INSTANCES,
         ALERT_NOTIFICATIONS,
+        SUBSCRIPTIONS,
+        QUERIES,
         CELLS,
         ASKS,
         MEMBERS,
+        JUDGED_TO,
+        RAISED,
     )
 }
 FIRST_ID: Final = 16
 _DEFINITION: Final = 1
 _ALTERED: Final = 2
+_FEATURES: Final = {"weighted_quantiles": WEIGHTED_QUANTILES}
+"""By the kind of a measure: those that not every version knows which may be in a cluster."""
 
 
 def table_key(table_id: int) -> bytes:
@@ -230,6 +291,7 @@ def retraction_row(table_id: int, events: int) -> tuple[int, bytes, RowOp]:
     return RETRACTIONS.id, table_key(table_id), RowOp(Barrier.PATCH, {0: events}, {})
 
 
+@functools.lru_cache(4_096)
 def schema_guard(table_id: int) -> Guard:
     """The guard that every commit naming the table implies."""
     return Guard(TABLES.id, table_key(table_id), _DEFINITION)
@@ -238,12 +300,12 @@ def schema_guard(table_id: int) -> Guard:
 def schema_guards(commit: Commit, schema_of: Callable[[int], TableSchema | None]) -> list[Guard]:
     """The guards that a commit implies: of the tables of events and rows that it names, but for those it defines."""
     tables = {each[0] for each in (*commit.rows, *commit.guards)}
-    tables |= {bulk.table for bulk in (*commit.appends, *commit.retractions)}
-    tables -= {table for table, _ in changes(commit.rows)}
-    named = sorted(tables - SYSTEM.keys())
+    tables.update([bulk.table for bulk in (*commit.appends, *commit.retractions)])
+    if TABLES.id in tables:
+        tables.difference_update([table for table, _ in changes(commit.rows)])
     return [
         schema_guard(table)
-        for table in named
+        for table in sorted(tables.difference(SYSTEM))
         if (schema := schema_of(table)) is not None and schema.kind not in ("aggregate", "view")
     ]
 
@@ -277,15 +339,15 @@ class View:
     """By id, in their order, in which they judge."""
 
     def rules_of(self, table: TableSchema) -> list[Rule]:
-        """Those that judge the events of a table."""
-        return [rule for rule in self.rules.values() if rule.source == table.name] if self.rules else []
+        """Those that judge the events of a table in the commits that bring them: not those of a pattern."""
+        return [rule for rule in self.rules.values() if rule.source == table.name and rule.match is None]
 
     def table(self, name: str) -> TableSchema:
         try:
             return self.by_name[name]
         except (KeyError, TypeError):
             known = ", ".join(sorted(self.by_name)) or "none yet"
-            raise NotFound(f"there is no table {name!r}; tables are: {known}", table=str(name)) from None
+            raise NotFound(f"there is no table {shown(name)}; tables are: {known}", table=str(name)) from None
 
     def with_rows(self, rows: Iterable[tuple[int, RowOp]], cts: int) -> View:
         """After operations on the tables table: (table id, operation). Raises FormatTooNew for a definition with a
@@ -449,6 +511,19 @@ class Catalog:
             old = view.replaced.get(table_id)
             found = view.by_id.get(table_id) or (old.schema if old is not None else None)
         return found
+
+
+def features_of(rows: Iterable[tuple[int, RowOp]]) -> tuple[str, ...]:
+    """Which features (``kivi.log.features``) a node needs to read what commits do to definitions."""
+    return features_in(View().with_rows(rows, 0))
+
+
+def features_in(view: View) -> tuple[str, ...]:
+    """Which of them a node needs to read these definitions."""
+    schemas = view.by_id.values()
+    kinds = {column.state.kind for schema in schemas for column in schema.columns if column.state is not None}
+    raised = {MATCHES_RAISED for rule in view.rules.values() if rule.match is not None}
+    return tuple(sorted({_FEATURES[kind] for kind in kinds & _FEATURES.keys()} | raised))
 
 
 def changes(rows: Iterable[tuple[int, bytes, RowOp]]) -> list[tuple[int, RowOp]]:

@@ -13,9 +13,9 @@ from kivi.events.cold_tier import ColdObject
 from kivi.events.manifest import cold_objects, link_files
 from kivi.runtime.files import is_no_space, sync_directory
 from kivi.store.host import Running
-from kivi.store.opening import cluster_of, content_of, mark, no_space
+from kivi.store.opening import cluster_of, mark, no_space, node_said
 
-__all__ = ["begin_copy", "checkpoint", "followers_copy", "shards_said"]
+__all__ = ["begin_copy", "checkpoint", "followers_copy", "said_of_node"]
 
 
 def checkpoint(store: Running, path: str) -> int:
@@ -47,7 +47,7 @@ def checkpoint(store: Running, path: str) -> int:
         with store.cold.kept():
             with store.consolidator.paused() as position:
                 _copy_base(store, partial)
-                objects, held = cold_objects(store.engine), shards_said(store)
+                objects, held = cold_objects(store.engine), said_of_node(store)
             pins = store.cold.pin(objects, path)
         begin_copy(store, partial, position, held)
         os.rename(partial, path)
@@ -91,18 +91,16 @@ def followers_copy(store: Running, path: str) -> int:
     return position
 
 
-def shards_said(store: Running) -> dict[str, Any]:
-    """What the marker says of shards. While the consolidator is paused that is true of a copy of base, too: shards that
-    are taken are named when base has them, and what is given up is applied until it is no longer named."""
-    if store.parts.path is None:
-        return {}
-    content = content_of(store.parts.path)
-    return {name: content[name] for name in ("shards", "since") if name in content}
+def said_of_node(store: Running) -> dict[str, Any]:
+    """What the marker says of shards and features. While the consolidator is paused that is true of a copy of base,
+    too: shards that are taken are named when base has them, what is given up is applied until it is no longer named,
+    and features are named before a place behind them is saved."""
+    return {} if store.parts.path is None else node_said(store.parts.path)
 
 
 def begin_copy(store: Running, path: str, position: int, held: dict[str, Any]) -> None:
     """Beside a copy of the engine: an empty log after ``position``, and an identity of its own. ``held``: what
-    ``shards_said`` gave when it was copied."""
+    ``said_of_node`` gave when it was copied."""
     from kivi.log.segmented import SegmentedLog
 
     store_id = secrets.token_bytes(16)

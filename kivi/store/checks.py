@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -11,7 +13,7 @@ from kivi.model.schema import TableSchema
 from kivi.model.tenants import Tenant
 from kivi.runtime.settings import Settings
 
-__all__ = ["check_batch_token", "check_events", "check_tenant", "check_token", "too_long"]
+__all__ = ["check_batch_token", "check_events", "check_tenant", "check_token", "long_columns", "too_long"]
 
 
 def check_token(token: str) -> None:
@@ -34,13 +36,20 @@ def check_events(batch: pa.RecordBatch, settings: Settings) -> None:
         raise ResourceExhausted(
             f"{batch.num_rows} events in one append pass the limit of {settings.max_append_rows}: send less"
         )
+    for name, lengths in long_columns(batch, settings):
+        raise too_long(name, pc.max(lengths).as_py(), settings)
+
+
+def long_columns(batch: pa.RecordBatch, settings: Settings) -> Iterator[tuple[str, pa.Array]]:
+    """The columns with a value over max_value_bytes, and how long each row's value is."""
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        if is_coded(column):
-            column = column.dictionary
-        if column.type in (pa.string(), pa.binary()) and column.nbytes > settings.max_value_bytes:
-            longest = pc.max(pc.binary_length(column)).as_py() or 0
-            if longest > settings.max_value_bytes:
-                raise too_long(name, longest, settings)
+        values = column.dictionary if is_coded(column) else column
+        if values.type in (pa.string(), pa.binary()) and values.nbytes > settings.max_value_bytes:
+            lengths = pc.binary_length(values)
+            if is_coded(column):
+                lengths = lengths.take(column.indices)
+            if (pc.max(lengths).as_py() or 0) > settings.max_value_bytes:
+                yield name, lengths
 
 
 def check_tenant(tenant: Tenant | None, schema: TableSchema, batch: pa.RecordBatch) -> None:

@@ -13,10 +13,10 @@ import contextlib
 import functools
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import pyarrow as pa
 
@@ -28,10 +28,14 @@ from kivi.errors import (
     InvalidArgument,
     KiviError,
     NotFound,
+    ResourceExhausted,
     RowExists,
     SnapshotTooOld,
+    Unavailable,
 )
 from kivi.log import CommitLog
+from kivi.log.features import LATE_STAGES
+from kivi.log.shards import EVERY
 from kivi.model.schema import TableSchema
 from kivi.mvcc.commit import Aborted, Committer
 from kivi.mvcc.groups import Answer, Events, Outcome, Part, Single, Tell, Writes, WriteSet, told
@@ -43,9 +47,9 @@ from kivi.mvcc.turns import Turns
 from kivi.mvcc.watermark import Watermark, call_all
 from kivi.runtime.histogram import Histogram
 from kivi.runtime.settings import Settings
-from kivi.store.catalog import SYSTEM, Catalog, changes
+from kivi.store.catalog import SYSTEM, Catalog, View, changes, features_of
 from kivi.store.checks import check_batch_token, check_events, check_token
-from kivi.store.event_commits import prepare_events
+from kivi.store.event_commits import derived_together, prepare_events
 from kivi.store.judging import Judgement, Judging
 from kivi.store.overwrite import new_generations
 from kivi.store.plans import WritePlan
@@ -53,14 +57,16 @@ from kivi.store.retention import Retention, earliest_times
 from kivi.store.retraction import Retractions
 from kivi.store.shards import Shards
 from kivi.store.staging import Staging, sequences_of, staged_data
-from kivi.store.transaction import Derived, Txn, prepare
+from kivi.store.transaction import Brought, Derived, Txn, prepare
 from kivi.store.view_rows import ViewRows
 
-__all__ = ["Commit", "Commits", "TokenState"]
+__all__ = ["Commit", "Commits", "Opened", "TokenState"]
 
+R = TypeVar("R")
 TokenState = Literal["committed", "aborted", "unknown"]
 _DERIVING_S: Final = 10.0
 """How long commits that have read nothing are derived again from rows that others change, before that is a conflict."""
+_NO_TURN: Final = contextlib.nullcontext()
 
 
 class Commit(NamedTuple):
@@ -87,6 +93,27 @@ class _Timed:
 
     def apart(self, tag: Any, outcome: Outcome) -> None:
         self._answer.apart(tag, outcome)
+
+
+class Opened(contextlib.ExitStack):
+    """Snapshots of those that have none, and are derived from rows; they end with the block."""
+
+    def __init__(self, leases: Leases) -> None:
+        super().__init__()
+        self._leases = leases
+        self._common: Lease | None = None
+
+    def another(self) -> Lease:
+        """One that was not open before."""
+        lease = self._leases.open()
+        self.callback(self._leases.release, lease)
+        return lease
+
+    def common(self) -> Lease:
+        """One for all commits of a group."""
+        if self._common is None:
+            self._common = self.another()
+        return self._common
 
 
 @dataclass(slots=True)
@@ -152,13 +179,13 @@ class Commits:
         while waiting:
             parts: dict[Part, Commit] = {}
             again = time.monotonic() - began < _DERIVING_S
-            with contextlib.ExitStack() as opened:
-                opening = functools.partial(self._opened, opened)
-                snapshot = functools.cache(opening)
-                for commit in waiting:
+            with Opened(self.leases) as opened:
+                derived_at, view = self.catalog.changed_at, self.catalog.entered
+                brought = self._brought([commit.txn for commit in waiting], view, opened)
+                for i, commit in enumerate(waiting):
                     try:
-                        with self.computing if commit.txn.in_columns else contextlib.nullcontext():
-                            part = self._prepare(commit.txn, commit.token, commit.batch, snapshot, opening)
+                        with self.computing if commit.txn.in_columns else _NO_TURN:
+                            part = self._prepare(commit, derived_at, view, opened, brought.get(i))
                         if commit.txn.retracted:
                             self.retractions.prepare(part, commit.txn, self.catalog.entered, opened)
                         answer = told(functools.partial(self._settled, commit, began))
@@ -170,8 +197,10 @@ class Commits:
                         refused.append(functools.partial(self._settled, commit, began, Outcome(None, error)))
                 given_back = self.committer.submit([*parts], may_wait=may_wait) if parts else ()
                 waiting = [parts[back] for back in given_back]
+            if not waiting:
+                break
             behind = max((back.behind for back in given_back if isinstance(back, Single)), default=0)
-            if not may_wait and waiting and (self.committer.is_full or behind > self.watermark.value):
+            if not may_wait and (self.committer.is_full or behind > self.watermark.value):
                 break
             self.watermark.wait_for(behind, _DERIVING_S)
         for commit in waiting:
@@ -295,9 +324,9 @@ class Commits:
                 answer.apart(None, Outcome(None, error))
 
         while True:
-            with self.computing, contextlib.ExitStack() as opened:
+            with self.computing, Opened(self.leases) as opened:
                 derived_at, view = self.catalog.changed_at, self.catalog.entered
-                rules = Judgement(self.judging, view, functools.partial(self._opened, opened), each=True)
+                rules = Judgement(self.judging, view, opened.another, adds_own=False)
                 part = prepare_events(
                     schema,
                     batch,
@@ -322,38 +351,59 @@ class Commits:
         with self.committer.entry_lock:
             return self.retention.newest(schema.id)
 
-    def _opened(self, opened: contextlib.ExitStack) -> Lease:
-        """A snapshot for those that have none, and are derived from rows; it ends with ``opened``."""
-        lease = self.leases.open()
-        opened.callback(self.leases.release, lease)
-        return lease
+    def _brought(self, txns: Sequence[Txn], view: View, opened: Opened) -> dict[int, Brought | Unavailable]:
+        """What those that bring one event each derive and raise, of each table together; by their places."""
+        of_table: dict[int, list[tuple[int, pa.RecordBatch]]] = {}
+        for i, txn in enumerate(txns):
+            if txn.floors:
+                txn.floors = {table: self.floor(txn.schemas[table]) for table in txn.floors}
+            if txn.appends and (lone := txn.lone_event()) is not None:
+                of_table.setdefault(lone[0].id, []).append((i, lone[1]))
+        found: dict[int, Brought | Unavailable] = {}
+        for table, members in of_table.items():
+            if len(members) > 1 and (schema := view.by_id.get(table)) is not None:
+                rules = Judgement(self.judging, view, opened.another, adds_own=False, members=len(members))
+                try:
+                    derived = derived_together(schema, [batch for _, batch in members], view, self.retention, rules)
+                    found.update(zip((i for i, _ in members), derived or (), strict=False))
+                except KiviError as error:  # of one of them: alone it fails alone; but other nodes are asked once
+                    if isinstance(error, Unavailable) and not isinstance(error, ResourceExhausted):
+                        found.update((i, error) for i, _ in members)
+        return found
+
+    def asks_others(self, txn: Txn) -> bool:
+        """Whether rules may have other nodes asked for rows, and somebody has to wait for these."""
+        if self.shards.held == EVERY or not txn.event_tables:
+            return False
+        view = self.catalog.entered
+        return any(view.table(against.table).shard_by for rule in view.rules.values() for _, against in rule.against)
 
     def _prepare(
-        self,
-        txn: Txn,
-        token: str | None,
-        batch: tuple[str, int] | None,
-        snapshot: Callable[[], Lease],
-        opening: Callable[[], Lease],
+        self, commit: Commit, derived_at: int, view: View, opened: Opened, brought: Brought | Unavailable | None = None
     ) -> Single:
-        """``opening`` gives a snapshot that was not open before; ``snapshot`` one for the commits of a group."""
-        derived_at, view = self.catalog.changed_at, self.catalog.entered
-        txn.floors = {table: self.floor(txn.schemas[table]) for table in txn.floors}
+        txn, token, batch, _ = commit
+        if isinstance(brought, Unavailable):
+            raise brought
 
         def newest(table: int, key: bytes) -> int | None:
             schema = view.by_id.get(table)
             return self.reader.newest(schema, key) if schema is not None and schema.kind == "aggregate" else None
 
         new = new_generations(view, [txn.schemas[table] for table in txn.overwritten])
-        rules = Judgement(self.judging, view, opening if txn.judged_at is None else lambda: txn.judged_at or opening())
-        named = rules.order(view.by_id[table] for table in txn.event_tables if table in view.by_id)
-        kept = {table.id for table in named} - txn.overwritten
-        row_floors = self.retention.newest_of(a for table in kept for a in view.aggregates.get(table, ()))
-        refused: KiviError | None = None
+        rules, row_floors = None, dict[int, int | None]()
+        event_tables = txn.event_tables
+        if event_tables and brought is None:
+            named: Iterable[TableSchema] = [view.by_id[table] for table in event_tables if table in view.by_id]
+            if view.rules:
+                rules = Judgement(self.judging, view, lambda: txn.judged_at or opened.another())
+                named = rules.order(named)
+            grown = {table.id for table in named} - txn.overwritten
+            row_floors = self.retention.newest_of(a for table in grown for a in view.aggregates.get(table, ()))
+        refused: KiviError | None = txn.refused  # unless its token is known, which is looked up first (R16)
         try:
-            in_views = self.view_rows.derive(txn, view, new, snapshot) or Derived()
-        except (RowExists, SnapshotTooOld) as error:  # unless its token is known, which is looked up first (R16)
-            in_views, refused = Derived(), error
+            in_views = self.view_rows.derive(txn, view, new, opened.common) or Derived()
+        except (RowExists, SnapshotTooOld) as error:
+            in_views, refused = Derived(), refused or error
         prepared = prepare(
             txn,
             view,
@@ -367,20 +417,24 @@ class Commits:
             in_views=in_views,
             rules=rules,
             shards=self.shards,
+            brought=brought,
         )
         prepared.lease = in_views.lease or txn.lease
         gone = [schema for table, schema in txn.schemas.items() if not (table in SYSTEM or table in view.by_id)]
         if txn.overwritten and prepared.blind:
             gone = [schema for schema in gone if schema.id not in new.of]
-        commit = prepared.commit
-        catalog_rows = changes(commit.rows)
-        run_stages = [stage for stages in txn.run_stages.values() for stage in stages]
-        if run_stages:
+        record = prepared.commit
+        catalog_rows = changes(record.rows)
+        if catalog_rows or txn.late:
+            late_stages = (LATE_STAGES,) if txn.has_late_stages() else ()
+            prepared.needs = features_of(catalog_rows) + late_stages
+            self.committer.need(prepared.needs)
+        if any(txn.run_stages.values()):
             self._attach(prepared, txn.run_stages)
-        staged = sequences_of([*commit.appends, *commit.runs])
-        earliest = earliest_times(
-            (schema, txn.events_of(schema.id)) for schema in txn.schemas.values() if schema.id not in txn.overwritten
-        )
+        staged = sequences_of([*record.appends, *record.runs])
+        added_to = [txn.schemas[table] for table in sorted(event_tables - txn.overwritten)]
+        forgetting = [schema for schema in added_to if schema.retention_us is not None]
+        earliest = earliest_times((schema, txn.events_of(schema.id)) for schema in forgetting) if forgetting else []
 
         def check() -> None:
             if refused is not None:
@@ -393,7 +447,7 @@ class Commits:
                     )
                 raise NotFound(f"table {schema.name!r} was dropped", table=schema.name)
             self.retention.check(earliest)
-            for bulk in (*commit.appends, *commit.runs):
+            for bulk in (*record.appends, *record.runs):
                 if bulk.stage:
                     self.staging.index.check_live(bulk.stage, new.origin(bulk.table, view))
 
@@ -446,6 +500,18 @@ class Commits:
             raise outcome.error
         assert outcome.commit_ts is not None
         return outcome.commit_ts
+
+    def again(self, begin: Callable[[], Txn], work: Callable[[Txn], R]) -> R:
+        """What ``work`` returns, which commits the transaction that it is given; after a Conflict once more, with
+        another one that begins after what was in flight."""
+        while True:
+            txn = begin()
+            try:
+                return work(txn)
+            except Conflict:
+                self.wait_for_entered(1.0)
+            finally:
+                self.rollback(txn)
 
     def wait_for_entered(self, timeout_s: float) -> bool:
         """Waits until every commit that has entered the log by now is finished. False when the time is up."""

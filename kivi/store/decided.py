@@ -36,7 +36,7 @@ from kivi.model.questions import seen_schema
 from kivi.model.schema import TableSchema
 from kivi.model.types import INT64_MIN, ColumnType
 from kivi.mvcc.leases import Lease
-from kivi.patterns.answers import FIRST, answered
+from kivi.patterns.answers import FIRST, answer_schema, answered
 from kivi.patterns.matching import Matcher
 from kivi.patterns.rows import Rows
 from kivi.store.change_reads import ChangeReads
@@ -44,8 +44,10 @@ from kivi.store.event_selection import Captured, SelectedEvents, narrowed, pushe
 from kivi.store.patterns import Asked
 from kivi.store.reads import Reads
 
-__all__ = ["Decided", "Position", "Told"]
+__all__ = ["Decided", "Judged", "Position", "Told"]
 
+_OVER, _FAILED = "\0over", "\0failed"
+_RULES_LOOK_BACK: Final = 8
 _MOMENT: Final = ColumnType("timestamp")
 Row = dict[str, Any]
 
@@ -64,6 +66,26 @@ class Told(NamedTuple):
     removed: Sequence[Row]
     added: Sequence[Row]
     next_us: int | None
+
+
+class Judged(NamedTuple):
+    """For a rule: the matches that were decided between two positions, in Arrow, with the names of their first rows
+    (``FIRST``); which of them have a measure that is out of range; and how many matches that were decided before were
+    changed by events that came later than the frontier said, as far as they begin not more than ``_RULES_LOOK_BACK``
+    times ``within`` before it. ``next_us`` as of ``Told``."""
+
+    matches: pa.RecordBatch
+    failed: Any
+    changed: int
+    next_us: int | None
+
+
+class _Found(NamedTuple):
+    """Matches, with the names of their first rows, and from when on each can change no more."""
+
+    rows: Any
+    over: Any
+    failed: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +112,44 @@ class Decided:
                     since=was.ts,
                     retracted_at=cts,
                 )
+        now, before = self._both(lease, schema, was, None)
+        there, next_us = now.over < frontier_us, _next(now, frontier_us)
+        if before is None:
+            return Told([], _shown(now.rows, there & (now.over >= was.frontier_us)), next_us)
+        removed, added = _differences(_named(before.rows, before.over < was.frontier_us), _named(now.rows, there))
+        return Told(list(map(_without_name, removed)), list(map(_without_name, added)), next_us)
+
+    def judged(
+        self, lease: Lease, schema: TableSchema, was: Position, frontier_us: int, end_us: int | None = None
+    ) -> Judged:
+        """What a rule judges between two positions. Nothing is an error that is about one match alone, or that events
+        were retracted. ``end_us``: no event from there on is read, which is not before the frontier."""
+        now, before = self._both(lease, schema, was, end_us, for_rule=True)
+        there, changed = now.over < frontier_us, 0
+        if before is not None:
+            old, new = (_named(each.rows, each.over < was.frontier_us) for each in (before, now))
+            differing = [row for rows in _differences(old, new) for row in rows]
+            changed = len({tuple(row[name] for name in FIRST) for row in differing})
+        chosen = there & (now.over >= was.frontier_us)
+        rows = plain(now.rows.filter(pa.array(chosen)))
+        return Judged(rows, now.failed[chosen], changed, _next(now, frontier_us))
+
+    def _both(
+        self, lease: Lease, schema: TableSchema, was: Position, end_us: int | None, for_rule: bool = False
+    ) -> tuple[_Found, _Found | None]:
+        """The matches now, and as they were at the position, if events came that are behind its frontier."""
         late_us = self._earliest(lease, schema, was)
         within = self.match.pattern.within_us or 0
         from_us = _before(was.frontier_us if late_us is None else min(late_us, was.frontier_us), within)
+        if for_rule:  # one that is ages late would have all events since read
+            from_us = max(from_us, _before(was.frontier_us, _RULES_LOOK_BACK * within))
         back, found = 2 * within, None
         while found is None:
             low_us = _before(from_us, back)
             if low_us > INT64_MIN and not self._any_before(lease, schema, low_us):
                 low_us = INT64_MIN
-            found = self._told(lease, schema, was, frontier_us, from_us, low_us, late_us is not None)
+            since = None if late_us is None else was.ts
+            found = self._read(lease, schema, since, from_us, low_us, end_us, for_rule)
             back *= 4
         return found
 
@@ -132,47 +183,60 @@ class Decided:
             batches = selected.of((None, moment_us), selected.after(), named=False, ordered=False)
             return next(iter(batches), None) is not None
 
-    def _told(
-        self, lease: Lease, schema: TableSchema, was: Position, frontier_us: int, from_us: int, low_us: int, late: bool
-    ) -> Told | None:
-        """None: it takes earlier events."""
+    def _read(
+        self,
+        lease: Lease,
+        schema: TableSchema,
+        since: int | None,
+        from_us: int,
+        low_us: int,
+        end_us: int | None,
+        may_fail: bool,
+    ) -> tuple[_Found, _Found | None] | None:
+        """None: it takes earlier events. ``since``: the snapshot that they are wanted at, too."""
         captured = self._captured(lease, schema)
-        part = replace(self.match, start_us=None if low_us == INT64_MIN else low_us, end_us=None)
+        part = replace(self.match, start_us=None if low_us == INT64_MIN else low_us, end_us=end_us)
         questions = self.reads.questions
         with captured.view:
             asked = Asked(questions.timeline, captured, part, self.where, questions.bytes_max, whole=True)
             held = asked.held()
         types = {column.name: column.type for column in seen_schema(schema).columns}
-        now = self._matches(held, schema, types, low_us, from_us)
-        if now is None:
-            return None
-        rows, over = now
-        next_us = min(over[over >= frontier_us].tolist(), default=None)
-        there = over < frontier_us
-        if not late:
-            return Told([], _shown(rows, there & (over >= was.frontier_us)), next_us)
-        seen = [batch.filter(pc.less_equal(batch.column(STAMP), pa.scalar(was.ts, pa.uint64()))) for batch in held]
-        before = self._matches(seen, schema, types, low_us, from_us)
-        if before is None:
-            return None
-        old, old_over = before
-        removed, added = _differences(_named(old, old_over < was.frontier_us), _named(rows, there))
-        return Told(removed, added, next_us)
+        now = self._matches(held, schema, types, low_us, from_us, may_fail)
+        if now is None or since is None:
+            return now and (now, None)
+        seen = [batch.filter(pc.less_equal(batch.column(STAMP), pa.scalar(since, pa.uint64()))) for batch in held]
+        before = self._matches(seen, schema, types, low_us, from_us, may_fail)
+        return before and (now, before)
 
     def _matches(
-        self, held: Sequence[Any], schema: TableSchema, types: dict[str, ColumnType], low_us: int, from_us: int
-    ) -> tuple[Any, Any] | None:
-        """The matches that begin from a moment on, one row each, and from when on each can change no more."""
+        self,
+        held: Sequence[Any],
+        schema: TableSchema,
+        types: dict[str, ColumnType],
+        low_us: int,
+        from_us: int,
+        may_fail: bool,
+    ) -> _Found | None:
+        """The matches that begin from a moment on."""
         held = [batch for batch in held if batch.num_rows]
         if not held:
-            return pa.RecordBatch.from_pylist([]), np.zeros(0, np.int64)
+            columns = [*answer_schema(self.match), *(pa.field(name, pa.int64()) for name in FIRST)]
+            return _Found(
+                pa.RecordBatch.from_pylist([], schema=pa.schema(columns)), np.zeros(0, np.int64), np.zeros(0, np.bool_)
+            )
         rows = Rows.of(held, self.match, schema.event_time or "")
         decided = Matcher(self.match, types).decided(rows, None if low_us == INT64_MIN else low_us, from_us)
         if decided is None:
             return None
-        over = "\0over"
-        answer = answered(self.match, rows, decided.found, {over: decided.over_us})
-        return answer.drop_columns([over]), answer.column(over).to_numpy()
+        failed = np.zeros(len(decided.over_us), np.bool_)
+        more = {_OVER: decided.over_us, _FAILED: failed}
+        answer = answered(self.match, rows, decided.found, more, failed if may_fail else None)
+        over, out = answer.column(_OVER).to_numpy(), np.asarray(answer.column(_FAILED))
+        return _Found(answer.drop_columns([*more]), over, out)
+
+
+def _next(found: _Found, frontier_us: int) -> int | None:
+    return min(found.over[found.over >= frontier_us].tolist(), default=None)
 
 
 def _before(moment_us: int, by: int) -> int:
@@ -181,7 +245,7 @@ def _before(moment_us: int, by: int) -> int:
 
 def _named(rows: Any, kept: Any) -> list[Row]:
     """In stored form, with the names of their first rows."""
-    return stored_rows(plain(rows.filter(pa.array(kept)))) if rows.num_rows else []
+    return stored_rows(plain(rows.filter(pa.array(kept))))
 
 
 def _shown(rows: Any, kept: Any) -> list[Row]:
@@ -201,7 +265,7 @@ def _differences(old: Sequence[Row], new: Sequence[Row]) -> tuple[list[Row], lis
             if known[_key(row)]:
                 known[_key(row)] -= 1
             else:
-                left.append(_without_name(row))
+                left.append(row)
         return left
 
     return missing(old, new), missing(new, old)

@@ -119,12 +119,17 @@ class Store(Wiring):
         """What a node of a cluster says of it (``kivi.cluster.status``)."""
         self.move_shards: Callable[..., str] = lambda *_, **__: _no_cluster()
         self.cancel_move: Callable[[str], None] = lambda id_: _no_cluster()
+        self.rebalance_shards: Callable[..., list[dict[str, str]]] = lambda *_, **__: _no_cluster()
         """Moves of shards between nodes (``kivi.cluster.moving``)."""
+        self.verify_cluster: Callable[[], int] = lambda: _no_cluster()
+        """Has the nodes compare what they store (``kivi.cluster.verifying``)."""
+        self.forget_node: Callable[[str], None] = lambda node: _no_cluster()
+        """Goes on without a node that is gone for good."""
         self._tables = Tables(self.catalog, self.commits, self.transaction, self.check_open)
         self.drop = self._tables.drop
         rules = Rules(
             self.catalog, self.commits, self.reads, self._tables, self.transaction, self.begin, self.release,
-            self.check_open,
+            self.check_open, self.lateness,
         )  # fmt: skip
         self.create_rule, self.drop_rule, self.rules = rules.create, rules.drop, rules.listed
         self.backfill = Backfill(self, self._tables, ViewFilling(self, self._tables))
@@ -256,7 +261,7 @@ class Store(Wiring):
             if schema.cold is not None:
                 self.cold.check(schema.cold)
             if schema.kind == "aggregate":  # it is built from its events
-                self.shards.check(schema)
+                self.spanning.check(schema)
         created = self._tables.create(schemas)
         return self.backfill.build(created, progress) if created[0].kind in ("aggregate", "view") else created
 
@@ -289,7 +294,8 @@ class Store(Wiring):
         """
 
         def altered(schema: TableSchema) -> TableSchema:
-            self.shards.check(schema)
+            if backfill:
+                self.spanning.check(schema)
             return altered_schema(self.catalog.entered.table, schema, measures, derived, backfill)
 
         schema = self._tables.alter(name, altered)
@@ -325,7 +331,6 @@ class Store(Wiring):
         return self.reads.shared_events(lease)
 
     def transaction(self, lease: Lease | None = None) -> Txn:
-        self.check_open()
         return Txn(lease or self.begin(), self.settings, self)
 
     def blind_transaction(self, tenant: Tenant | None = None) -> Txn:

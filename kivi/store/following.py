@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from kivi.errors import KiviError, Unavailable
@@ -40,7 +40,7 @@ _IDLE_S: Final = 1.0
 _log = logging.getLogger("kivi.store")
 
 
-def open_follower(copy: str, log: str, settings: Settings) -> Follower:
+def open_follower(copy: str, log: str, settings: Settings, *, clock: Callable[[], float] = time.time) -> Follower:
     """Opens the copy of a store, which nobody else has open, and follows the owner's ``log`` directory: as far as that
     is at the call when this returns, and on.
 
@@ -54,7 +54,7 @@ def open_follower(copy: str, log: str, settings: Settings) -> Follower:
         followed.append(FollowedLog(log, after=position, store_id=store_id))
         return followed[0]
 
-    follower = Follower(Store.open(copy, settings=settings, make_log=make_log), followed[0])
+    follower = Follower(Store.open(copy, settings=settings, make_log=make_log, clock=clock), followed[0])
     while not followed[0].checked_at:
         if followed[0].failed is not None:
             follower.close()

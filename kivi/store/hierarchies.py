@@ -14,8 +14,8 @@ A row that is its own ancestor ends the walk where it began.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from kivi.arrow.columns import stored_lists
@@ -34,6 +34,8 @@ from kivi.store.transaction import Txn
 __all__ = ["Hierarchies"]
 
 _FOUND_MAX: Final = 100_000
+_PARENTS_MAX: Final = 1 << 18
+"""About 40 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,9 @@ class Hierarchies:
     catalog: Catalog
     reads: Reads
     snapshots: Snapshots
+    _parents: dict[tuple[int, str], tuple[int, dict[Any, Any]]] = field(default_factory=dict)
+    """By table and the column that says what is above a row: as of when, and that of some rows. Of whichever is there,
+    so is all that is above it: what was read comes in at once, when nothing is missing."""
 
     def resolved(self, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn | None = None) -> Scan:
         """The scan with plain values for what its predicate says of hierarchies.
@@ -79,14 +84,39 @@ class Hierarchies:
         type_ = schema.output_type(expr.column) if expr.column else expr.args[0].type
         return replace(expr, value=(value, self._hierarchy(lease, name, str(type_))[0].name))
 
-    def walk(self, lease: Lease, name: str, type_: ColumnType, op: str) -> Callable[[Any], Iterable[Any]]:
-        """Gives of a value the values that ``op`` of it stands for; none where there is no such hierarchy any more."""
+    def walks(
+        self, lease: Lease, name: str, type_: ColumnType, op: str, values: Sequence[Any]
+    ) -> Iterable[Iterable[Any]]:
+        """Of each value the values that ``op`` of it stands for; none where there is no such hierarchy any more."""
         try:
             table, view = self._hierarchy(lease, name, str(type_))
         except SchemaError:
-            return lambda value: ()
-        walk = self._below if op == "under" else self._above
-        return lambda value: walk(lease, table, view, value, None)
+            return [() for _ in values]
+        if op == "under":
+            return (self._below(lease, table, view, value, None) for value in values)
+        parents = self._parents_of(lease, table, view.key[0].name, values)
+        return (self._walked(table, value, lambda of: _one_or_none(parents[of])) for value in values)
+
+    def _parents_of(self, lease: Lease, table: TableSchema, parent: str, values: Sequence[Any]) -> dict[Any, Any]:
+        """Of these and of all that is above them, by levels. What was read of a table that has not changed since is
+        remembered."""
+        key = table.id, parent
+        ts, known = self._parents.get(key, (0, {}))
+        changed = self.reads.reader.pending.changed_at(table.id)
+        if not changed <= ts <= lease.ts or len(known) > _PARENTS_MAX:
+            known = {}
+            if changed <= lease.ts:
+                self._parents.clear()  # there is one, as a rule
+                self._parents[key] = lease.ts, known
+        found: dict[Any, Any] = {}
+        level = [value for value in dict.fromkeys(values) if value not in known]
+        while level:
+            rows = self.reads.get(lease, table, [(value,) for value in level], (parent,))
+            found.update((value, row and row[parent]) for value, row in zip(level, rows, strict=True))
+            above = dict.fromkeys(found[value] for value in level)
+            level = [value for value in above if value is not None and value not in known and value not in found]
+        known.update(found)
+        return known
 
     def _plain(self, expr: Expr, lease: Lease, schema: TableSchema, txn: Txn | None) -> Expr:
         if expr.op not in HIERARCHY:
@@ -136,7 +166,7 @@ class Hierarchies:
 
         def parents(of: Any) -> Iterable[Any]:
             (row,) = self.reads.get(lease, table, [(of,)], (parent,), txn)
-            return () if row is None or row[parent] is None else (row[parent],)
+            return _one_or_none(row and row[parent])
 
         return self._walked(table, value, parents)
 
@@ -152,6 +182,10 @@ class Hierarchies:
                     f"more than {_FOUND_MAX:,} rows of {table.name!r} are below {value!r}: ask for parts of them"
                 )
         return found
+
+
+def _one_or_none(value: Any) -> tuple[Any, ...]:
+    return () if value is None else (value,)
 
 
 def _mentions(expr: Expr) -> bool:

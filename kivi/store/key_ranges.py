@@ -36,6 +36,8 @@ def key_range(schema: TableSchema, wanted: Scan) -> KeyRange:
 def asked_range(schema: TableSchema, where: Expr | None) -> KeyRange:
     """A range of keys outside of which a bound predicate is false: equalities of the first key columns, and whatever
     bounds the one behind them."""
+    if where is None:
+        return None, None
     prefix = equalities(schema, where)
     start = encode_key([column.type for column in schema.key[: len(prefix)]], prefix)
     end = prefix_end(start)

@@ -11,19 +11,20 @@ derived again if that is another by the time it enters (``kivi.store.retention``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kivi.delta.derive import Derivation, derive_all, derive_each, derive_few
+from kivi.delta.derive import Derivation, derive_each, derive_few
+from kivi.delta.finite import overflowing
 from kivi.delta.runs import Array, DeltaRun
 from kivi.model.lifetimes import retention_slot
 from kivi.model.schema import TableSchema
 
-__all__ = ["each_in_time", "few_in_time", "runs_in_time"]
+__all__ = ["Counts", "Floors", "Runs", "beyond", "each_in_time", "few_in_time", "runs_in_time"]
 
 Floors = Mapping[int, int | None]
 Runs = list[tuple[int, DeltaRun]]
@@ -36,7 +37,7 @@ def runs_in_time(aggregates: Sequence[TableSchema], floors: Floors, events: Deri
     """The delta runs of one commit's events, but for those without an event, and the counts."""
 
     def derived(of: Sequence[TableSchema], kept: Array | None) -> list[DeltaRun]:
-        return events.runs(of) if kept is None else derive_all(of, events.batch.take(pa.array(kept)))
+        return (events if kept is None else events.taken(kept)).runs(of)
 
     return _derived(aggregates, floors, events.batch, derived)
 
@@ -52,18 +53,40 @@ def few_in_time(
     return _derived(aggregates, floors, batch, derived)
 
 
-def each_in_time(
-    aggregates: Sequence[TableSchema], floors: Floors, events: Derivation, places: Array | None
-) -> tuple[Runs, Counts]:
-    """The same of events that are each a commit of their own, at these ``places`` among them."""
+def each_in_time(aggregates: Sequence[TableSchema], floors: Floors, events: Derivation) -> tuple[Runs, Counts]:
+    """The same of events that several commits bring (``derive_each``)."""
 
     def derived(of: Sequence[TableSchema], kept: Array | None) -> list[DeltaRun]:
-        if kept is None:
-            return derive_each(of, events, places)
-        in_time = Derivation(events.batch.take(pa.array(kept)))
-        return derive_each(of, in_time, kept.astype(np.uint64) if places is None else places[kept])
+        return derive_each(of, events if kept is None else events.taken(kept))
 
     return _derived(aggregates, floors, events.batch, derived)
+
+
+def beyond(aggregates: Sequence[TableSchema], floors: Floors, events: Derivation, given: int = 0) -> Array:
+    """Which of the events some aggregate cannot have: those that it can never have, and, in the order of the events,
+    each of the others that its sums of floats cannot have besides those before it that they can
+    (``kivi.delta.finite``). The first ``given`` are there already, and can be derived from."""
+    out = np.zeros(events.rows, np.bool_)
+    for alone in (Derivation.beyond, Derivation.refused):
+        rest = np.flatnonzero(~out)
+        for aggregate, part, at in _parts(aggregates, floors, events.taken(rest)):
+            out[rest[at]] |= alone(part, aggregate)
+    rest = np.flatnonzero(~out)
+    parts = _parts(aggregates, floors, events.taken(rest))
+    measures = [
+        found._replace(events=at[found.events]) for aggregate, part, at in parts for found in part.addends(aggregate)
+    ]
+    out[rest] = overflowing(measures, len(rest), given)
+    return out
+
+
+def _parts(
+    aggregates: Sequence[TableSchema], floors: Floors, events: Derivation
+) -> Iterator[tuple[TableSchema, Derivation, Array]]:
+    """Of each aggregate the events that are not late, and their places."""
+    for aggregate in aggregates:
+        kept = _in_time(aggregate, floors, events.batch)
+        yield aggregate, *((events, np.arange(events.rows)) if kept is None else (events.taken(kept), kept))
 
 
 def _derived(
@@ -72,6 +95,8 @@ def _derived(
     batch: pa.RecordBatch,
     derive: Callable[[Sequence[TableSchema], Array | None], list[T]],
 ) -> tuple[list[tuple[int, T]], Counts]:
+    if not floors:
+        return list(zip([aggregate.id for aggregate in aggregates], derive(aggregates, None), strict=True)), {}
     kept = {aggregate.id: _in_time(aggregate, floors, batch) for aggregate in aggregates}
     whole = [aggregate for aggregate in aggregates if kept[aggregate.id] is None]
     runs = dict(zip((aggregate.id for aggregate in whole), derive(whole, None), strict=True))

@@ -22,7 +22,8 @@ import logging
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Sequence, Set
+import threading
+from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -32,9 +33,10 @@ from kivi.engine import Engine
 from kivi.engine.memory import MemoryEngine
 from kivi.errors import DataLoss, DiskFull, FormatTooNew, InvalidArgument, NotAStore, StoreInUse
 from kivi.log import CommitLog
+from kivi.log.features import check_features
 from kivi.log.memory import MemoryLog
 from kivi.log.shards import EVERY, parse_shards, shown_shards
-from kivi.runtime.files import is_no_space, sync_directory
+from kivi.runtime.files import is_no_space, write_json
 from kivi.runtime.settings import Settings
 from kivi.states.own import load_entry_points
 
@@ -43,23 +45,31 @@ __all__ = [
     "FORMAT_ALONE",
     "LOG_SERVER",
     "Parts",
+    "check_agrees",
     "check_node",
     "claim_node",
     "cluster_of",
     "content_of",
+    "features_as_said",
+    "has_obeyed",
     "held_as_said",
     "held_shards",
     "hold_shards",
     "is_new",
     "mark",
     "no_space",
+    "node_said",
+    "note_differs",
+    "note_features",
+    "note_obeyed",
+    "noted_features",
     "open_parts",
     "rows_since",
 ]
 
 _log = logging.getLogger("kivi")
 
-FORMAT: Final = 10
+FORMAT: Final = 11
 """The format on disk. A program refuses a larger one; it opens a smaller one, and makes it its own.
 
 1  the first
@@ -77,7 +87,11 @@ FORMAT: Final = 10
 8  only a node of a cluster, whose log is elsewhere: nothing may be written but what that log brings
 9  only a node of a cluster, or a copy of one, that holds some of the shards (``kivi.store.shards``): no whole store
 10 likewise, and it has rows of some of them from a commit timestamp on only (``kivi.store.moving``)
+11 a node of a cluster, or a copy of one, whose log uses features, which the marker names (``kivi.log.features``): it is
+   refused where one of them is not known, so the next ones need no new format
 """
+FORMAT_SINCE: Final = 10
+"""The format of a node that has some shards by moves, from before features."""
 FORMAT_SHARDS: Final = 9
 """The format of a node that holds some of the shards, since ever."""
 FORMAT_NODE: Final = 8
@@ -87,6 +101,9 @@ FORMAT_ALONE: Final = 7
 LOG_SERVER: Final = "nats-server"
 _MARKER: Final = "KIVI"
 _MARKER_NEW: Final = "KIVI.new"  # on its way; a crash may leave it
+_OWN: Final = ("format", "store_id", "operators")
+"""What ``mark`` says by itself."""
+_noting = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +144,8 @@ def open_parts(
                 "kivi serve --cluster makes it a node"
             )
         if make_log is None and "copy_of" in content_of(path):
-            mark(path, store_id)  # what is written from here on no cluster has heard of
+            with _noting:  # what is written from here on no cluster has heard of
+                _renote(path, without=("copy_of", "genesis"))
         rocks = engine or RocksEngine(
             os.path.join(path, "engine"),
             cache_bytes=settings.cache_bytes,
@@ -231,6 +249,7 @@ def claim_node(path: str, cluster: str, generation: bytes, *, empty: bool = True
     held = held if shards is None else shards
     if not is_new(path):
         content = content_of(path)
+        check_agrees(path, content)
         _, known = content.get("copy_of") or [cluster, content["store_id"]]
         if known != generation.hex():
             raise InvalidArgument(
@@ -247,7 +266,8 @@ def claim_node(path: str, cluster: str, generation: bytes, *, empty: bool = True
     release, _ = claim(path, {LOG_SERVER})
     try:
         since = () if is_new(path) else rows_since(path)
-        mark(path, generation, cluster=cluster, node=node, **held_as_said(held, since))
+        features = {} if is_new(path) else features_as_said(noted_features(path))
+        mark(path, generation, cluster=cluster, node=node, **held_as_said(held, since), **features)
         shutil.rmtree(os.path.join(path, "log"), ignore_errors=True)
     finally:
         release()
@@ -273,9 +293,64 @@ def rows_since(path: str) -> tuple[tuple[int, int], ...]:
 
 def hold_shards(path: str, held: int, since: Sequence[tuple[int, int]]) -> None:
     """From here on the node holds these, whatever it held; ``since`` as of ``rows_since``."""
+    with _noting:
+        _renote(path, without=("shards", "since"), **held_as_said(held, since))
+
+
+def has_obeyed(path: str, shards: int) -> bool:
+    """Whether the node was told the last time, too, that it is to hold these: a service says it at each start, and what
+    the node holds is what moves have made of it since."""
+    return not is_new(path) and content_of(path).get("obeyed") == shown_shards(shards)
+
+
+def note_obeyed(path: str, shards: int) -> None:
+    """It holds these, as it was told."""
+    with _noting:
+        _renote(path, obeyed=shown_shards(shards))
+
+
+def note_features(path: str, features: Collection[str]) -> None:
+    """From here on the node, and every copy of it, has these: versions that do not know one of them refuse it."""
+    with _noting:
+        if not {*features} <= {*(known := noted_features(path))}:  # a place that was lost in a crash may have had more
+            _renote(path, features=sorted({*features, *known}))
+
+
+def note_differs(path: str, why: str) -> None:
+    """From here on the node is not opened again: its content is known to be other than that of the cluster."""
+    with _noting:
+        _renote(path, differs=why)
+
+
+def _renote(path: str, without: Collection[str] = (), **more: Any) -> None:
+    """A marker keeps all that it says, but for what is noted now: so nothing that is noted at the same time is lost,
+    and what was found to differ stays so (C5). Under ``_noting``."""
     content = content_of(path)
-    more = held_as_said(held, since)
-    mark(path, bytes.fromhex(content["store_id"]), cluster=content["cluster"], node=content["node"], **more)
+    kept = {name: value for name, value in content.items() if name not in (*_OWN, *without)}
+    mark(path, bytes.fromhex(content["store_id"]), **{**kept, **more})
+
+
+def check_agrees(path: str, content: dict[str, Any]) -> None:
+    """Raises DataLoss for the directory of a node that is known to differ from its cluster."""
+    if "differs" in content:
+        raise DataLoss(f"{path}: {content['differs']}", path=path)
+
+
+def node_said(path: str) -> dict[str, Any]:
+    """What a marker says of shards and features, for a copy's."""
+    content = content_of(path)
+    return {name: content[name] for name in ("shards", "since", "features") if name in content}
+
+
+def noted_features(path: str) -> Sequence[str]:
+    """Those that the log of the directory's cluster used."""
+    found: Sequence[str] = content_of(path).get("features", ())
+    return found
+
+
+def features_as_said(features: Collection[str]) -> dict[str, Any]:
+    """What a marker says of features."""
+    return {"features": sorted(features)} if features else {}
 
 
 def cluster_of(path: str) -> str | None:
@@ -290,7 +365,7 @@ def content_of(path: str) -> dict[str, Any]:
         with open(os.path.join(path, _MARKER), encoding="utf-8") as file:
             found: dict[str, Any] = json.load(file)
             return found
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise NotAStore(f"{path} is not a kivi store: there is no file {_MARKER} in it") from None
     except ValueError as error:
         raise _damaged(os.path.join(path, _MARKER), error) from None
@@ -303,15 +378,9 @@ def mark(path: str, store_id: bytes, **more: Any) -> None:
     and may become a node as long as it has not been opened otherwise.
     """
     content = {"format": FORMAT_ALONE, "store_id": store_id.hex(), "operators": operators.ids(), **more}
-    if "cluster" in more or "shards" in more:
-        content["format"] = FORMAT if "since" in more else FORMAT_SHARDS if "shards" in more else FORMAT_NODE
-    temporary = os.path.join(path, _MARKER_NEW)
-    with open(temporary, "w", encoding="utf-8") as file:
-        json.dump(content, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.rename(temporary, os.path.join(path, _MARKER))
-    sync_directory(path)
+    formats = {"features": FORMAT, "since": FORMAT_SINCE, "shards": FORMAT_SHARDS, "cluster": FORMAT_NODE}
+    content["format"] = next((number for name, number in formats.items() if name in more), FORMAT_ALONE)
+    write_json(os.path.join(path, _MARKER), content, partial=os.path.join(path, _MARKER_NEW))
 
 
 def _damaged(marker: str, error: Exception) -> DataLoss:
@@ -329,5 +398,6 @@ def read_marker(path: str) -> tuple[bytes, int]:
         raise _damaged(marker, error) from None
     if not isinstance(version, int) or not 0 < version <= FORMAT:
         raise FormatTooNew(f"{path} has format {version}; this version of kivi reads up to {FORMAT}: use a newer one")
+    check_features(path, content.get("features", ()))
     operators.check_ids(known)
     return bytes(store_id), version

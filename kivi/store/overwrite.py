@@ -29,8 +29,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import Final
 
 from kivi.delta.ops import Barrier, RowOp, then_delete
 from kivi.encoding.keys import encode_key
@@ -72,12 +73,17 @@ class Generations:
         return (new or view.by_id[table]).origin
 
 
-def new_generations(view: View, overwritten: Iterable[TableSchema]) -> Generations:
+_NONE: Final = Generations()
+
+
+def new_generations(view: View, overwritten: Collection[TableSchema]) -> Generations:
     """The next generations of these tables, their aggregates and views, and the catalog rows that bring them about.
 
     One that was overwritten since its transaction looked it up is overwritten once more. Those that are not there any
     more are left out: the commit will be refused.
     """
+    if not overwritten:
+        return _NONE
     found = Generations()
     last = view.last_id
     replaced: list[tuple[TableSchema, TableSchema]] = []

@@ -1,7 +1,7 @@
 """Plans: small requests of known shape are held to their tables' columns by what is made once for each table.
 
-They are the deltas and puts of transactions that have read nothing (``kivi.mvcc.groups.Writes``), and reads by key of
-rows of fixed width. A plan gives None for whatever is not of that shape; such a request is translated like any other,
+They are the deltas and puts of transactions that have read nothing (``kivi.mvcc.groups.Writes``), and reads by key. A
+plan gives None for whatever is not of that shape; such a request is translated like any other,
 which accepts it or says what is wrong with it.
 """
 
@@ -79,21 +79,23 @@ class WritePlan:
 
 
 class GetPlan:
-    """A read of rows by key from one table: ``columns``, in rows of bounded size, so that thousands fit a message."""
+    """A read of rows by key from one table: ``columns``. ``is_bounded``: its rows are of fixed width, so that thousands
+    fit a message."""
 
-    __slots__ = ("columns", "key", "schema")
+    __slots__ = ("columns", "is_bounded", "key", "schema")
 
     def __init__(self, schema: TableSchema, columns: tuple[str, ...]) -> None:
         self.schema = schema
         self.columns = columns
+        self.is_bounded = RowLayout.of(schema).fixed
         self.key: Callable[[Sequence[Any]], bytes | None] = _key_of([column.type for column in schema.key])
 
     @staticmethod
     def of(schema: TableSchema, columns: Sequence[str] | None) -> GetPlan | None:
-        """None if its rows may be long, or it has none."""
-        wanted = schema.output_names if columns is None else tuple(columns)
-        if schema.kind == "event" or not RowLayout.of(schema).fixed:
+        """None if it has no rows by key."""
+        if schema.kind == "event":
             return None
+        wanted = schema.output_names if columns is None else tuple(columns)
         return schema.remembered((GetPlan, wanted), lambda: GetPlan(schema, wanted))
 
 

@@ -33,10 +33,10 @@ from kivi.events.store import EventStore
 from kivi.events.views import EventView, later_of
 from kivi.log.shards import EVERY
 from kivi.model.expressions import names
-from kivi.model.questions import seen_schema
+from kivi.model.questions import question_of, seen_schema
 from kivi.model.rollups import rolled_outputs
 from kivi.model.scans import Scan
-from kivi.model.schema import TableSchema
+from kivi.model.schema import OperatorCall, TableSchema
 from kivi.mvcc.applied import PendingEvents
 from kivi.mvcc.leases import Lease, Leases
 from kivi.mvcc.pending import Pending
@@ -65,7 +65,7 @@ BATCH_BYTES: Final = 4 << 20
 FEW_ROWS: Final = 24
 """Up to so many rows are read one by one: columns cost as much as 30 rows do, and little for each row."""
 COLUMNS_ROWS: Final = 16_384
-_STATES_ROWS: Final = 64
+_TOGETHER: Final = 64
 _CHECKED_ROWS: Final = 1_024
 _WIDE: Final = frozenset({"string", "bytes"})
 
@@ -130,8 +130,9 @@ class Reads:
                 versions = [txn.overlay(schema, v, own.get(key)) for key, v in zip(raw, versions, strict=True)]
         if (tenant := lease.tenant) is not None:
             versions = [v if tenant.is_key(schema, key) else None for key, v in zip(keys, versions, strict=True)]
-        rows = (None if v is None else projection.row(key, v) for key, v in zip(raw, versions, strict=True))
-        return [None if row is None else projection.narrowed(row) for row in rows]
+        found = [(key, version) for key, version in zip(raw, versions, strict=True) if version is not None]
+        rows = map(projection.narrowed, projection.selected(found, len(found)))
+        return [None if version is None else next(rows) for version in versions]
 
     def _own(self, lease: Lease, schema: TableSchema, txn: Txn) -> dict[bytes, RowOp]:
         """The transaction's own operations, without those on rows below the retention floor that it sees."""
@@ -141,6 +142,12 @@ class Reads:
             return own
         slot = KeySlot.of(schema)
         return {key: op for key, op in own.items() if not slot.is_below(key, floor_us)}
+
+    def maybe_there(self, lease: Lease, schema: TableSchema, keys: pa.LargeBinaryArray) -> Any:
+        """Places of the rows that may be there; of the others the transaction knows that they are not."""
+        self.check_open()
+        lease.used = True
+        return self.reader.maybe_there(lease, schema, keys)
 
     def has_row(self, lease: Lease, schema: TableSchema, key: bytes, txn: Txn) -> bool:
         """Whether the transaction sees a row at an encoded key."""
@@ -153,19 +160,23 @@ class Reads:
     def has_bounded_rows(self, name: str) -> bool:
         """Whether there is such a table, its rows are of fixed width, and all of them are here."""
         schema = self.catalog.visible.by_name.get(name)
-        return schema is not None and not self.shards.is_partial(schema) and GetPlan.of(schema, None) is not None
+        plan = GetPlan.of(schema, None) if schema is not None and not self.shards.is_partial(schema) else None
+        return plan is not None and plan.is_bounded
 
-    def get_each(self, plan: GetPlan, wanted: Sequence[tuple[Lease, bytes]]) -> list[tuple[Any, ...] | None]:
-        """Rows by encoded key, each at a snapshot of its own, which is no tenant's, as the plan's columns; None where
-        there is no row."""
+    def get_each(
+        self, plan: GetPlan, wanted: Sequence[tuple[Lease, bytes]]
+    ) -> tuple[Sequence[int], Sequence[Sequence[Any]]]:
+        """Rows by encoded key, each at a snapshot of its own, which is no tenant's: the places of those that are not
+        there, and of the others the plan's columns, if there are any. Sums may have outgrown their types."""
         self.check_open()
         schema = plan.schema
         asked = self.shards.of_keys(schema, [key for _, key in wanted])
-        for lease in dict.fromkeys(lease for lease, _ in wanted):
+        for lease in {lease for lease, _ in wanted}:
             self.check_visible(lease, schema, asked)
-        projection = Projection.of(schema, plan.columns)
-        rows = zip(wanted, self.reader.get_each(schema, wanted), strict=True)
-        return [None if version is None else projection.values(key, version) for (_, key), version in rows]
+        versions = self.reader.get_each(schema, wanted)
+        found = [(key, version) for (_, key), version in zip(wanted, versions, strict=True) if version is not None]
+        missing = [i for i, version in enumerate(versions) if version is None] if len(found) < len(wanted) else []
+        return missing, Projection.of(schema, plan.columns).columns(found) if found else []
 
     def scan(self, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn | None = None) -> Iterator[pa.RecordBatch]:
         """Record batches of bounded size, in key order (events: in commit order, or as they lie: ``any_order``, then
@@ -210,8 +221,25 @@ class Reads:
             else:
                 portions = scan(few=FEW_ROWS)
             return gathered(projection.batches(portions, wanted.limit), BATCH_ROWS)
-        rows = self._rows_of(lease, schema, wanted, txn, own)
-        return _batched(schema, projection, itertools.islice(projection.selected(rows, _at_once(wanted)), wanted.limit))
+        pairs: Iterator[tuple[bytes, Version]] = iter(())
+        if missing and not none:
+            pairs = self.spanning.pairs(lease, schema, asked, (start, end), reverse=wanted.reverse)
+        elif not none:
+            every = _CHECKED_ROWS if limit is None else min(_CHECKED_ROWS, limit + 1)
+            pairs = self.reader.scan(lease, schema, start, end, reverse=wanted.reverse, check_every=every)
+        if own and txn is not None:
+            inside = {k: op for k, op in own.items() if (start is None or k >= start) and (end is None or k < end)}
+            pairs = merged(pairs, inside, schema, txn, reverse=wanted.reverse)
+        rows_of = projection.selected(pairs, _at_once(wanted))
+        return _batched(schema, projection, itertools.islice(rows_of, wanted.limit))
+
+    def extreme_time(self, lease: Lease, schema: TableSchema, which: str, after_us: int | None = None) -> int | None:
+        """The newest event time ("max") or the oldest ("min") of those later than a moment; None: there is none."""
+        start = None if after_us is None else after_us + 1
+        measures = {"moment": OperatorCall(which, schema.event_time)}
+        wanted = Scan(question=question_of(schema, measures=measures, start=start))
+        moments = [batch.column(0).cast(pa.int64())[0].as_py() for batch in self.scan(lease, schema, wanted)]
+        return moments[0] if moments else None
 
     def _ordered(self, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn | None) -> Iterator[pa.RecordBatch]:
         """A scan in another order. The snapshot is captured at the call; rows are read when the first is asked for."""
@@ -251,7 +279,7 @@ class Reads:
 
         def ask() -> tuple[Iterator[pa.RecordBatch], Explain]:
             rolled = self.rollups_of(asked_shards(schema, wanted)).roll(lease, schema, wanted, bounds)
-            return rolled_batches(rolled, outputs, wanted.limit), lambda _: rolled.explanation
+            return rolled_batches(rolled.schema, rolled.rows, outputs, wanted.limit), lambda _: rolled.explanation
 
         return Answer(ask, complete_since_us)
 
@@ -263,8 +291,9 @@ class Reads:
         """Of rows of these shards alone."""
         return Rollups(self.reader, self.pending, self.spanning, asked)
 
-    def few_rows(self, lease: Lease, schema: TableSchema, wanted: Scan) -> list[tuple[Any, ...]] | None:
-        """A scan of some dozen rows of fixed width, as values of its columns; None: it is not that, call ``scan``."""
+    def few_rows(self, lease: Lease, schema: TableSchema, wanted: Scan) -> tuple[int, Sequence[Sequence[Any]]] | None:
+        """A scan of some dozen rows of fixed width: how many there are, and their columns, if there are any, whose sums
+        may have outgrown their types; None: it is not that, call ``scan``."""
         self.check_open()
         if schema.kind == "event" or wanted.where is not None or wanted.limit is None or wanted.limit > FEW_ROWS:
             return None
@@ -282,27 +311,8 @@ class Reads:
         start, end = key_range(schema, wanted)
         limit = wanted.limit
         rows = self.reader.scan(lease, schema, start, end, reverse=wanted.reverse, check_every=max(1, limit))
-        return projection.values_each(list(itertools.islice(rows, limit)))
-
-    def _rows_of(
-        self, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn | None, own: dict[bytes, RowOp]
-    ) -> Iterator[tuple[bytes, Version]]:
-        """Live rows one by one, own writes laid over them."""
-        start, end = key_range(schema, wanted)
-        every = _CHECKED_ROWS
-        if wanted.limit is not None and wanted.where is None:
-            every = min(every, wanted.limit + 1)
-        rows: Iterator[tuple[bytes, Version]] = iter(())
-        if txn is None or not txn.sees_none(schema):
-            asked = asked_shards(schema, wanted)
-            if self.spanning.missing(schema, asked, lease.ts):
-                rows = self.spanning.pairs(lease, schema, asked, (start, end), reverse=wanted.reverse)
-            else:
-                rows = self.reader.scan(lease, schema, start, end, reverse=wanted.reverse, check_every=every)
-        if own and txn is not None:
-            inside = {k: op for k, op in own.items() if (start is None or k >= start) and (end is None or k < end)}
-            rows = merged(rows, inside, schema, txn, reverse=wanted.reverse)
-        return rows
+        found = [*itertools.islice(rows, limit)]
+        return len(found), projection.columns(found) if found else ()
 
     def _events(self, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn | None) -> Iterator[pa.RecordBatch]:
         times = event_times(schema, wanted)
@@ -342,27 +352,37 @@ class Reads:
         return self.watched(lease, schema, view, itertools.chain(pieces(backwards), stored))
 
     def _viewed(
-        self, lease: Lease, schema: TableSchema, events: EventStore, txn: Txn | None
+        self, lease: Lease, schema: TableSchema, events: EventStore, txn: Txn | None, upto: int | None = None
     ) -> tuple[EventView, list[PendingEvents], list[pa.RecordBatch]]:
         """What a reader sees of events: those in blocks, those in memory, and its own."""
-        upto = 0 if txn is not None and txn.sees_none(schema) else lease.ts
+        upto = 0 if txn is not None and txn.sees_none(schema) else lease.ts if upto is None else upto
         take = functools.partial(events.view, upto, floor_at=lease.ts)
         retracted = txn.retracted.get(schema.id) if txn is not None else None
         view, waiting = self.retention.captured(self.pending, schema.id, upto, take, floor_at=lease.ts, own=retracted)
         self.leases.check(lease)
         return view, waiting, txn.events_of(schema.id) if txn is not None else []
 
-    def captured(self, lease: Lease, schema: TableSchema, txn: Txn | None = None, asked: int | None = None) -> Captured:
-        """What a reader sees of events, of whomever: of the shards ``asked`` at least. None: those that are here."""
+    def captured(
+        self,
+        lease: Lease,
+        schema: TableSchema,
+        txn: Txn | None = None,
+        asked: int | None = None,
+        upto: int | None = None,
+    ) -> Captured:
+        """What a reader sees of events, of whomever: of the shards ``asked`` at least. None: those that are here.
+        ``upto``: only those that were committed at or below it, with the floor of the snapshot."""
         events = self.event_tables.of(schema.id)
         if events is None:
             raise self.catalog.missing(schema)
-        view, waiting, own = self._viewed(lease, schema, events, txn)
-        captured = Captured(schema, view, waiting, own, txn is not None)
         is_own = txn is not None and txn.sees_none(schema)
-        if asked is None or is_own or not self.spanning.missing(schema, asked, lease.ts):
+        # before the view is taken, which has nothing of shards that this node takes afterwards
+        missing = 0 if asked is None or is_own else self.spanning.missing(schema, asked, lease.ts)
+        view, waiting, own = self._viewed(lease, schema, events, txn, upto)
+        captured = Captured(schema, view, waiting, own, txn is not None)
+        if asked is None or not missing:
             return captured
-        spanned = SpannedView(self.spanning, lease, replace(captured, own=()), asked)
+        spanned = SpannedView(self.spanning, lease, replace(captured, own=()), asked, missing)
         return replace(captured, view=spanned, recent=())
 
     def shared_events(self, lease: Lease) -> SharedEvents:
@@ -414,7 +434,7 @@ class Reads:
 
 def _at_once(wanted: Scan) -> int:
     """Rows that are looked at together; no more than are asked for where every one is in the answer."""
-    return _STATES_ROWS if wanted.limit is None else max(1, min(wanted.limit, _STATES_ROWS))
+    return _TOGETHER if wanted.limit is None else max(1, min(wanted.limit, _TOGETHER))
 
 
 def _batched(schema: TableSchema, projection: Projection, rows: Iterator[dict[str, Any]]) -> Iterator[pa.RecordBatch]:

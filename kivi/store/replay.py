@@ -173,7 +173,9 @@ def _replay_commit(store: Contents, record: Record) -> None:
     for bulk in commit.appends:
         source = known(bulk.table)
         if source is not None and source.kind == "event":  # rows that were staged are among the commit's rows
-            appended += [(bulk.table, padded(batch, source)) for batch in own_batches(data_of(store.log, bulk))]
+            brought = [padded(batch, source) for batch in own_batches(data_of(store.log, bulk))]
+            brought = store.retention.staged(source, brought, cts) if bulk.stage else brought
+            appended += [(bulk.table, batch) for batch in brought]
     runs: list[tuple[int, DeltaRun]] = []
     for bulk in commit.runs:
         schema = known(bulk.table)
@@ -211,7 +213,7 @@ def decoded_columns(
         for run in shards.read_run(schema, data[0])
     ]
     raised = [
-        (table, together([padded(batch, into) for batch in own_batches(data[0])]), of)
+        shards.held_raised(into, (table, together([padded(batch, into) for batch in own_batches(data[0])]), of))
         for table, data, of in record.raised
         if (into := known(table)) is not None
     ]

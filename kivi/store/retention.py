@@ -4,10 +4,12 @@ A *floor* (CTS, event time) is a record in the commit log. Events before the tim
 past the CTS, whatever block holds them. An append that enters the log after it and brings such an event is refused, and
 its ``InvalidArgument`` says where the floor is and how many events lie below it; or, if the append asked for that
 (``late="drop"``), the commit leaves them out and counts them, in the same record, so exactly once. Events that were
-appended directly never enter the log then. Stages still hold theirs, in the log and then in blocks, where the floor
-hides them from every snapshot that sees the commit; what is derived from the commit, for aggregates, leaves them out.
-Should the floor move between deriving and entering, the commit is derived again. Nothing is decided by a clock at read
-time, so the same snapshot gives the same answer for ever, on every copy of the log.
+appended directly never enter the log then. Stages still hold theirs in the log: whoever takes a commit from there, a
+replay or another node, leaves out what lay below the floor at its CTS (``staged``), as the process did that made it. So
+the positions of events in their commit, by which a retraction names them, are the same wherever they are read, and so
+are tails, which no floor hides anything from. Should the floor move between deriving and entering, the commit is
+derived again. Nothing is decided by a clock at read time, so the same snapshot gives the same answer for ever, on every
+copy of the log.
 
 The floor follows the newest event time, not the wall clock, so that replaying an old trace keeps what the table's
 ``retention`` promises about *it*; an event from the future moves it no further than now. Aggregates never change by
@@ -93,6 +95,11 @@ class Retention:
         unsaved = self.unsaved_at(table, upto)
         schema = self._schema_of(table)
         return None if schema is None else later_of(unsaved, self._saved_at(schema, upto))
+
+    def staged(self, schema: TableSchema, batches: Iterable[pa.RecordBatch], cts: int) -> list[pa.RecordBatch]:
+        """Of events that the log holds as a stage, those that the commit at ``cts`` brings."""
+        floor_us = self.seen_at(schema.id, cts)
+        return [remembered(batch, schema, floor_us) for batch in batches]
 
     def row_floor(self, aggregate: TableSchema, upto: int) -> int | None:
         """``seen_at`` of an aggregate, which may be one that was overwritten."""
@@ -220,7 +227,7 @@ def earliest_times(events: Iterable[tuple[TableSchema, list[pa.RecordBatch]]]) -
     for schema, batches in events:
         if schema.retention_us is not None and schema.event_time is not None:
             held = [batch for batch in batches if batch.num_rows]
-            times = [pc.min(batch.column(schema.event_time).cast(pa.int64())).as_py() for batch in held]
+            times = [int(batch.column(schema.event_time).view(pa.int64()).to_numpy().min()) for batch in held]
             if times:
                 out.append((schema, min(times), held))
     return out

@@ -153,7 +153,10 @@ class Retractions:
             if added <= _FEW_ROWS:
                 break
         known = {rows.aggregate.id: rows.aggregate for rows in every}.get
-        if not every or not self.is_ordered_elsewhere:
+        if not every:  # there is nothing to complete, and in a cluster ``opened`` is closed when it enters
+            self._begin(part, every)
+            return
+        if not self.is_ordered_elsewhere:
             self._begin(part, every)
             part.on_entry = partial(_complete, part, known, tap)
             return

@@ -24,6 +24,7 @@ from kivi.arrow.predicates import mask
 from kivi.delta.overlay import FixedRows
 from kivi.delta.rolling import Rolling
 from kivi.delta.runs import Array
+from kivi.encoding.base_rows import RowLayout
 from kivi.encoding.key_slots import KeySlot
 from kivi.encoding.keys import decode_key_columns, prefix_end
 from kivi.encoding.projection import Projection
@@ -42,12 +43,16 @@ if TYPE_CHECKING:
     from kivi.mvcc.snapshot import Reader
     from kivi.store.spanning import Spanning
 
-__all__ = ["RolledUp", "Rollups", "RowsRead", "rolled_batches"]
+__all__ = ["RolledUp", "Rollups", "RowsRead", "Selection", "TooManyRows", "rolled_batches"]
 
 _PORTION_ROWS: Final = 16_384
 _BATCH_ROWS: Final = 4_096
 _GATHERED_ROWS: Final = 2_048
 _NARROWED_MAX: Final = 64
+
+
+class TooManyRows(Exception):
+    """A result takes more memory than it may."""
 
 
 class RolledUp(NamedTuple):
@@ -91,34 +96,35 @@ class Rollups:
         *,
         only: Any = None,
         low_us: int | None = None,
+        last: Rollup | None = None,
+        bytes_max: int | None = None,
     ) -> RolledUp:
         """The rollup of the rows of a range of keys. ``only``: a sorted LargeBinaryArray of keys of the result, and
-        ``low_us`` where the ``last`` time then begins.
+        ``low_us`` where the ``last`` time then begins. ``last``: the rollup whose ``last`` time it is of; None: itself.
 
-        Raises what a scan raises, and OutOfRange for a sum of floats that is not finite.
+        Raises what a scan raises, OutOfRange for a sum of floats that is not finite, and TooManyRows for a result of
+        more than ``bytes_max``.
         """
         rollup = wanted.rollup
         assert rollup is not None
         target = rolled_schema(schema, rollup)
         if rollup.last_us is not None and only is None:
-            rows, read, low_us = self._of_last(lease, schema, wanted, bounds)
+            rows, read, low_us = self._of_last(lease, schema, wanted, bounds, last or rollup, bytes_max)
         else:
             times = (rollup.start_us if rollup.last_us is None else low_us, rollup.end_us)
             parts = [(bounds, times)] if only is None else _narrowed(schema, rollup, bounds, times, only)
-            rows, read = self._combined(lease, schema, wanted, parts, only)
+            rows, read = self._combined(lease, schema, wanted, parts, only, bytes_max)
         explanation = _explained(schema, target, rollup, lease, read, len(rows.rows))
         return RolledUp(target, rows, explanation, low_us, read.newest)
 
     def _of_last(
-        self, lease: Lease, schema: TableSchema, wanted: Scan, bounds: KeyRange
+        self, lease: Lease, schema: TableSchema, wanted: Scan, bounds: KeyRange, rollup: Rollup, bytes_max: int | None
     ) -> tuple[FixedRows, RowsRead, int | None]:
         """The newest slot is known when its rows are read: what is read first ends at the newest that there may be."""
-        rollup = wanted.rollup
-        assert rollup is not None
         newest = self._places(lease, schema, bounds).newest(*bounds)
         low = None if newest is None else range_of_last(schema, rollup, newest)
         while True:
-            rows, read = self._combined(lease, schema, wanted, [(bounds, (low, None))], None)
+            rows, read = self._combined(lease, schema, wanted, [(bounds, (low, None))], None, bytes_max)
             if read.newest is None and low is None:
                 return rows, read, None
             begins = None if read.newest is None else range_of_last(schema, rollup, read.newest)
@@ -131,7 +137,13 @@ class Rollups:
         return Places(self.reader.engine, schema, runs, [key for key, _ in indexed])
 
     def _combined(
-        self, lease: Lease, schema: TableSchema, wanted: Scan, parts: Sequence[tuple[KeyRange, Times]], only: Any
+        self,
+        lease: Lease,
+        schema: TableSchema,
+        wanted: Scan,
+        parts: Sequence[tuple[KeyRange, Times]],
+        only: Any,
+        bytes_max: int | None,
     ) -> tuple[FixedRows, RowsRead]:
         rollup, read = wanted.rollup, RowsRead()
         assert rollup is not None
@@ -150,6 +162,8 @@ class Rollups:
                     newest = int(slot.slots(kept.keys).max())
                     read.newest = newest if read.newest is None else max(newest, read.newest)
                 rolling.add(keys, kept.rows)
+                if bytes_max is not None and rolling.nbytes > bytes_max:
+                    raise TooManyRows
         return rolling.result(), read
 
     def selected(
@@ -177,7 +191,7 @@ class Rollups:
     ) -> Iterator[FixedRows]:
         """Those of this store, and perhaps of shards that it does not hold."""
         read = read or RowsRead()
-        predicate = None if where is None else _Predicate(schema, where)
+        predicate = None if where is None else Selection(schema, where)
         slot = KeySlot.of(schema) if stored_slot(schema) is not None else None
         ranges: list[KeyRange] | None = [bounds]
         if slot is not None and times != (None, None):
@@ -197,7 +211,8 @@ class Rollups:
             for portion in self.reader.scan_portions(
                 lease, schema, start, end, few=0, first_rows=_PORTION_ROWS, rows=_PORTION_ROWS
             ):
-                assert isinstance(portion, FixedRows)
+                if isinstance(portion, list):  # the table was altered after this snapshot read its definition
+                    portion = FixedRows.of_versions(RowLayout.of(schema), portion)
                 held.append(portion)
                 count += len(portion.rows)
                 if count >= _GATHERED_ROWS:
@@ -224,11 +239,11 @@ def _together(portions: Sequence[FixedRows]) -> FixedRows:
     return FixedRows(keys, np.concatenate([portion.rows for portion in portions]))
 
 
-class _Predicate:
+class Selection:
     """Selects rows by what a read of them would give."""
 
     def __init__(self, schema: TableSchema, where: Expr) -> None:
-        self._where = where
+        self._schema, self._where = schema, where
         self._columns = Projection(schema, sorted(names(where)) or schema.output_names[:1], None)
         derived = dict.fromkeys((name for name, _ in schema.derived), ColumnType("float64"))
         self._types = {name: column.type for name, column in schema.by_name.items()} | derived
@@ -236,8 +251,19 @@ class _Predicate:
     def selected(self, portion: FixedRows) -> FixedRows:
         if not len(portion.rows):
             return portion
+        return _taken(portion, self._chosen(portion))
+
+    def of_keys(self, keys: Any) -> Array:
+        """Of keys of rows, which those are that it selects; for a predicate that asks about nothing else."""
+        layout = RowLayout.of(self._schema)
+        rows = np.zeros(len(keys), layout.dtype)
+        rows["flags"] = layout.alive
+        return self._chosen(FixedRows(keys, rows))
+
+    def _chosen(self, portion: FixedRows) -> Array:
         (batch,) = self._columns.batches([portion], None)
-        return _taken(portion, mask(batch, self._where, self._types).fill_null(False).to_numpy(zero_copy_only=False))
+        chosen: Array = mask(batch, self._where, self._types).fill_null(False).to_numpy(zero_copy_only=False)
+        return chosen
 
 
 def _taken(portion: FixedRows, kept: Array) -> FixedRows:
@@ -305,13 +331,15 @@ def _cut(part: KeyRange, bounds: KeyRange) -> KeyRange:
     return start, end if end is None else max(start, end)
 
 
-def rolled_batches(rolled: RolledUp, outputs: Sequence[str], limit: int | None) -> Iterator[pa.RecordBatch]:
-    """The result as record batches. Raises OutOfRange for a value that its column cannot hold."""
-    keys, rows = rolled.rows
+def rolled_batches(
+    schema: TableSchema, rolled: FixedRows, outputs: Sequence[str], limit: int | None
+) -> Iterator[pa.RecordBatch]:
+    """Rows of a result as record batches. Raises OutOfRange for a value that its column cannot hold."""
+    keys, rows = rolled
     parts = (
         FixedRows(keys.slice(at, _BATCH_ROWS), rows[at : at + _BATCH_ROWS]) for at in range(0, len(rows), _BATCH_ROWS)
     )
-    return Projection(rolled.schema, outputs, None).batches(parts, limit)
+    return Projection(schema, outputs, None).batches(parts, limit)
 
 
 # -- in words ---------------------------------------------------------------------------------------

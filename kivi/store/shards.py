@@ -47,7 +47,7 @@ from kivi.log.shards import EVERY, SHARDS, shown_shards
 from kivi.model.expressions import Expr, terms_of
 from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
-from kivi.mvcc.groups import Events, Part, Single
+from kivi.mvcc.groups import Events, Part, Raised, Single
 
 __all__ = ["Shards", "asked_shards", "is_in"]
 
@@ -142,6 +142,15 @@ class Shards:
             if rows is not None:
                 record.places = rows if record.places is None else record.places[rows]
             part.runs = [(table, self.held_run(known(table), run)) for table, run in part.runs]
+            part.raised = [
+                self.held_raised(into, one) if (into := known(one[0])) is not None else one for one in part.raised
+            ]
+
+    def held_raised(self, schema: TableSchema, raised: Raised) -> Raised:
+        """The same of what rules raised, which is not cut."""
+        table, whole, places = raised
+        batch, rows = self.held_events(schema, whole)
+        return table, batch, places if rows is None else places[rows]
 
     def held_events(self, schema: TableSchema, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Array | None]:
         """Those of the shards that are applied, and their places; None: all of them."""

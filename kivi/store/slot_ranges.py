@@ -19,6 +19,8 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+import pyarrow as pa
+
 from kivi.delta.runs import DeltaRun
 from kivi.encoding.key_slots import SLOT_BYTES, KeySlot, slot_bound
 from kivi.encoding.keys import prefix_end
@@ -36,7 +38,7 @@ Times = tuple[int | None, int | None]
 _GROUPS_TRIED: Final = 4
 _SKIPPED_MIN: Final = 256
 """So many rows outside of the time, for each group, are worth a range of its own (decision 0035)."""
-_GROUPS_MAX: Final = 10_000
+_KEYS_AT_ONCE: Final = 16_384
 
 
 class Places:
@@ -98,23 +100,39 @@ class Places:
         return len(listed)
 
     def newest(self, start: bytes | None, end: bytes | None) -> int | None:
-        """No slot of a key in the range, visible or not, is newer. None: there is no key, or there are so many groups
-        that looking for it would take longer than reading them all."""
+        """No slot of a key in the range, visible or not, is newer; None: there is no key.
+
+        The last key of each group is sought, unless the first groups are so short that all keys are sooner read.
+        """
         found: list[bytes] = []
-        for count, group in enumerate(self._groups(start, end)):
-            if count == _GROUPS_MAX:
-                return None
+        rows = 0
+        for tried, group in enumerate(self._groups(start, end)):
             after = prefix_end(group)
             after = after if end is None or (after and after < end) else end
+            if tried < _GROUPS_TRIED:
+                rows += self._count(group, after)
+            elif rows < _SKIPPED_MIN * _GROUPS_TRIED:
+                return self._newest_of_all(start, end)
             stop = self._end if after is None else self._space + after
             base = next(self._engine.scan(self._space + max(start or b"", group), stop, reverse=True), None)
             keys = [] if base is None else [base[0][len(self._space) :]]
             for run in self._runs:
-                rows = run.slice_range(max(start or b"", group), after)
-                if rows:
-                    keys.append(run.key_at(rows.stop - 1))
+                held = run.slice_range(max(start or b"", group), after)
+                if held:
+                    keys.append(run.key_at(held.stop - 1))
             at = bisect_left(self._indexed, after) if after is not None else len(self._indexed)
             if at and self._indexed[at - 1] >= group:
                 keys.append(self._indexed[at - 1])
             found += [key[self.slot.at(key) :][:SLOT_BYTES] for key in keys if key.startswith(group)]
         return None if not found else int.from_bytes(max(found), "big") + INT64_MIN
+
+    def _newest_of_all(self, start: bytes | None, end: bytes | None) -> int | None:
+        found = [run.keys.slice(rows.start, len(rows)) for run in self._runs if (rows := run.slice_range(start, end))]
+        if self._indexed:
+            found.append(pa.array(self._indexed, pa.large_binary()))
+        newest = [int(self.slot.slots(keys).max()) for keys in found]
+        stop, before = self._end if end is None else self._space + end, len(self._space)
+        for listed in self._engine.keys(self._space + (start or b""), stop, _KEYS_AT_ONCE):
+            keys = pa.array([key[before:] for key in listed], pa.large_binary())
+            newest.append(int(self.slot.slots(keys).max()))
+        return max(newest, default=None)

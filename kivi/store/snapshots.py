@@ -43,7 +43,9 @@ class Snapshots:
         """A lease on the watermark, on a commit timestamp or on a moment (microseconds UTC).
 
         With ``min_snapshot`` it waits until the watermark is there; Unavailable when the time is up. A moment that is
-        over waits likewise, for the commits up to it that are still in flight: it has one answer, now and later.
+        over waits likewise, for the commits up to it that are still in flight, or that other nodes have made and this
+        one has yet to hear of: it has one answer, now and later, wherever it is asked for. One that is not over by the
+        log's time is now: all that was acknowledged before the call.
 
         ``fresh``: with all that was acknowledged before the call, by any node. ``max_staleness_s``: with all that was
         acknowledged so long ago; Unavailable where that cannot be said (R27).
@@ -57,6 +59,7 @@ class Snapshots:
         if min_snapshot is not None:
             self._reach(min_snapshot, timeout_s)
         if as_of_us is not None:
+            self._reach(self.committer.newest_until(as_of_us, timeout_s), timeout_s)
             over = as_of_us < self.committer.now_us()
             with self.committer.entry_lock:  # whoever has a commit time by now has told the timeline
                 pass
@@ -79,7 +82,7 @@ class Snapshots:
         raise Unavailable(
             f"what this node answers may be {age_s:.1f} s old, and at most {bound_s:g} s was asked for: "
             f"ask {better or 'another one'}",
-            **({} if better is None else {"address": better}),
+            **({} if better is None else {"addresses": [better]}),  # where clients ask then
         )
 
     @contextlib.contextmanager
@@ -91,13 +94,18 @@ class Snapshots:
         finally:
             self.release(lease)
 
-    def begin_shared(self, timeout_s: float | None, ttl_s: float | None) -> tuple[bytes, Lease] | None:
+    def begin_shared(
+        self, timeout_s: float | None, ttl_s: float | None, max_staleness_s: float | None = None
+    ) -> tuple[bytes, Lease] | None:
         """A snapshot under a name that every node of the cluster knows, which has all that was acknowledged before the
-        call; None if this is no node. Raises Unavailable when the time is up."""
+        call; None if this is no node. Raises Unavailable when the time is up; with ``max_staleness_s`` a node that is
+        cut off need not wait so long to say so, and names another one."""
         if not isinstance(self.committer, ReplicatedCommitter):
             return None
         self.check_open()
         timeout_s = 10.0 if timeout_s is None else timeout_s
+        if max_staleness_s:
+            self._no_older_than(max_staleness_s, timeout_s)
         name, number = self.committer.pin(ttl_s, timeout_s)
         self._reach(number, timeout_s)
         return name, self.committer.pins.find(name)
@@ -114,6 +122,26 @@ class Snapshots:
             self.committer.pins.find(name)
         self.committer.prolong(name, ttl_s)
         return True
+
+    @contextlib.contextmanager
+    def kept_by_all(self, timeout_s: float, ttl_s: float) -> Iterator[tuple[Lease, Callable[[], None]]]:
+        """``begin_shared`` of a node for as long as the block takes, and what is to be called every so often meanwhile:
+        whoever dies over it lets go of the snapshot when the time is up."""
+        shared = self.begin_shared(timeout_s, ttl_s)
+        assert shared is not None
+        name, lease = shared
+        renewed = self.leases.clock()
+
+        def goes_on() -> None:
+            nonlocal renewed
+            if self.leases.clock() - renewed > ttl_s / 4:
+                renewed = self.leases.clock()
+                self.renew_shared(name, ttl_s)
+
+        try:
+            yield lease, goes_on
+        finally:
+            self.renew_shared(name, 0)
 
     def _reach(self, ts: int, timeout_s: float) -> None:
         """Waits until ``ts`` can be read. Raises Unavailable when the time is up."""

@@ -45,7 +45,7 @@ from kivi.encoding.shards import shards_of_events, shards_of_keys
 from kivi.errors import NotFound, Unavailable
 from kivi.events.summing import Sums
 from kivi.events.views import EventView
-from kivi.log.shards import SHARDS, parse_shards, shown_shards
+from kivi.log.shards import EVERY, SHARDS, parse_shards, shown_shards
 from kivi.model.expressions import Expr, bind, from_plain, to_plain
 from kivi.model.schema import TableSchema
 from kivi.mvcc.leases import Lease, Leases
@@ -135,6 +135,10 @@ class Spanning:
             self._plan(schema, missing, frozenset(), ts)
         return missing
 
+    def check(self, schema: TableSchema) -> None:
+        """Raises Unavailable if some shards of a table have nobody who can be asked for them now."""
+        self.missing(schema, EVERY, _NOW)
+
     def _plan(self, schema: TableSchema, shards: int, without: frozenset[int], ts: int) -> Sequence[tuple[int, int]]:
         assert self.owners is not None
         try:
@@ -153,9 +157,11 @@ class Spanning:
         here = [key for key, shard in zip(keys, shards, strict=True) if not missing >> shard & 1]
         found = dict(zip(here, self.reads.reader.get(lease, schema, here), strict=True))
         layout = RowLayout.of(schema)
-        asked = {"keys": [key.hex() for key, shard in zip(keys, shards, strict=True) if missing >> shard & 1]}
-        for portion in self._rows_elsewhere(lease, schema, missing, asked):
-            found |= _pairs(layout, portion)
+        there = [key for key, shard in zip(keys, shards, strict=True) if missing >> shard & 1]
+        for at in range(0, len(there), _ROWS):
+            asked = {"keys": [key.hex() for key in there[at : at + _ROWS]]}
+            for portion in self._rows_elsewhere(lease, schema, missing, asked):
+                found |= _pairs(layout, portion)
         return [found.get(key) for key in keys]
 
     def rows(
@@ -205,9 +211,7 @@ class Spanning:
         bits = self.shards.bits(shards)
         for portion in portions:
             if isinstance(portion, list):
-                rows = [layout.encode(v._replace(cells=v.cells[: len(schema.columns)])) for _, v in portion]
-                keys = pa.array([key for key, _ in portion], pa.large_binary())
-                portion = FixedRows(keys, layout.rows_of(rows))
+                portion = FixedRows.of_versions(layout, portion)
             kept = np.flatnonzero(bits[shards_of_keys(schema, portion.keys, SHARDS)])
             if len(kept) < len(portion.rows):
                 portion = FixedRows(portion.keys.take(pa.array(kept)), portion.rows[kept])
@@ -254,33 +258,40 @@ class Spanning:
     ) -> Iterator[bytes]:
         assert self.owners is not None
         named = {"table": schema.name, "id": schema.id, "ts": lease.ts, "shards": shown_shards(shards)}
+        named["layout"] = len(schema.alterations)
         return self.owners.ask(node, json.dumps({**named, **asked}).encode())
 
     # -- events -----------------------------------------------------------------------------------
 
     def events(
-        self, lease: Lease, captured: Events, asked: int, wanted: dict[str, Any], columns: Sequence[str]
+        self, lease: Lease, captured: Events, asked: int, missing: int, wanted: dict[str, Any], columns: Sequence[str]
     ) -> Iterator[pa.RecordBatch]:
-        """Of whomever, with the columns, and STAMP and POSITION behind them. ``wanted`` as a request has it."""
+        """Of whomever, with the columns, and STAMP and POSITION behind them. ``missing``: the shards that this store
+        lacked before ``captured`` was. ``wanted`` as a request has it."""
         assert self.owners is not None
-        schema, missing = captured.schema, asked & ~self.shards.held
+        schema = captured.schema
         wanted = {**wanted, "columns": [*columns]}
-        whole = self._whole(asked)
-        if whole is not None:
+        gone = frozenset[int]()
+        while (whole := self._whole(asked, gone)) is not None:
             frames = self._begun(lease, schema, whole, asked, wanted)
-            return (batch for frame in frames for batch in own_batches(frame))
+            try:
+                first = [*itertools.islice(frames, 1)]
+            except Unavailable:  # others go on, in an order of their own, as long as nothing has been told
+                gone |= {whole}
+            else:
+                return (batch for frame in itertools.chain(first, frames) for batch in own_batches(frame))
         wanted["by_shard"] = True
         reverse = wanted["reverse"]
         sources = [self._events_elsewhere(lease, schema, missing, wanted)]
-        if held := asked & self.shards.held:
+        if held := asked & ~missing:
             sources.append(self._events_here(captured, held, wanted))
         return (batch.drop_columns([_CODE]) for batch in _merged_events(sources, reverse))
 
-    def _whole(self, asked: int) -> int | None:
+    def _whole(self, asked: int, without: frozenset[int]) -> int | None:
         """A node that holds all of these; None: there is none."""
         assert self.owners is not None
         try:
-            plan = self.owners.plan(asked, frozenset(), _NOW)
+            plan = self.owners.plan(asked, without, _NOW)
         except Unavailable:
             return None
         return plan[0][0] if len(plan) == 1 else None
@@ -433,18 +444,20 @@ class Spanning:
                 low, high = asked["times"]
                 portions = self.reads.rollups.selected_here(lease, schema, where, (start, end), (low, high))
         for portion in self._of(schema, portions, shards):
-            yield from _row_frames(layout, portion)
+            yield from _row_frames(layout, portion, asked.get("layout", layout.number))
 
 
 class SpannedView:
-    """The events of a snapshot, of whomever, for those who read an ``EventView``: what lies here is in ``captured``.
+    """The events of a snapshot, of whomever, for those who read an ``EventView``: what lies here is in ``captured``,
+    but for the shards that were ``missing`` before it was taken.
 
     Counts are those of this store, made larger as if all shards were alike: they are for plans.
     """
 
-    def __init__(self, spanning: Spanning, lease: Lease, captured: Events, asked: int) -> None:
+    def __init__(self, spanning: Spanning, lease: Lease, captured: Events, asked: int, missing: int) -> None:
         assert isinstance(captured.view, EventView)
-        self._spanning, self._lease, self._captured, self._asked = spanning, lease, captured, asked
+        self._spanning, self._lease, self._captured = spanning, lease, captured
+        self._asked, self._missing = asked, missing
         self._view = captured.view
         self._share = SHARDS / max(1, spanning.shards.held.bit_count())
         self.upto, self.floor_us = self._view.upto, self._view.floor_us
@@ -486,8 +499,10 @@ class SpannedView:
             "reverse": reverse,
         }
         shown = [*outputs, *naming]
-        batches = self._spanning.events(self._lease, self._captured, self._asked, wanted, outputs)
-        return (batch.select(shown) for batch in batches)
+        batches = self._spanning.events(self._lease, self._captured, self._asked, self._missing, wanted, outputs)
+        if self.upto < self._lease.ts:  # of others comes what the snapshot sees
+            batches = (batch.filter(pa.array(batch.column(STAMP).to_numpy() <= self.upto)) for batch in batches)
+        return (batch.select(shown) for batch in batches if batch.num_rows)
 
     def sum_up(
         self, into: Sums, *, time_from: int | None = None, time_to: int | None = None, where: Expr | None = None
@@ -499,6 +514,11 @@ class SpannedView:
             into.add(batch)
             read += 1
         return 0, read
+
+    @property
+    def rows(self) -> int:
+        """About how many."""
+        return int(self._share * self._view.rows)
 
     def rows_between(self, time_from: int | None, time_to: int | None) -> int:
         """About how many."""
@@ -520,8 +540,12 @@ class SpannedView:
 # -- frames -----------------------------------------------------------------------------------------
 
 
-def _row_frames(layout: RowLayout, portion: FixedRows) -> Iterator[bytes]:
+def _row_frames(layout: RowLayout, portion: FixedRows, known: int) -> Iterator[bytes]:
+    """``known``: the number of the layout that whoever asks knows, if the table has been altered since."""
     rows = layout.bytes_of(portion.rows)
+    if known < layout.number:
+        earlier = layout.earlier(known)
+        rows = [earlier.cut(row, layout) for row in rows]
     size = sum(map(len, rows)) + portion.keys.nbytes
     at_once = max(1, int(len(rows) * _FRAME_BYTES / max(size, 1)))
     for at in range(0, len(rows), at_once):
@@ -530,8 +554,12 @@ def _row_frames(layout: RowLayout, portion: FixedRows) -> Iterator[bytes]:
 
 
 def _rows_in(layout: RowLayout, frame: bytes) -> FixedRows:
+    """Of a layout that this node knows already. Raises Unavailable for rows of a later one."""
     (batch,) = own_batches(frame)
-    return FixedRows(batch.column("key"), layout.rows_of(batch.column("row").to_pylist()))
+    rows = batch.column("row").to_pylist()
+    if any(map(layout.is_later, rows)):
+        raise Unavailable("the table was altered, and this node has yet to hear of it: try again")
+    return FixedRows(batch.column("key"), layout.rows_of([layout.current(row) for row in rows]))
 
 
 def _event_frames(batch: pa.RecordBatch) -> Iterator[bytes]:
@@ -637,12 +665,23 @@ def _rows(portion: FixedRows | pa.RecordBatch) -> int:
 
 
 def _coded(batch: pa.RecordBatch, shards: Array) -> pa.RecordBatch:
-    """With the code of each event, and positions that are in order where shards are of several owners."""
-    at = batch.schema.get_field_index(POSITION)
-    positions = batch.column(at).to_numpy().astype(np.uint64) | shards << np.uint64(_POSITION_BITS)
+    """With the code of each event."""
     codes = batch.column(STAMP).to_numpy().astype(np.uint64) << np.uint64(_SHARD_BITS) | shards
-    batch = batch.set_column(at, POSITION, pa.array(positions.astype(np.int64)))
     return batch.append_column(_CODE, pa.array(codes))
+
+
+def _placed(batch: pa.RecordBatch, reverse: bool) -> pa.RecordBatch:
+    """Whole commits in the order of their codes, with positions that are the same whoever tells them: the shard, and
+    the place among the events of the commit that are of this shard and are told."""
+    codes = batch.column(_CODE).to_numpy()
+    begins = np.flatnonzero(np.diff(codes, prepend=~codes[:1]))
+    counts = np.diff(begins, append=len(codes))
+    places = np.arange(len(codes)) - begins.repeat(counts)
+    if reverse:
+        places = counts.repeat(counts) - 1 - places
+    shards = (codes & np.uint64(SHARDS - 1)).astype(np.int64)
+    positions = shards << _POSITION_BITS | places
+    return batch.set_column(batch.schema.get_field_index(POSITION), POSITION, pa.array(positions))
 
 
 def _by_code(batches: Iterator[pa.RecordBatch], reverse: bool) -> Iterator[pa.RecordBatch]:
@@ -653,7 +692,7 @@ def _by_code(batches: Iterator[pa.RecordBatch], reverse: bool) -> Iterator[pa.Re
         batch = together(list(parts))
         codes = batch.column(_CODE).to_numpy()
         codes = ~codes if reverse else codes
-        return batch.take(pa.array(np.argsort(codes, kind="stable")))
+        return _placed(batch.take(pa.array(np.argsort(codes, kind="stable"))), reverse)
 
     for batch in batches:
         stamps = batch.column(STAMP).to_numpy()

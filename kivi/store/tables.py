@@ -106,6 +106,11 @@ class Tables:
         finally:
             self.commits.rollback(txn)
 
+    def begun(self) -> Txn:
+        """A transaction of the catalog. Raises Closed."""
+        self.check_open()
+        return self.transaction()
+
     def alter(
         self, name: str, altered: Callable[[TableSchema], TableSchema], commit_runs: Sequence[int] = ()
     ) -> TableSchema:
@@ -114,57 +119,44 @@ class Tables:
         ``altered`` may be called again, if somebody else changed the definition meanwhile. ``commit_runs``: stages of
         runs that apply with it. Returns the definition as it is then. Raises NotFound, and what ``altered`` raises.
         """
+
+        def work(txn: Txn) -> TableSchema:
+            schema = altered(self.catalog.entered.table(name))  # after the snapshot: one in between conflicts
+            txn.put(TABLES, (schema.id,), {"altered": schema.to_json().decode()})
+            txn.guard(NAMES, (name,), "id")
+            txn.run_stages[schema.id] = list(commit_runs)
+            return dated(schema, self.commits.commit_wait(txn))
+
         with self.lock:
-            while True:
-                self.check_open()
-                txn = self.transaction()
-                try:
-                    schema = altered(self.catalog.entered.table(name))  # after the snapshot: one in between conflicts
-                    txn.put(TABLES, (schema.id,), {"altered": schema.to_json().decode()})
-                    txn.guard(NAMES, (name,), "id")
-                    txn.run_stages[schema.id] = list(commit_runs)
-                    return dated(schema, self.commits.commit_wait(txn))
-                except Conflict:
-                    self.commits.wait_for_entered(1.0)
-                finally:
-                    self.commits.rollback(txn)
+            return self.commits.again(self.begun, work)
 
     def drop(self, name: str) -> None:
         """Drops a table and its rows. InvalidArgument while aggregates, views or rules depend on it."""
-        self._drop(lambda: [self.catalog.entered.table(name)])
+        self.drop_those(lambda: [self.catalog.entered.table(name)])
 
-    def drop_those(self, schemas: Sequence[TableSchema]) -> None:
-        """Drops these tables in one commit, but for those that are not there any more."""
-        self._drop(lambda: [schema for schema in schemas if schema.id in self.catalog.entered.by_id])
+    def drop_those(self, wanted: Callable[[], Sequence[TableSchema]]) -> None:
+        """Drops the tables that ``wanted`` finds among those that are there, in one commit: it conflicts with any other
+        change of them from there on, and then ``wanted`` looks again."""
 
-    def _drop(self, wanted: Callable[[], list[TableSchema]]) -> None:
+        def work(txn: Txn) -> None:
+            schemas = wanted()  # after the snapshot: one in between conflicts
+            if not schemas:
+                return
+            for schema in schemas:
+                together = {each.id for each in schemas}
+                dependent = [each.name for each in self._dependent(schema) if each.id not in together]
+                if dependent:
+                    raise InvalidArgument(f"{schema.name!r} is the source of {', '.join(dependent)}: drop these first")
+                rules = [rule for rule in self.catalog.entered.rules.values() if schema.name in rule.tables]
+                if rules:
+                    names = ", ".join(rule.name for rule in rules)
+                    raise InvalidArgument(f"{schema.name!r} is named by the rules {names}: drop these first")
+                txn.delete(TABLES, (schema.id,))
+                txn.delete(NAMES, (schema.name,))
+            self.commits.commit_wait(txn)
+
         with self.lock:
-            self.check_open()
-            while True:
-                txn = self.transaction()
-                try:
-                    schemas = wanted()  # after the snapshot: one in between conflicts
-                    if not schemas:
-                        return
-                    for schema in schemas:
-                        together = {each.id for each in schemas}
-                        dependent = [each.name for each in self._dependent(schema) if each.id not in together]
-                        if dependent:
-                            raise InvalidArgument(
-                                f"{schema.name!r} is the source of {', '.join(dependent)}: drop these first"
-                            )
-                        rules = [rule for rule in self.catalog.entered.rules.values() if schema.name in rule.tables]
-                        if rules:
-                            names = ", ".join(rule.name for rule in rules)
-                            raise InvalidArgument(f"{schema.name!r} is named by the rules {names}: drop these first")
-                        txn.delete(TABLES, (schema.id,))
-                        txn.delete(NAMES, (schema.name,))
-                    self.commits.commit_wait(txn)
-                    return
-                except Conflict:
-                    self.commits.wait_for_entered(1.0)  # the next attempt begins after the commits in flight
-                finally:
-                    self.commits.rollback(txn)
+            self.commits.again(self.begun, work)
 
     def _dependent(self, schema: TableSchema) -> list[TableSchema]:
         """The aggregates and views that were declared over this table."""

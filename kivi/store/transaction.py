@@ -11,15 +11,18 @@ for commits of a few events, where plain Python is faster than starting column k
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import heapq
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from kivi.arrow.columns import padded, stored_lists, trimmed
 from kivi.arrow.dictionaries import coded, compact, plain, together
@@ -27,11 +30,11 @@ from kivi.arrow.ipc import encode_ipc
 from kivi.arrow.records import DELETES
 from kivi.delta.derive import Derivation, derive, derive_few
 from kivi.delta.ops import Barrier, RowOp, apply_op, then_delete, then_delta, then_insert, then_put
-from kivi.delta.runs import DeltaRun
+from kivi.delta.runs import Array, Cells, DeltaRun
 from kivi.encoding.base_rows import Version
 from kivi.encoding.event_names import EventNames
 from kivi.encoding.keys import decode_key, encode_key, encode_key_columns
-from kivi.errors import InvalidArgument, KiviError, PermissionDenied, ResourceExhausted, RowExists
+from kivi.errors import InvalidArgument, PermissionDenied, ResourceExhausted, RowExists, SnapshotTooOld
 from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
 from kivi.mvcc.groups import Single
@@ -40,7 +43,7 @@ from kivi.mvcc.record import BLIND, Bulk, Commit, Once
 from kivi.mvcc.verdict import EXISTENCE, Collision, Guard
 from kivi.runtime.checksum import crc32
 from kivi.runtime.settings import Settings
-from kivi.store.catalog import RETRACTIONS, TABLES, View, late_row, retraction_row, schema_guards
+from kivi.store.catalog import RETRACTIONS, TABLES, View, is_judged, late_row, retraction_row, schema_guards
 from kivi.store.checks import check_events, check_tenant, too_long
 from kivi.store.late_deltas import few_in_time, runs_in_time
 from kivi.store.overwrite import Generations
@@ -48,10 +51,13 @@ from kivi.store.retention import remembered
 from kivi.store.shards import Shards
 from kivi.store.staging import Staged
 
-__all__ = ["OWN_CTS", "SMALL_EVENTS", "Derived", "Txn", "caller_key", "payload_digest", "prepare"]
+__all__ = ["OWN_CTS", "SMALL_EVENTS", "Brought", "Derived", "Txn", "caller_key", "payload_digest", "prepare"]
 
 SMALL_EVENTS: Final = 32
 """Up to this many events a commit's deltas are derived row by row and pend as row operations."""
+
+SMALL_ROWS: Final = 32
+"""Up to this many rows of delta columns are operations, and no run."""
 
 OWN_CTS: Final = 2**63 - 1
 """The timestamp that own writes fold at: after everything committed."""
@@ -71,6 +77,8 @@ class Host(Protocol):
 
     def scan(self, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn) -> Iterator[pa.RecordBatch]: ...
 
+    def maybe_there(self, lease: Lease, schema: TableSchema, keys: pa.LargeBinaryArray) -> Array: ...
+
     def has_row(self, lease: Lease, schema: TableSchema, key: bytes, txn: Txn) -> bool: ...
 
     def load_stages(self, schema: TableSchema, stage_ids: Sequence[bytes]) -> list[Staged]: ...
@@ -84,6 +92,39 @@ class Host(Protocol):
     def rollback(self, txn: Txn) -> None: ...
 
 
+class _Deltas(NamedTuple):
+    """What the events of one table are for its aggregates: rows of these where they are few, or runs, and how many
+    events were left out of each as late."""
+
+    events: Derivation
+    rows: list[tuple[int, list[tuple[bytes, dict[int, Any]]]]]
+    runs: list[tuple[TableSchema, DeltaRun]]
+    late: dict[int, int]
+
+    @staticmethod
+    def of(
+        brought: Sequence[pa.RecordBatch],
+        aggregates: Sequence[TableSchema],
+        floors: Mapping[int, int | None],
+        raised: Derivation | None = None,
+    ) -> _Deltas:
+        events = Derivation(together([*brought, *([] if raised is None else [raised.batch])]))
+        if events.rows <= SMALL_EVENTS:
+            rows, late = few_in_time(aggregates, floors, events.batch)
+            return _Deltas(events, rows, [], late)
+        runs, late = runs_in_time(aggregates, floors, events)
+        by_id = {aggregate.id: aggregate for aggregate in aggregates}
+        return _Deltas(events, [], [(by_id[aggregate], run) for aggregate, run in runs], late)
+
+    def add_to(self, commit: Commit, runs: list[tuple[int, DeltaRun]], shards: Shards) -> None:
+        for table, rows in self.rows:
+            commit.derived += [(table, key, RowOp(Barrier.PATCH, {}, deltas)) for key, deltas in rows]
+        for aggregate, run in self.runs:
+            runs.append((aggregate.id, run))
+            commit.runs.append(Bulk(aggregate.id, 0, shards.cut_run(aggregate, run)))
+        commit.derived += [late_row(table, left_out) for table, left_out in self.late.items()]
+
+
 class Rules(Protocol):
     """What judges the events of a commit (``kivi.store.judging``)."""
 
@@ -92,13 +133,27 @@ class Rules(Protocol):
 
     def order(self, tables: Iterable[TableSchema]) -> list[TableSchema]: ...
 
-    def raised(self, into: TableSchema) -> tuple[pa.RecordBatch, Any] | None: ...
-
-    def give_up(self, into: TableSchema) -> None: ...
+    def derived(
+        self,
+        into: TableSchema,
+        aggregates: Sequence[TableSchema],
+        floors: Mapping[int, int | None],
+        derive: Callable[[Sequence[TableSchema], Mapping[int, int | None], Derivation], _Deltas],
+        *,
+        beside: Sequence[pa.RecordBatch],
+    ) -> tuple[Derivation, _Deltas] | None: ...
 
     def judge(self, source: TableSchema, events: Derivation) -> None: ...
 
     def rows(self) -> list[tuple[int, bytes, RowOp]]: ...
+
+
+class Brought(NamedTuple):
+    """What the event of a transaction derives and raises, where it was derived together with others."""
+
+    rows: list[tuple[int, bytes, RowOp]]
+    raised: list[tuple[int, pa.RecordBatch]]
+    rule_ts: int | None
 
 
 @dataclass(slots=True)
@@ -132,8 +187,11 @@ class Txn:
     operations: int = 0
     nbytes: int = 0
     run_stages: dict[int, list[int]] = field(default_factory=dict)
+    runs: list[tuple[int, DeltaRun]] = field(default_factory=list)  # of row tables, and of no row in ``rows``
     once: Once | None = None  # of a cluster: its events of that table
     judged_at: Lease | None = None  # where what it brings was raised, if it is what a rule raised from older events
+    deferred: bool = False  # an insert of a row that is there is ``refused``, where the commit enters
+    refused: RowExists | SnapshotTooOld | None = None
     closed: str = ""
     commit_ts: int | None = None
 
@@ -145,6 +203,7 @@ class Txn:
     def wrote(self) -> bool:
         return bool(
             self.rows
+            or self.runs
             or self.guards
             or self.appends
             or self.staged
@@ -158,24 +217,35 @@ class Txn:
         """Whether it owes nothing to its snapshot: it has none, or does nothing but overwrite tables."""
         if not self.lease.id:
             return True
-        written = {table for table, _ in self.rows} | self.event_tables | {*self.staged_rows}
-        return bool(self.overwritten) and written <= self.overwritten and not self.guards and not self.lease.used
+        if not self.overwritten or self.guards or self.lease.used:
+            return False
+        written = {table for table, _ in (*self.rows, *self.runs)} | self.event_tables | {*self.staged_rows}
+        return written <= self.overwritten
 
     @property
     def in_columns(self) -> bool:
         """Whether deltas are derived in columns from what was appended."""
-        return any(_row_count(self.events_of(table)) > SMALL_EVENTS for table in self.event_tables)
+        return bool(self.runs) or any(_row_count(self.events_of(table)) > SMALL_EVENTS for table in self.event_tables)
 
     @property
     def event_tables(self) -> set[int]:
         """The tables that it brings events for."""
-        return {table for table, _ in self.appends} | {*self.staged}
+        return {table for table, _ in self.appends}.union(self.staged)
+
+    def lone_event(self) -> tuple[TableSchema, pa.RecordBatch] | None:
+        """The one event that it brings, of its table, if there is no more to derive from than that."""
+        if len(self.appends) != 1 or self.staged or self.overwritten or self.retracted or self.judged_at is not None:
+            return None
+        ((table, _),) = self.appends
+        batches = self.kept(table)
+        return (self.schemas[table], batches[0]) if len(batches) == 1 and batches[0].num_rows == 1 else None
 
     @property
     def brought(self) -> int:
         """How many events and rows it writes."""
         events = itertools.chain(self.appends.values(), ((one.batch for one in each) for each in self.staged.values()))
-        return len(self.rows) + len(self.retracted) + sum(map(_row_count, events))
+        rows = len(self.rows) + sum(run.rows for _, run in self.runs)
+        return rows + len(self.retracted) + sum(map(_row_count, events))
 
     # -- own writes -------------------------------------------------------------------------------
 
@@ -193,8 +263,7 @@ class Txn:
     def insert(self, schema: TableSchema, key: tuple[Any, ...], values: Mapping[str, Any]) -> None:
         """Strict: RowExists if this transaction sees the row, own writes included."""
         raw = self._own_key(schema, key)
-        if self.host.has_row(self.lease, schema, raw, self):
-            raise RowExists(table=schema.name, key=caller_key(schema, raw))
+        self._check_new(schema, [raw], [False])
         self._set(schema, raw, then_insert(_indexed(schema, values)), values)
 
     def delete(self, schema: TableSchema, key: tuple[Any, ...]) -> None:
@@ -268,6 +337,11 @@ class Txn:
         """Rows at the snapshot with own writes, in stored form."""
         return self.host.get(self.lease, schema, keys, columns, self)
 
+    def maybe_there(self, schema: TableSchema, keys: Sequence[Any]) -> Array:
+        """Which of many rows may be there, of a table that it has not written to; of the others it knows that they are
+        not. ``keys`` are its key columns."""
+        return self.host.maybe_there(self.lease, schema, encode_key_columns([c.type for c in schema.key], keys))
+
     def scan(self, schema: TableSchema, wanted: Scan) -> Iterator[pa.RecordBatch]:
         """A scan at the snapshot with own writes."""
         return self.host.scan(self.lease, schema, wanted, self)
@@ -338,14 +412,50 @@ class Txn:
             written[row] = op
         self.rows.update(written)
 
+    def write_deltas(
+        self,
+        schema: TableSchema,
+        keys: Sequence[Any],
+        deltas: Mapping[str, Sequence[int] | Array],
+        *,
+        barrier: Barrier = Barrier.PATCH,
+    ) -> None:
+        """Many rows of a row table of nothing but integer delta columns, in columns from here to base: ``keys`` are its
+        key columns, distinct together. With a barrier the rows begin anew, or are gone.
+
+        Of a row that it writes so the transaction does nothing else, and it does not read it back. A few are written
+        one by one: each reader of the table searches every run that is pending.
+        """
+        encoded = encode_key_columns([c.type for c in schema.key], keys)
+        self._use(schema)
+        if len(encoded) <= SMALL_ROWS:
+            self._count(len(encoded), int(encoded.nbytes) + 8 * len(deltas) * len(encoded))
+            listed = [[*map(int, deltas[column.name])] for column in schema.columns]
+            for i, key in enumerate(encoded.to_pylist()):
+                values = {} if barrier is Barrier.DELETE else {c: column[i] for c, column in enumerate(listed)}
+                puts, added = (values, {}) if barrier else ({}, values)
+                self.rows[schema.id, key] = RowOp(barrier, puts, added)
+            return
+        order = pc.sort_indices(encoded)
+        at = order.to_numpy()
+        columns = tuple(Cells(np.asarray(deltas[column.name], np.int64)[at]) for column in schema.columns)
+        run = DeltaRun(encoded.take(order), 0, columns, barrier=barrier)
+        self._count(run.rows, run.nbytes)
+        self.runs.append((schema.id, run))
+
     def _check_new(self, schema: TableSchema, keys: Sequence[bytes], deleted: Sequence[bool]) -> None:
         """Raises RowExists for the first that is there when its turn comes: the transaction sees it, or has it twice,
-        and no row before has deleted it."""
+        and no row before has deleted it; SnapshotTooOld where that cannot be seen any more."""
         there = dict[bytes, bool]()
-        for key, gone in zip(keys, deleted, strict=True):
-            if not gone and (there[key] if key in there else self.host.has_row(self.lease, schema, key, self)):
-                raise RowExists(table=schema.name, key=caller_key(schema, key))
-            there[key] = not gone
+        try:
+            for key, gone in zip(keys, deleted, strict=True):
+                if not gone and (there[key] if key in there else self.host.has_row(self.lease, schema, key, self)):
+                    raise RowExists(table=schema.name, key=caller_key(schema, key))
+                there[key] = not gone
+        except (RowExists, SnapshotTooOld) as error:
+            if not self.deferred:
+                raise
+            self.refused = self.refused or error
 
     def rollback(self) -> None:
         """Gives the transaction up; harmless after a commit."""
@@ -411,12 +521,20 @@ class Txn:
         staged = self.staged.get(table, ())
         return [replace(one, batch=self._kept(table, one.batch)) if one.drop_late else one for one in staged]
 
+    def has_late_stages(self) -> bool:
+        """Whether some of the staged events are left out, as of ``late``."""
+        return any(
+            _row_count(one.batch for one in self.staged_kept(table))
+            < _row_count(one.batch for one in self.staged.get(table, ()))
+            for table in self.late
+        )
+
     def _kept(self, table: int, batch: pa.RecordBatch) -> pa.RecordBatch:
         return remembered(batch, self.schemas[table], self.floors.get(table))
 
     def count_late(self) -> dict[int, int]:
         """How many events are left out, of the tables of which some are."""
-        counts = {}
+        counts = dict[int, int]()
         for table in self.floors:
             brought = _row_count(self.sent(table)) + _row_count(one.batch for one in self.staged.get(table, ()))
             counts[table] = brought - _row_count(self.events_of(table))
@@ -490,68 +608,35 @@ def prepare(
     newest: Callable[[int, bytes], int | None],
     name_of: Callable[[int], TableSchema | None],
     in_views: Derived,
-    rules: Rules,
+    rules: Rules | None,
     shards: Shards,
+    brought: Brought | None = None,
 ) -> Single:
     """Derive, validate and encode. ``view`` is the catalog as entered, of ``derived_at`` or later.
 
     ``new``: the generations that the tables it overwrites will have. ``row_floors``: of aggregates with retention.
-    ``rules`` judge what it brings: each table after those from whose events they raise some for it.
+    ``rules``, if there are any, judge what it brings: each table after those from whose events they raise some for it.
+    ``brought``: what it brings was judged, and derived from, together with what others do.
     """
     if (tenant := txn.lease.tenant) is not None:
         for table in {table for table, _ in txn.rows}:
             tenant.check_views(txn.schemas[table], view.views.get(table, ()))
     start_ts = txn.start_ts if in_views.lease is None else in_views.lease.ts
-    commit = Commit(BLIND if txn.blind and in_views.lease is None else start_ts, batch=batch)
+    commit = Commit(BLIND if txn.blind and in_views.lease is None else start_ts, batch=batch, once=txn.once)
     own_rows = [(new.id(table), key, op) for (table, key), op in txn.rows.items()]
     retracted = [retraction_row(table, names.size) for table, names in txn.retracted.items()]
     commit.rows = sorted((*own_rows, *in_views.rows, *new.rows, *retracted), key=operator.itemgetter(0, 1))
     commit.guards = sorted(txn.guards | in_views.guards)
-    commit.once = txn.once
     events: list[tuple[int, pa.RecordBatch]] = []
-    runs: list[tuple[int, DeltaRun]] = []
-    sent_of: dict[int, list[Bulk]] = {}  # as the caller sent it: the record leaves out what is dropped as late
-    txn.late = txn.count_late()
-    for found in rules.order(view.by_id.get(old) or txn.schemas[old] for old in sorted(txn.event_tables)):
-        old = found.id
-        table = new.id(old)
-        schema = new.of.get(old) or found  # of a table that has gone: the commit will be refused
-        as_sent = sent_of[old] = []
-        direct = [padded(batch, schema) for batch in txn.kept(old)]
-        brought: list[pa.RecordBatch] = []
-        if direct:
-            joined = coded(together(direct))
-            cut = shards.cut_events(schema, joined)
-            bulk = Bulk(table, 0, [encode_ipc(trimmed(joined, schema))] if cut is None or request is not None else cut)
-            if joined.num_rows:
-                commit.appends.append(bulk if cut is None else Bulk(table, 0, cut))
-                brought.append(joined)
-            if old in txn.late and request is not None:
-                whole = coded(together([padded(batch, schema) for batch in txn.sent(old)]))
-                bulk = Bulk(table, 0, [encode_ipc(trimmed(whole, schema))])
-            as_sent.append(bulk)
-        for staged in txn.staged_kept(old):
-            commit.appends.append(Bulk(table, staged.sequence, []))
-            as_sent.append(commit.appends[-1])
-            brought.append(padded(staged.batch, schema))
-        events += [(table, batch) for batch in brought]
-        aggregates = new.aggregates_of(old, view)
-        if (raised := rules.raised(schema)) is not None:
-            try:
-                derivation = _derive(commit, runs, aggregates, row_floors, [*brought, raised[0]], shards)
-            except KiviError:
-                rules.give_up(schema)
-            else:
-                commit.appends.append(Bulk(table, 0, [encode_ipc(trimmed(raised[0], schema))]))
-                events.append((table, raised[0]))
-                rules.judge(schema, derivation)
-                continue
-        if brought:
-            rules.judge(schema, _derive(commit, runs, aggregates, row_floors, brought, shards))
-    sent = [bulk for old in sorted(sent_of) for bulk in sent_of[old]]  # whatever order rules ask for
-    commit.rule_ts = rules.rule_ts if txn.judged_at is None else txn.judged_at.ts
-    commit.derived += rules.rows()
-    commit.derived += [late_row(txn.schemas[table].origin, dropped) for table, dropped in txn.late.items()]
+    runs = [(new.id(table), run) for table, run in txn.runs]
+    commit.runs = [Bulk(table, 0, run.to_buffers()) for table, run in runs]
+    sent: list[Bulk] = []  # as the caller sent it: the record leaves out what is dropped as late
+    if txn.event_tables:
+        sent = _bring(
+            txn, commit, view, new, events, runs, row_floors, rules, shards, brought, in_full=request is not None
+        )
+    if txn.judged_at is not None:
+        commit.rule_ts = txn.judged_at.ts
     for table, sequences in sorted(txn.staged_rows.items()):
         named = [Bulk(new.id(table), sequence, []) for sequence in sequences]
         commit.appends += named
@@ -585,33 +670,79 @@ def prepare(
         schema_guards=guards,
         describe=describe,
         aggregate_newest=newest,
+        judged=[(new.id(table), run) for table, run in txn.runs if is_judged(txn.schemas[table])],
     )
 
 
-def _derive(
+def _bring(
+    txn: Txn,
     commit: Commit,
+    view: View,
+    new: Generations,
+    events: list[tuple[int, pa.RecordBatch]],
     runs: list[tuple[int, DeltaRun]],
-    aggregates: Sequence[TableSchema],
     row_floors: Mapping[int, int | None],
-    batches: Sequence[pa.RecordBatch],
+    rules: Rules | None,
     shards: Shards,
-) -> Derivation:
-    """Adds to a commit what the events of one table are for its aggregates; nothing if it raises."""
-    joined = together(batches)
-    events = Derivation(joined)
-    late: dict[int, int] = {}
-    if joined.num_rows <= SMALL_EVENTS:
-        few, late = few_in_time(aggregates, row_floors, joined)
-        for aggregate_id, rows in few:
-            commit.derived += [(aggregate_id, key, RowOp(Barrier.PATCH, {}, deltas)) for key, deltas in rows]
-    elif aggregates:
-        derived, late = runs_in_time(aggregates, row_floors, events)
-        by_id = {aggregate.id: aggregate for aggregate in aggregates}
-        for aggregate_id, run in derived:
-            runs.append((aggregate_id, run))
-            commit.runs.append(Bulk(aggregate_id, 0, shards.cut_run(by_id[aggregate_id], run)))
-    commit.derived += [late_row(aggregate_id, left_out) for aggregate_id, left_out in late.items()]
-    return events
+    derived: Brought | None,
+    *,
+    in_full: bool,
+) -> list[Bulk]:
+    """Adds to a commit the events that its transaction brings, those that rules raise, and what follows from them.
+
+    Gives them as the caller sent them; ``in_full``: with what was dropped as late, which the record leaves out.
+    """
+    sent_of: dict[int, list[Bulk]] = {}
+    txn.late = txn.count_late()
+    tables = [view.by_id.get(old) or txn.schemas[old] for old in sorted(txn.event_tables)]
+    for known in tables if rules is None else rules.order(tables):
+        old = known.id
+        table = new.id(old)
+        schema = new.of.get(old) or known  # of a table that has gone: the commit will be refused
+        as_sent = sent_of[old] = []
+        direct = [padded(batch, schema) for batch in txn.kept(old)]
+        brought: list[pa.RecordBatch] = []
+        if direct:
+            joined = coded(together(direct))
+            cut = shards.cut_events(schema, joined)
+            bulk = Bulk(table, 0, [encode_ipc(trimmed(joined, schema))] if cut is None or in_full else cut)
+            if joined.num_rows:
+                commit.appends.append(bulk if cut is None else Bulk(table, 0, cut))
+                brought.append(joined)
+            if old in txn.late and in_full:
+                whole = coded(together([padded(batch, schema) for batch in txn.sent(old)]))
+                bulk = Bulk(table, 0, [encode_ipc(trimmed(whole, schema))])
+            as_sent.append(bulk)
+        for staged in txn.staged_kept(old):
+            commit.appends.append(Bulk(table, staged.sequence, []))
+            as_sent.append(commit.appends[-1])
+            brought.append(padded(staged.batch, schema))
+        events += [(table, batch) for batch in brought]
+        if derived is not None:
+            for into, batch in derived.raised:
+                commit.appends.append(Bulk(into, 0, [encode_ipc(trimmed(batch, view.by_id[into]))]))
+            events += derived.raised
+            commit.derived += derived.rows
+            commit.rule_ts = derived.rule_ts
+            continue
+        derive, aggregates = functools.partial(_Deltas.of, brought), new.aggregates_of(old, view)
+        found = None if rules is None else rules.derived(schema, aggregates, row_floors, derive, beside=brought)
+        if found is not None:
+            raised, deltas = found
+            commit.appends.append(Bulk(table, 0, [encode_ipc(trimmed(raised.batch, schema))]))
+            events.append((table, raised.batch))
+        elif brought:
+            deltas = derive(aggregates, row_floors)
+        else:
+            continue
+        deltas.add_to(commit, runs, shards)
+        if rules is not None:
+            rules.judge(schema, deltas.events)
+    if rules is not None:
+        commit.rule_ts = rules.rule_ts
+        commit.derived += rules.rows()
+    commit.derived += [late_row(txn.schemas[table].origin, dropped) for table, dropped in txn.late.items()]
+    return [bulk for old in sorted(sent_of) for bulk in sent_of[old]]  # whatever order rules ask for
 
 
 def _as_sent(txn: Txn, new: Generations, appends: Iterable[Bulk]) -> tuple[Commit, list[int]]:

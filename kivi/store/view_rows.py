@@ -95,6 +95,8 @@ class ViewRows:
 
         ``snapshot`` opens the one to read at, of a transaction that has none. Raises RowExists, SnapshotTooOld.
         """
+        if not (view.views or new.views):
+            return None
         tables = {table for table, _ in txn.rows if new.views_of(table, view)}
         if not tables:
             return None

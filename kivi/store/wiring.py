@@ -197,6 +197,7 @@ class Wiring:
         self.leases.has_no_room = lambda: self.pending.nbytes > self.settings.pending_soft_bytes
         self.get, self.get_each, self.few_rows = reads.get, reads.get_each, reads.few_rows
         self.has_row, self.has_bounded_rows = reads.has_row, reads.has_bounded_rows
+        self.maybe_there = reads.maybe_there
         self.get_plan = GetPlan.of
 
         changes = self.changes = ChangeReads(reads, self.row_floors, self.moved, self.parts.store_id)
@@ -223,12 +224,14 @@ class Wiring:
             self.retention.newest_of,
             KnownRows(self.pending, self.reader, lambda: self.log.last),
             self.retention,
+            self.spanning,
         )
         commits = self.commits = Commits(
             self.settings, self.log, self.catalog, self.committer, self.leases, self.moved, self.tokens, self.retention,
             staging, self.reader, self.computing, retractions, views, judging, self.shards, opened,
         )  # fmt: skip
         self.commit, self.commit_together = commits.commit, commits.commit_together
+        self.asks_others = commits.asks_others
         self.commit_wait, self.wait = commits.commit_wait, commits.wait
         self.write, self.write_set, self.write_plans = commits.write, commits.write_set, commits.write_plans
         self.append_each, self.floor, self.rollback = commits.append_each, commits.floor, commits.rollback
@@ -265,9 +268,9 @@ class Wiring:
     def check_open(self) -> None:
         if self._closed:
             raise Unavailable(self._why_closed)
-        if isinstance(self.log, (ReplicatedLog, FollowedLog)) and (stopped := self.log.failed) is not None:
+        if (stopped := self.log.failed) is not None:
             raise Unavailable(f"this node has stopped ({stopped.message}): ask another one")
-        if self.is_catching_up:
+        if self._ahead and self.is_catching_up:
             raise Unavailable("this node has not caught up with what it had before it was stopped: ask another one")
         if (failure := self.consolidator.failure) is not None:
             if isinstance(failure, KiviError):

@@ -13,7 +13,7 @@ from kivi.model.schema import TableSchema
 from kivi.model.types import STATES, ColumnType
 from kivi.wire.v1 import types_pb2 as pb
 
-__all__ = ["column_writer", "row_reader", "rows_of"]
+__all__ = ["column_writer", "rows_of", "rows_reader"]
 
 _FLOAT: Final = ColumnType("float64")  # a derived column's
 _MEMBER: Final[dict[str, str]] = {
@@ -87,20 +87,23 @@ def rows_of(columns: Iterable[pb.ColumnValues]) -> list[tuple[Any, ...]]:
     return [*zip(*map(_values, columns), strict=True)]
 
 
-def row_reader(schema: TableSchema, names: Sequence[str]) -> Callable[[Sequence[Any]], dict[str, Any]]:
-    """Makes one of ``rows_of`` what callers see; made once for each choice of columns."""
-    return schema.remembered((row_reader, names), lambda: _row_reader(schema, names))
+def rows_reader(schema: TableSchema, names: Sequence[str]) -> Callable[[Sequence[Sequence[Any]]], list[dict[str, Any]]]:
+    """Makes of ``rows_of`` what callers see; made once for each choice of columns."""
+    return schema.remembered((rows_reader, names), lambda: _rows_reader(schema, names))
 
 
-def _row_reader(schema: TableSchema, names: Sequence[str]) -> Callable[[Sequence[Any]], dict[str, Any]]:
-    types = [(name, schema.by_name[name].type) for name in names if name in schema.by_name]
-    converted = [(name, type_.from_stored) for name, type_ in types if type_.name in _CONVERTED]
+def _rows_reader(
+    schema: TableSchema, names: Sequence[str]
+) -> Callable[[Sequence[Sequence[Any]]], list[dict[str, Any]]]:
+    types = [(i, name, schema.by_name[name].type) for i, name in enumerate(names) if name in schema.by_name]
+    converted = [(i, name, type_.from_stored_all) for i, name, type_ in types if type_.name in _CONVERTED]
 
-    def read(values: Sequence[Any]) -> dict[str, Any]:
-        row: dict[str, Any] = dict(zip(names, values, strict=True))
-        for name, as_seen in converted:
-            if row[name] is not None:
-                row[name] = as_seen(row[name], name)
-        return row
+    def read(rows: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
+        if converted and rows:
+            columns: list[Sequence[Any]] = [*zip(*rows, strict=True)]
+            for i, name, as_seen in converted:
+                columns[i] = as_seen(columns[i], name)
+            rows = [*zip(*columns, strict=True)]
+        return [dict(zip(names, values, strict=True)) for values in rows]
 
     return read

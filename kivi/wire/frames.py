@@ -119,5 +119,6 @@ def split(frame: bytes, header_bytes_max: int | None = None) -> tuple[bytes, Bod
             maximum=header_bytes_max,
         )
     end = _LENGTH.size + size
-    rest = padded(end)
-    return frame[_LENGTH.size : end], Bodies(memoryview(frame)[rest:]) if rest < len(frame) else NONE
+    if end == len(frame):
+        return frame[_LENGTH.size :], NONE
+    return frame[_LENGTH.size : end], Bodies(memoryview(frame)[padded(end) :])

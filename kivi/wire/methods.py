@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import socket
 from dataclasses import dataclass
 from typing import Any, Final
@@ -85,7 +84,7 @@ def credentials(tls: Tls) -> grpc.ChannelCredentials:
 
 def target(endpoint: str) -> str:
     """What gRPC connects to: the endpoint, or of several ("a:7420,b:7420") whichever answers, and the next one when
-    that one is lost. Which is tried first is left to chance, so that clients spread over the nodes.
+    that one is lost: in this order.
 
     Raises InvalidArgument for one that is not written as HOST:PORT, Unavailable if no host of them is known.
     """
@@ -93,9 +92,7 @@ def target(endpoint: str) -> str:
         return endpoint
     found: dict[int, list[str]] = {socket.AF_INET: [], socket.AF_INET6: []}
     unknown = ""
-    names = [name.strip() for name in endpoint.split(",")]
-    random.shuffle(names)
-    for name in names:
+    for name in [name.strip() for name in endpoint.split(",")]:
         host, _, port = name.rpartition(":")
         if not host or not port.isdecimal():
             raise InvalidArgument(f"{name!r} in {endpoint!r} is no server: write each as HOST:PORT")

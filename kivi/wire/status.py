@@ -49,6 +49,7 @@ TABLE: Final[dict[type[errors.KiviError], grpc.StatusCode]] = {
     errors.InvalidArgument: grpc.StatusCode.INVALID_ARGUMENT,
     errors.SchemaError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.EventsRetracted: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.FeatureOff: grpc.StatusCode.FAILED_PRECONDITION,
     errors.RowExists: grpc.StatusCode.ALREADY_EXISTS,
     errors.AlreadyExists: grpc.StatusCode.ALREADY_EXISTS,
     errors.NotFound: grpc.StatusCode.NOT_FOUND,

@@ -2,11 +2,15 @@
 
 A body that is longer than ``BODY_BYTES_MAX`` is 413, one that does not come in time is 408. gzip is unpacked piece by
 piece, so that some bytes that stand for gigabytes stop at the limit.
+
+Who sends slowly is not in the way of others: where there is no room for a piece, bodies that have been coming for
+``_SLOW_S`` give way, the longest first, and are told to come again (429).
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -22,7 +26,8 @@ __all__ = ["BODY_BYTES_MAX", "Bodies"]
 BODY_BYTES_MAX: Final = 64 << 20
 _ALL_BYTES_MAX: Final = 256 << 20
 _WHOLE_S: Final = 60.0
-_PIECE: Final = 1 << 20
+_SLOW_S: Final = 5.0
+_PIECE: Final = 256 << 10
 
 
 class Bodies:
@@ -30,6 +35,8 @@ class Bodies:
 
     def __init__(self) -> None:
         self.held = 0
+        self.unpacking = asyncio.Lock()
+        self._coming: dict[_Body, None] = {}  # not whole yet; in the order in which they began
 
     @asynccontextmanager
     async def read(self, request: Request, limit: int = BODY_BYTES_MAX) -> AsyncIterator[bytes]:
@@ -46,17 +53,31 @@ class Bodies:
             raise _too_large(limit)
         body = _Body(self, limit, unpacks=coding == "gzip")
         try:
+            self._coming[body] = None
             try:
-                async with asyncio.timeout(_WHOLE_S):
+                async with body.clock:
                     async for piece in request.stream():
-                        body.add(piece)
+                        await body.add(piece)
             except TimeoutError:
+                body.check()
                 raise RequestTimeout(f"the body did not come within {_WHOLE_S:g} s: send it again, or less") from None
             except ClientDisconnect:
                 raise RequestTimeout("the connection ended before the body did") from None
+            finally:
+                del self._coming[body]
             yield body.whole()
         finally:
             self.held -= body.nbytes
+
+    def make_room(self, nbytes: int, asking: _Body) -> None:
+        """Raises ResourceExhausted where nobody is slow enough to give way."""
+        for body in list(self._coming):
+            if self.held + nbytes <= _ALL_BYTES_MAX:
+                return
+            if body is not asking and body.is_slow():
+                body.give_way()
+        if self.held + nbytes > _ALL_BYTES_MAX:
+            raise _no_room(f"{self.held:,} bytes of requests are being worked on, and {_ALL_BYTES_MAX:,} are the limit")
 
 
 class _Body:
@@ -64,15 +85,38 @@ class _Body:
         self._bodies, self._limit, self.nbytes = bodies, limit, 0
         self._parts: list[bytes] = []
         self._unpacking = zlib.decompressobj(zlib.MAX_WBITS | 16) if unpacks else None
+        self.clock = asyncio.timeout(_WHOLE_S)
+        self._began_s = time.monotonic()
+        self._gave_way = False
 
-    def add(self, piece: bytes) -> None:
+    def is_slow(self) -> bool:
+        return self.nbytes > 0 and time.monotonic() - self._began_s >= _SLOW_S
+
+    def give_way(self) -> None:
+        """Whoever reads it is told as soon as it runs."""
+        self._bodies.held -= self.nbytes
+        self.nbytes, self._gave_way = 0, True
+        self._parts.clear()
+        if not self.clock.expired():
+            self.clock.reschedule(0)
+
+    def check(self) -> None:
+        """Raises ResourceExhausted."""
+        if self._gave_way:
+            raise _no_room("others need the memory, and this body has been coming for long")
+
+    async def add(self, piece: bytes) -> None:
+        """However many bodies are unpacked, and however much a packet stands for, the event loop does one piece at a
+        turn."""
         if self._unpacking is None:
             self._keep(piece)
             return
         try:
             while piece:
-                self._keep(self._unpacking.decompress(piece, _PIECE))
-                piece = self._unpacking.unconsumed_tail
+                async with self._bodies.unpacking:
+                    self._keep(self._unpacking.decompress(piece, _PIECE))
+                    piece = self._unpacking.unconsumed_tail
+                    await asyncio.sleep(0)
         except zlib.error as error:
             raise InvalidArgument(f"the body is not gzip, as Content-Encoding says: {error}") from None
         if self._unpacking.unused_data:
@@ -81,20 +125,15 @@ class _Body:
     def _keep(self, part: bytes) -> None:
         if self.nbytes + len(part) > self._limit:
             raise _too_large(self._limit)
-        if self._bodies.held + len(part) > _ALL_BYTES_MAX:
-            raise ResourceExhausted(
-                f"{self._bodies.held:,} bytes of requests are being worked on, and {_ALL_BYTES_MAX:,} are the limit: "
-                "send it again in a moment",
-                limit="http_bodies_bytes",
-                maximum=_ALL_BYTES_MAX,
-                retry_s=1.0,
-            )
+        self.check()
+        self._bodies.make_room(len(part), self)
         self.nbytes += len(part)
         self._bodies.held += len(part)
         if part:
             self._parts.append(part)
 
     def whole(self) -> bytes:
+        self.check()  # its end may have been there when it gave way
         if self._unpacking is not None and not self._unpacking.eof:
             raise InvalidArgument("the gzip body ends in the middle")
         return self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
@@ -105,4 +144,10 @@ def _too_large(limit: int) -> BodyTooLarge:
         f"a body has at most {limit:,} bytes, also after it is unpacked: send less at once",
         limit="http_body_bytes",
         maximum=limit,
+    )
+
+
+def _no_room(why: str) -> ResourceExhausted:
+    return ResourceExhausted(
+        f"{why}: send it again in a moment", limit="http_bodies_bytes", maximum=_ALL_BYTES_MAX, retry_s=1.0
     )

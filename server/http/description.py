@@ -74,7 +74,7 @@ _IDEMPOTENCY: Final = {
     "description": "The request token: a repetition gets the first commit timestamp, and nothing happens twice.",
 }
 _PROTOBUF: Final = "application/x-protobuf"
-_LIVE: Final = frozenset({"prefix", "where", "columns", "order_by", "limit", "by", "step", "tz"})
+_LIVE: Final = frozenset({"prefix", "where", "columns", "order_by", "limit", "by", "step", "tz", "from", "to"})
 _TABLE: Final = {"name": "table", "in": "path", "required": True, "schema": _TEXT}
 
 

@@ -67,7 +67,8 @@ def body_of(error: KiviError) -> bytes:
     told: dict[str, Any] = {"error": error.message, "reason": type(error).__name__}
     if error.details:
         told["details"] = error.details
-    return json.dumps(told, ensure_ascii=False, default=_text).encode()
+    text = json.dumps(told, ensure_ascii=False, default=_text)
+    return text.encode("utf-8", "backslashreplace")  # half a character, from a client's JSON, becomes what it was there
 
 
 def _text(value: object) -> str:

@@ -68,7 +68,6 @@ from starlette.types import Receive, Scope, Send
 from kivi.api.arguments import SubscribeArguments, type_of
 from kivi.api.subscription import told
 from kivi.errors import InvalidArgument, KiviError, Unauthenticated
-from kivi.live.lives import Live
 from kivi.model.predicate_text import split_names, where
 from kivi.model.schema import TableSchema
 from kivi.model.subscriptions import Change, Query, Update, applied
@@ -234,9 +233,9 @@ class Channels:
             del self._channels[channel.key]
 
     async def _events(self, wanted: Wanted) -> AsyncIterator[bytes]:
-        async with _subscribed(self._door, wanted) as (live, following):
+        async with _subscribed(self._door, wanted) as following:
             async for update in following:
-                _, text = await _rendered(self._door, live, update, f"{update.ts}.{update.skip}")
+                _, text = await _rendered(self._door, update, f"{update.ts}.{update.skip}")
                 yield text
                 if update.ended:
                     return
@@ -288,17 +287,17 @@ class _Channel:
 
     async def _follow(self) -> None:
         try:
-            async with _subscribed(self._door, self._wanted) as (live, following):
+            async with _subscribed(self._door, self._wanted) as following:
                 async for update in following:
-                    await self._tell(live, update)
+                    await self._tell(update)
         except Exception as error:
             self.failure = error
             for listener in self._listeners:
                 listener.fail(error)
             self._ended(self)
 
-    async def _tell(self, live: Live, update: Update) -> None:
-        changes, text = await _rendered(self._door, live, update, str(update.ts))
+    async def _tell(self, update: Update) -> None:
+        changes, text = await _rendered(self._door, update, str(update.ts))
         if update.reset:
             self._rows = []
             self._last.clear()
@@ -360,8 +359,8 @@ class _Listener:
 
 
 @contextlib.asynccontextmanager
-async def _subscribed(door: Door, wanted: Wanted) -> AsyncIterator[tuple[Live, AsyncIterator[Update]]]:
-    """A subscription, and its updates, each asked for when the one before has been worked on."""
+async def _subscribed(door: Door, wanted: Wanted) -> AsyncIterator[AsyncIterator[Update]]:
+    """The updates of a subscription, each asked for when the one before has been worked on."""
     hub, loop = door.sessions.hub, asyncio.get_running_loop()
     schema = door.store.table(wanted.table)
     terms = wanted.arguments.terms(schema)
@@ -387,7 +386,7 @@ async def _subscribed(door: Door, wanted: Wanted) -> AsyncIterator[tuple[Live, A
             yield update
 
     try:
-        yield live, following()
+        yield following()
     finally:
         hub.close(live)
 
@@ -397,17 +396,22 @@ def _set(said: asyncio.Future[Update | KiviError], update: Update | KiviError) -
         said.set_result(update)
 
 
-async def _rendered(door: Door, live: Live, update: Update, name: str) -> tuple[list[Change], bytes]:
-    """Its changes with rows as JSON has them, and its text."""
-    if len(update.changes) <= _MANY:
-        return _render(live, update, name)
-    return await asyncio.get_running_loop().run_in_executor(door.sessions.reads, _render, live, update, name)
+async def _rendered(door: Door, update: Update, name: str) -> tuple[list[Change], bytes]:
+    """Its changes with rows as JSON has them, and its text; of what several channels are told, once."""
+    made: tuple[list[Change], bytes] | None = update.made.get("http")
+    if made is None:
+        if len(update.changes) <= _MANY:
+            made = _render(update, name)
+        else:
+            made = await asyncio.get_running_loop().run_in_executor(door.sessions.reads, _render, update, name)
+        update.made["http"] = made
+    return made
 
 
-def _render(live: Live, update: Update, name: str) -> tuple[list[Change], bytes]:
+def _render(update: Update, name: str) -> tuple[list[Change], bytes]:
     changes = [
         change if change.row is None else change._replace(row=plain(change.row, exact=True))
-        for change in told(live.schema, update).changes
+        for change in told(update).changes
     ]
     if not changes and not update.reset:
         return [], b"id: %b\n\n" % name.encode()

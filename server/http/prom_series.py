@@ -6,7 +6,8 @@ then, from 0 where the first slot of the series begins that is kept; so ``increa
 is that slot's count, the first one's too, and ``rate`` is it by the second. A slot that has not ended has no sample.
 
 A distribution (``kivi.quantiles``) is a histogram, ``<table>_<measure>_bucket``, with the label ``le``: both bounds of
-all buckets that have values in the answer, so that ``histogram_quantile`` of any sum of them is within the accuracy.
+all buckets that have values in what is selected, so that ``histogram_quantile`` of any sum of them is within the
+accuracy. Histograms that are put together have the same bounds: those of all that are.
 
 All of one answer is read at one snapshot: what was counted later in a slot that is over changes all samples from there
 on alike.
@@ -14,15 +15,16 @@ on alike.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from kivi.api.arguments import RollupArguments
+from kivi.api.arguments import OrderedScanArguments, RollupArguments
 from kivi.arrow.columns import rows_from_batch
 from kivi.errors import InvalidArgument
 from kivi.model.expressions import Expr
@@ -30,29 +32,38 @@ from kivi.model.quantiles import Quantiles, upper_bounds
 from kivi.model.rollups import stored_slot
 from kivi.model.schema import TableSchema
 from kivi.model.slots import Slot
+from kivi.model.types import shown
 from kivi.store.facade import Lease, Store
 
 __all__ = [
     "LE",
     "LOOKBACK_US",
     "NAME",
+    "SAMPLES_MAX",
     "Counter",
     "Labels",
     "Matching",
+    "Reading",
     "Series",
+    "Unanswerable",
+    "anchored",
     "counters",
-    "matches",
-    "read",
+    "holding",
     "selected",
 ]
 
 NAME: Final = "__name__"
 LE: Final = "le"
 LOOKBACK_US: Final = 300_000_000
-_SAMPLES_MAX: Final = 5_000_000
+SAMPLES_MAX: Final = 5_000_000
 Labels = Mapping[str, str]
 Floats = npt.NDArray[np.float64]
 _Found = tuple[Labels, list[tuple[int, Any]]]
+_BELOW_ZERO: Final = -5e-324
+
+
+class Unanswerable(InvalidArgument):
+    """A question that is understood, and not answered: it is not supported here, or what is there has no answer."""
 
 
 class Matching(NamedTuple):
@@ -89,9 +100,10 @@ class Series:
     slot_ms: int
 
 
-def counters(store: Store, sees: Callable[[TableSchema], bool]) -> dict[str, Counter]:
-    """All metrics of the tables that may be read, by name."""
-    found: dict[str, Counter] = {}
+def counters(store: Store, sees: Callable[[TableSchema], bool]) -> list[Counter]:
+    """All metrics of the tables that may be read, by name. Measures of two tables may have one name: ``a_b`` and ``c``
+    make the one that ``a`` and ``b_c`` make."""
+    found = list[Counter]()
     for table in store.tables():
         stored = stored_slot(table) if table.kind == "aggregate" and sees(table) else None
         if stored is None:
@@ -100,69 +112,130 @@ def counters(store: Store, sees: Callable[[TableSchema], bool]) -> dict[str, Cou
             is_histogram = column.type.name == "quantiles"
             if is_histogram or (column.operator == "sum" and not column.type.is_state and column not in table.key):
                 name = f"{table.name}_{column.name}{'_bucket' if is_histogram else ''}"
-                found[name] = Counter(name, table, column.name, stored[2], is_histogram)
-    return found
+                found.append(Counter(name, table, column.name, stored[2], is_histogram))
+    return sorted(found, key=lambda each: each.name)
 
 
-def selected(known: Mapping[str, Counter], matching: Iterable[Matching]) -> list[Counter]:
+def selected(known: Sequence[Counter], matching: Iterable[Matching]) -> list[Counter]:
     """Those whose name matches."""
-    tests = [each for each in matching if each.name == NAME]
-    return [counter for name, counter in known.items() if all(_holds(each, name) for each in tests)]
+    names = holding([each for each in matching if each.name == NAME], [{NAME: each.name} for each in known])
+    return [known[i] for i in names]
 
 
-def matches(matching: Iterable[Matching], labels: Labels) -> bool:
-    return all(_holds(each, labels.get(each.name, "")) for each in matching)
+def holding(matching: Iterable[Matching], labels: Sequence[Labels]) -> list[int]:
+    """The places of those that match. Raises InvalidArgument."""
+    places = list(range(len(labels)))
+    for each in matching:
+        values = [labels[i].get(each.name, "") for i in places]
+        if each.op in ("=", "!="):
+            held = {each.value}
+        else:  # RE2, as in Prometheus: takes time in proportion to the text
+            some = pa.array(set(values), pa.string())
+            held = set(some.filter(pc.match_substring_regex(some, anchored(each.value))).to_pylist())
+        places = [i for i, value in zip(places, values, strict=True) if (value in held) == (each.op in ("=", "=~"))]
+    return places
 
 
-def _holds(matching: Matching, value: str) -> bool:
-    if matching.op in ("=", "!="):
-        return (value == matching.value) == (matching.op == "=")
+def anchored(pattern: str) -> str:
+    """A regular expression of all of a text. Raises InvalidArgument."""
+    whole = f"^(?:{pattern})$"
     try:
-        found = re.fullmatch(matching.value, value, re.DOTALL) is not None
-    except re.error as error:
-        raise InvalidArgument(f"{matching.value!r} is no regular expression: {error}") from None
-    return found == (matching.op == "=~")
+        for each in (pattern, whole):  # as it stands, too: a bracket of it closes none around it
+            pc.match_substring_regex(pa.array([""]), each)  # of no text, nothing is looked at
+    except ValueError as error:  # of Arrow
+        raise InvalidArgument(f"{shown(pattern)} is no regular expression: {error}") from None
+    return whole
 
 
-def read(
-    store: Store, lease: Lease, counter: Counter, matching: Sequence[Matching], span_us: tuple[int, int]
-) -> Series:
-    """The series of a metric that match, with the samples that may be looked for in a span of time."""
-    table = store.table(counter.table.name, lease)
-    where = _pushed(table, counter, matching)
-    arguments = RollupArguments(table.name, counter.labels, counter.slot.width, where=where, measures=[counter.measure],
-                                tz=counter.slot.zone or None)  # fmt: skip
-    slot = next(group.name for group in table.group_by if group.slot is not None)
-    rows: dict[tuple[str, ...], list[tuple[int, Any]]] = {}
-    for batch in store.answer(lease, table, arguments.bound(table)):
-        starts = batch.column(slot).cast("int64").to_pylist()
-        for start, row in zip(starts, rows_from_batch(batch), strict=True):
-            key = tuple(_text(row[name]) for name in counter.labels)
-            rows.setdefault(key, []).append((start, row[counter.measure]))
-    named: list[_Found] = [
-        ({NAME: counter.name, **dict(zip(counter.labels, key, strict=True))}, found) for key, found in rows.items()
-    ]
-    if counter.is_histogram:
-        named = _bucketed([each for each in named if matches([m for m in matching if m.name != LE], each[0])])
-    chosen = [(labels, found) for labels, found in named if matches(matching, labels)]
-    return _cumulative(counter, chosen, span_us)
+class Reading:
+    """What one question reads of metrics, at one snapshot: each selection once, however often it is asked for."""
+
+    def __init__(self, store: Store, lease: Lease) -> None:
+        self._store, self._lease = store, lease
+        self._read: dict[tuple[str, str, tuple[Matching, ...], bool], list[_Found]] = {}
+
+    def labelled(self, counter: Counter, matching: Sequence[Matching]) -> list[Labels]:
+        """The labels of the series that match. What they count is not read: it may not fit its type."""
+        if counter.is_histogram:
+            return [labels for labels, _ in self._buckets(counter, matching, [(counter, matching)])]
+        return [labels for labels, _ in self._found(counter, matching, counts=False)]
+
+    def series(
+        self,
+        counter: Counter,
+        matching: Sequence[Matching],
+        span_us: tuple[int, int],
+        bounding: Sequence[tuple[Counter, Sequence[Matching]]],
+    ) -> Series:
+        """The series that match, with the samples that may be looked for in a span of time; of a histogram with the
+        bounds of all ``bounding``, which has what matches among it."""
+        if counter.is_histogram:
+            return _cumulative(counter, self._buckets(counter, matching, bounding), span_us)
+        return _cumulative(counter, self._found(counter, matching), span_us)
+
+    def _buckets(
+        self,
+        counter: Counter,
+        matching: Sequence[Matching],
+        bounding: Sequence[tuple[Counter, Sequence[Matching]]],
+    ) -> list[_Found]:
+        """Of each distribution a series for each bound of a bucket that any of those ``bounding`` has values in, both
+        its ends, so that what is interpolated between them is within the bucket; of the values up to it."""
+        named = self._found(counter, matching)
+        among = [each for of, by in bounding if of.is_histogram for each in self._found(of, by)]
+        parts = [part for _, found in among for _, part in found if isinstance(part, Quantiles)]
+        if len({part.scale for part in parts}) > 1:
+            raise Unanswerable("histograms of several accuracies are put together here: ask for each by itself")
+        codes = np.unique(np.concatenate([np.zeros(0, np.int64), *(part.codes for part in parts)]))
+        lower = codes[codes != 0] - 1
+        if len(codes) and codes[0] < 0 <= codes[-1]:  # else nothing is below the zeros that they could be taken for
+            lower = np.append(lower, -1)
+        codes = np.unique(np.concatenate([codes, lower]))
+        if len(codes) * sum(len(found) for _, found in named) > SAMPLES_MAX:
+            raise InvalidArgument(f"the histograms have more than {SAMPLES_MAX:,} samples here: select fewer series")
+        ends = upper_bounds(codes, parts[0].scale) if parts else codes
+        bounds = [repr(float(bound)) for bound in np.where((codes == -1) & (ends == 0), _BELOW_ZERO, ends)]
+        out = list[_Found]()
+        for labels, found in named:
+            below = [(start, [*part.counts_up_to(codes), part.count]) for start, part in found]
+            for k, bound in enumerate([*bounds, "+Inf"]):
+                out.append(({**labels, LE: bound}, [(start, counts[k]) for start, counts in below]))
+        return _chosen(matching, out)
+
+    def _found(self, counter: Counter, matching: Sequence[Matching], *, counts: bool = True) -> list[_Found]:
+        """The labels of each series that matches, with what each of its slots counts; of a histogram without ``le``."""
+        wanted = tuple(each for each in matching if not (counter.is_histogram and each.name == LE))
+        asked = counter.table.name, counter.measure, wanted, counts
+        if (found := self._read.get(asked)) is None:
+            found = self._read[asked] = self._scanned(counter, wanted, counts=counts)
+        return found
+
+    def _scanned(self, counter: Counter, matching: Sequence[Matching], *, counts: bool) -> list[_Found]:
+        table = self._store.table(counter.table.name, self._lease)
+        where = _pushed(table, counter, matching)
+        slot = next(group.name for group in table.group_by if group.slot is not None)
+        if counts:
+            names, tz = [counter.measure], counter.slot.zone or None
+            rollup = RollupArguments(table.name, counter.labels, counter.slot.width, where=where, measures=names, tz=tz)
+            batches: Iterable[Any] = self._store.answer(self._lease, table, rollup.bound(table))
+        else:
+            keys = OrderedScanArguments(table.name, where=where, columns=[*counter.labels, slot])
+            batches = self._store.scan(self._lease, table, keys.bound(table))
+        rows: dict[tuple[str, ...], list[tuple[int, Any]]] = {}
+        for batch in batches:
+            starts = batch.column(slot).cast("int64").to_pylist()
+            for start, row in zip(starts, rows_from_batch(batch), strict=True):
+                key = tuple(_text(row[name]) for name in counter.labels)
+                rows.setdefault(key, []).append((start, row.get(counter.measure, 0)))
+        named: list[_Found] = []
+        for key, found in rows.items():
+            labels = {name: text for name, text in zip(counter.labels, key, strict=True) if text}
+            named.append(({NAME: counter.name, **labels}, found))
+        return _chosen(matching, named)
 
 
-def _bucketed(named: Sequence[_Found]) -> list[_Found]:
-    """Of each distribution a series for each bound of a bucket that any of them has values in, both its ends, so that
-    what is interpolated between them is within the bucket; of the values up to it."""
-    parts = [part for _, found in named for _, part in found if isinstance(part, Quantiles)]
-    codes = np.unique(np.concatenate([np.zeros(0, np.int64), *(part.codes for part in parts)]))
-    codes = np.unique(np.concatenate([codes, codes[codes != 0] - 1]))
-    if len(codes) * sum(len(found) for _, found in named) > _SAMPLES_MAX:
-        raise InvalidArgument(f"the histograms have more than {_SAMPLES_MAX:,} samples here: select fewer series")
-    bounds = [repr(float(bound)) for bound in upper_bounds(codes, parts[0].scale)] if parts else []
-    out = list[_Found]()
-    for labels, found in named:
-        below = [(start, [*part.counts_up_to(codes), part.count]) for start, part in found]
-        for k, bound in enumerate([*bounds, "+Inf"]):
-            out.append(({**labels, LE: bound}, [(start, counts[k]) for start, counts in below]))
-    return out
+def _chosen(matching: Iterable[Matching], named: Sequence[_Found]) -> list[_Found]:
+    return [named[i] for i in holding(matching, [labels for labels, _ in named])]
 
 
 def _cumulative(counter: Counter, chosen: Sequence[_Found], span_us: tuple[int, int]) -> Series:
@@ -174,10 +247,8 @@ def _cumulative(counter: Counter, chosen: Sequence[_Found], span_us: tuple[int, 
         while end <= until_us:
             ends.append(end)
             end = slot.end(end)
-            if len(ends) * len(chosen) > _SAMPLES_MAX:
-                raise InvalidArgument(
-                    f"{counter.name} has more than {_SAMPLES_MAX:,} samples here: select fewer series"
-                )
+            if len(ends) * len(chosen) > SAMPLES_MAX:
+                raise InvalidArgument(f"{counter.name} has more than {SAMPLES_MAX:,} samples here: select fewer series")
     place = {end: k for k, end in enumerate(ends)}
     values = np.zeros((len(chosen), len(ends)))
     first = np.full(len(chosen), len(ends), np.int64)
@@ -185,15 +256,16 @@ def _cumulative(counter: Counter, chosen: Sequence[_Found], span_us: tuple[int, 
         for start, value in found:
             ended = slot.end(start)
             if ends and ended <= ends[0]:  # before what is looked for
-                values[i, 0] += value
+                values[i, 0] += float(value)
                 first[i] = 0
             else:
                 first[i] = min(first[i], place.get(start, len(ends)))
                 if (k := place.get(ended)) is not None:
-                    values[i, k] += value
+                    values[i, k] += float(value)
     labels = [labels for labels, _ in chosen]
     ends_ms = np.array(ends, np.int64) // 1_000
-    return Series(labels, ends_ms, np.cumsum(values, axis=1), first, int(slot.nominal_us) // 1_000)
+    longest_us = max([slot.nominal_us, *np.diff(ends).tolist(), *(slot.end(end) - end for end in ends[-1:])])
+    return Series(labels, ends_ms, np.cumsum(values, axis=1), first, longest_us // 1_000)
 
 
 def _pushed(table: TableSchema, counter: Counter, matching: Iterable[Matching]) -> Expr | None:
@@ -208,7 +280,7 @@ def _pushed(table: TableSchema, counter: Counter, matching: Iterable[Matching]) 
 
 
 def _text(value: Any) -> str:
-    """A label; null is a label that is empty, which is none."""
+    """A label; one that is empty is none, and null is such a one."""
     if value is None:
         return ""
     if isinstance(value, bool):

@@ -23,11 +23,11 @@ from typing import Any, Final
 
 import numpy as np
 from kivi_server.auth import Grant
-from kivi_server.http.prom_series import NAME, Counter, Labels, Matching, Series, counters, matches, read, selected
-from kivi_server.http.promql import Evaluation, Unsupported, Value, matching_of, parsed
+from kivi_server.http.prom_series import NAME, Counter, Labels, Reading, Series, Unanswerable, counters, selected
+from kivi_server.http.promql import Evaluation, Selection, Value, matching_of, parsed
 from kivi_server.sessions import Sessions
 
-from kivi.errors import InvalidArgument, KiviError, PermissionDenied, ResourceExhausted, Unauthenticated
+from kivi.errors import InvalidArgument, KiviError, OutOfRange, PermissionDenied, ResourceExhausted, Unauthenticated
 from kivi.model.predicate_text import parse_moment
 
 __all__ = ["PATHS", "Parameters", "Prometheus", "failure"]
@@ -59,46 +59,55 @@ class Prometheus:
             case "series":
                 if not asked.several("match[]"):
                     raise InvalidArgument("match[] is required: say which series")
-                return self._series(asked, grant)
+                return asked.limited(self._series(asked, grant))
             case "labels":
-                return sorted({label for each in self._series(asked, grant) for label in each})
+                return asked.limited(sorted({label for each in self._series(asked, grant) for label in each}))
             case "label/{name}/values":
                 if not _LABEL.match(name):
                     raise InvalidArgument(f"{name!r} is no name of a label")
                 if name == NAME and not asked.several("match[]"):
-                    return sorted(counters(self._store, grant.sees))
-                return sorted({each[name] for each in self._series(asked, grant) if each.get(name)})
+                    return asked.limited(sorted({each.name for each in counters(self._store, grant.sees)}))
+                return asked.limited(sorted({each[name] for each in self._series(asked, grant) if each.get(name)}))
             case "metadata":
-                wanted, limit = asked.one("metric"), int(asked.number("limit", 1e9))
-                known = sorted(counters(self._store, grant.sees).items())
-                described = {_family(each): [_described(each)] for _, each in known[:limit]}
-                return {name: each for name, each in described.items() if wanted in ("", name)}
+                wanted, limit = asked.one("metric"), int(asked.number("limit", -1))
+                described = dict[str, list[Any]]()
+                for each in counters(self._store, grant.sees):
+                    if wanted in ("", _family(each)):
+                        described.setdefault(_family(each), []).append(_described(each))
+                return dict(list(described.items())[: limit if limit >= 0 else None])
         return {"version": "2.42.0", "application": f"kivi {self._sessions.version}", "features": {}}
 
-    def _evaluated(self, asked: _Asked, times_ms: Any, grant: Grant) -> Value:
+    def _evaluated(self, asked: _Asked, times_ms: Any, end_ms: int, grant: Grant) -> Value:
         node = parsed(asked.required("query"))
         lease = self._store.begin(tenant=grant.tenant)
         known = counters(self._store, grant.sees)
         now_us = self._store.committer.now_us()
-        cache: dict[tuple[tuple[Matching, ...], int, int], list[Series]] = {}
+        reading, cache = Reading(self._store, lease), dict[tuple[Any, ...], list[Series]]()
 
-        def select(matching: list[Matching], since_ms: int, until_ms: int) -> list[Series]:
-            found = cache.get((tuple(matching), since_ms, until_ms))
-            if found is None:
-                chosen = selected(known, matching)
+        def select(
+            matching: Selection, since_ms: int, until_ms: int, bounding: Sequence[Selection]
+        ) -> Sequence[Series]:
+            asked = matching, since_ms, until_ms, bounding
+            if (found := cache.get(asked)) is None:
                 span_us = since_ms * 1_000, min(until_ms * 1_000, now_us)
-                every = [read(self._store, lease, each, matching, span_us) for each in chosen]
-                found = cache[tuple(matching), since_ms, until_ms] = [each for each in every if len(each.ends_ms)]
+                among = [(each, by) for by in bounding for each in selected(known, by)]
+                every = [
+                    reading.series(each, matching, span_us, among or [(each, matching)])
+                    for each in selected(known, matching)
+                ]
+                found = cache[asked] = [each for each in every if len(each.ends_ms)]
             return found
 
         try:
-            return Evaluation(times_ms, select).value(node)
+            return Evaluation(times_ms, select, (int(times_ms[0]), end_ms)).value(node)
+        except RecursionError:
+            raise Unanswerable("the question is nested too deeply: ask for its parts") from None
         finally:
             self._store.release(lease)
 
     def _instant(self, asked: _Asked, grant: Grant) -> Any:
         time_ms = asked.moment_ms("time", time.time() * 1_000)
-        value = self._evaluated(asked, np.array([time_ms], np.int64), grant)
+        value = self._evaluated(asked, np.array([time_ms], np.int64), time_ms, grant)
         if value.labels is None:
             return {"resultType": "scalar", "result": _point(time_ms, value.numbers[0, 0])}
         rows = [i for i in range(len(value.labels)) if value.there[i, 0]]
@@ -112,7 +121,7 @@ class Prometheus:
         if (end - start) // step + 1 > _POINTS_MAX:
             raise InvalidArgument(f"more than {_POINTS_MAX:,} points for each series: give a larger step, or less time")
         times_ms = np.arange(start, end + 1, step, dtype=np.int64)
-        value = self._evaluated(asked, times_ms, grant)
+        value = self._evaluated(asked, times_ms, end, grant)
         result = []
         for labels, numbers, there in zip(
             [{}] if value.labels is None else value.labels, value.numbers, value.there, strict=True
@@ -124,17 +133,18 @@ class Prometheus:
 
     def _series(self, asked: _Asked, grant: Grant) -> list[Labels]:
         """Of all slots that are kept: an aggregate has a series as long as it has a row."""
+        for name in ("start", "end"):
+            asked.moment_ms(name, 0)
         known = counters(self._store, grant.sees)
         texts = asked.several("match[]")
-        selectors = [_selector(text) for text in texts] or [[]]
+        selectors = [_selector(text) for text in texts] or [()]
         lease, found = self._store.begin(tenant=grant.tenant), dict[tuple[tuple[str, str], ...], Labels]()
+        reading = Reading(self._store, lease)
         try:
             for matching in selectors:
                 for counter in selected(known, matching):
-                    for labels in read(self._store, lease, counter, matching, (0, 0)).labels:
-                        if matches(matching, labels):
-                            shown = {name: value for name, value in labels.items() if value}
-                            found[tuple(sorted(shown.items()))] = shown
+                    for labels in reading.labelled(counter, matching):
+                        found[tuple(sorted(labels.items()))] = labels
         finally:
             self._store.release(lease)
         return list(found.values())
@@ -142,12 +152,12 @@ class Prometheus:
 
 def failure(error: KiviError) -> tuple[int, dict[str, str]]:
     """The status and the body of an answer that is an error."""
-    if isinstance(error, Unsupported):
+    if isinstance(error, Unanswerable):
         return 422, {"status": "error", "errorType": "execution", "error": error.message}
     if isinstance(error, (Unauthenticated, PermissionDenied)):
         status = 401 if isinstance(error, Unauthenticated) else 403
         return status, {"status": "error", "errorType": "unauthorized", "error": error.message}
-    if isinstance(error, ResourceExhausted):
+    if isinstance(error, (ResourceExhausted, OutOfRange)):
         return 422, {"status": "error", "errorType": "execution", "error": error.message}
     if isinstance(error, InvalidArgument):
         return 400, {"status": "error", "errorType": "bad_data", "error": error.message}
@@ -165,7 +175,14 @@ class _Asked:
 
     def one(self, name: str) -> str:
         found = self._given.get(name, ())
-        return found[-1] if found else ""
+        return found[0] if found else ""  # as Prometheus does
+
+    def limited(self, found: list[Any]) -> list[Any]:
+        """The first so many that ``limit`` says; all of them without one, and for 0."""
+        text = self.one("limit")
+        if text and not re.fullmatch(r"\d{1,15}", text):
+            raise InvalidArgument(f"parameter limit is a whole number, 0 for no limit, not {text!r}")
+        return found[: int(text or 0) or None]
 
     def required(self, name: str) -> str:
         if not (text := self.one(name)):
@@ -175,7 +192,7 @@ class _Asked:
     def number(self, name: str, otherwise: float) -> float:
         text = self.one(name)
         try:
-            number = float(text) if text else otherwise
+            number = _float(text) if text else otherwise
         except ValueError:
             number = math.nan
         if not abs(number) < 1e15:
@@ -187,7 +204,7 @@ class _Asked:
         if not text:
             return int(otherwise_ms or 0)
         try:
-            number = float(text) * 1_000
+            number = _float(text) * 1_000
         except ValueError:
             number = (parse_moment(text, f"parameter {name}") - _EPOCH) / dt.timedelta(milliseconds=1)
         if not abs(number) < 1e14:
@@ -197,7 +214,7 @@ class _Asked:
     def duration_ms(self, name: str) -> int:
         text = self.required(name)
         try:
-            number = float(text) * 1_000
+            number = _float(text) * 1_000
         except ValueError:
             parts = re.fullmatch(r"(\d+(?:ms|s|m|h|d|w|y))+", text) and re.findall(r"(\d+)(ms|s|m|h|d|w|y)", text)
             number = float(sum(int(count[:12]) * _UNITS_MS[unit] for count, unit in parts or ()))
@@ -206,10 +223,17 @@ class _Asked:
         return round(number)
 
 
+def _float(text: str) -> float:
+    """Raises ValueError, also for what only Python takes for a number."""
+    if "_" in text or text != text.strip():
+        raise ValueError
+    return float(text)
+
+
 _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
-def _selector(text: str) -> list[Matching]:
+def _selector(text: str) -> Selection:
     node = parsed(text)
     if type(node).__name__ != "VectorSelector":
         raise InvalidArgument(f"match[] selects series, like calls_5m_n{{endpoint='1'}}, and is {text!r}")

@@ -28,6 +28,7 @@ from kivi_server.sql_tables import SqlTables
 from kivi.api.arguments import QuestionArguments, SqlArguments
 from kivi.arrow.ipc import encode_ipc
 from kivi.errors import InvalidArgument
+from kivi.model.json_texts import read_json
 from kivi.model.measure_text import any_group, operator_call
 from kivi.model.predicate_text import parse_value, type_names, where
 from kivi.model.questions import question_of, windows_of
@@ -83,12 +84,12 @@ def members(data: bytes, known: Mapping[str, str], required: str) -> dict[str, A
     return given
 
 
-def parsed(data: bytes, **how: Any) -> Any:
+def parsed(data: bytes, what: str = "the body", **how: Any) -> Any:
     """JSON. Raises InvalidArgument."""
     try:
-        return json.loads(data, parse_constant=_refuse, **how)
-    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
-        raise InvalidArgument(f"the body is not JSON: {error}") from None
+        return read_json(data, what, parse_constant=_refuse, **how)
+    except ValueError as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+        raise InvalidArgument(f"{what} is not JSON: {error}") from None
 
 
 def _refuse(name: str) -> Any:

@@ -7,6 +7,7 @@
 ``application/vnd.apache.arrow.stream``       an Arrow IPC stream, as ``snap.to_arrow`` gives it
 ============================================= ======================================================================
 
+Of SQL's columns with one name the later ones are called ``name_1``, ``name_2``; NaN is null, the infinities are texts.
 In text times are ISO 8601 in UTC, decimals texts (``"12.50"``; a JSON number would be rounded by its reader), bytes
 ``0x`` and hexadecimal. Of /rows decimals are numbers, as they always were.
 """
@@ -17,6 +18,8 @@ import csv
 import datetime as dt
 import io
 import json
+import math
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final
@@ -24,7 +27,7 @@ from typing import Any, Final
 import pyarrow as pa
 from kivi_server.http.errors import NotAcceptable
 
-from kivi.arrow.columns import rows_from_batch
+from kivi.arrow.columns import distinct_names, rows_from_batch
 from kivi.arrow.ipc import encode_ipc
 from kivi.model.quantiles import Quantiles
 from kivi.model.values import Top
@@ -79,6 +82,7 @@ def rendered(media: str, table: pa.Table, about: Mapping[str, Any]) -> bytes:
     """An Arrow table in a media type; ``about``: what JSON says beside the rows."""
     if media == ARROW:
         return bytes(encode_ipc(table))
+    table = table.rename_columns(distinct_names(table.column_names))  # of SQL
     rows = rows_of(table)
     if media == CSV:
         return csv_of(table.column_names, rows, exact=True)
@@ -114,8 +118,10 @@ def plain(value: Any, *, exact: bool = False) -> Any:
         return {str(name): plain(each, exact=exact) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(each, exact=exact) for each in value]
-    if isinstance(value, float) and value != value:
-        return None
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if value != value else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, (dt.date, dt.time, dt.timedelta, uuid.UUID)):
+        return str(value)
     if isinstance(value, Decimal):
         return str(value) if exact else float(value)
     return value

@@ -45,7 +45,6 @@ from kivi_server.http.rows import TIMEOUT_S, Asked, read
 from kivi_server.http.shared import Answer, Shared
 from kivi_server.http.writes import Appended, Operations, committed, token_of
 from kivi_server.logs import request_id
-from kivi_server.sessions import Sessions
 from prometheus_client.registry import CollectorRegistry
 from starlette.requests import Request
 from starlette.responses import Response
@@ -142,8 +141,8 @@ class Routes:
         client = client_of(request)
         client.check_writes()
 
-        def prepare(sessions: Sessions) -> Txn:
-            txn = wanted.prepare(sessions, grant.tenant)
+        def prepare() -> Txn:
+            txn = wanted.prepare(self._sessions, grant.tenant)
             try:
                 client.check_writes()  # of many that were decoded together the first ones enter
             except ResourceExhausted:
@@ -156,11 +155,17 @@ class Routes:
 
     async def _reached(self, ts: int | None) -> None:
         """Waits for a snapshot that is to come; no thread does. Raises Unavailable when the time is up."""
-        until = time.monotonic() + TIMEOUT_S
-        while ts is not None and ts > (watermark := self._store.watermark()):
-            if time.monotonic() > until or self._sessions.stopping:
-                raise Unavailable(f"the snapshot {ts} is not readable yet; the watermark is {watermark}")
-            await asyncio.sleep(_POLL_S)
+        if ts is None or ts <= self._store.watermark():
+            return
+        loop, reached = asyncio.get_running_loop(), asyncio.Event()
+
+        def go_on() -> None:
+            loop.call_soon_threadsafe(reached.set)
+
+        self._sessions.waiting.add(ts, time.monotonic() + TIMEOUT_S, lambda: True, go_on)
+        await reached.wait()
+        if ts > (watermark := self._store.watermark()):
+            raise Unavailable(f"the snapshot {ts} is not readable yet; the watermark is {watermark}")
 
     # -- about the server ----------------------------------------------------------------------------------
 
@@ -178,9 +183,14 @@ class Routes:
 
     async def metrics(self, request: Request) -> Response:
         self._door.enter(request, Access.READ, "reading metrics")
-        accept = request.headers.get("accept", "")
-        body, media = await self._in(self._sessions.reads, metrics.page, self._registry, accept)
-        return Response(body, headers={"Content-Type": media, "Cache-Control": "no-store"})
+        encode, media = metrics.form(request.headers.get("accept", ""))
+
+        def page() -> Answer:
+            return Answer(encode(self._registry), media, self._store.watermark())
+
+        # Together with who asks meanwhile: it takes the interpreter for milliseconds, whoever asks.
+        answer = await self._shared.once(("metrics", media), lambda: self._in(self._sessions.reads, page))
+        return Response(answer.body, headers={"Content-Type": media, "Cache-Control": "no-store"})
 
     async def stats(self, request: Request) -> Response:
         self._door.enter(request, Access.READ, "reading statistics")
@@ -325,7 +335,7 @@ class Routes:
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
             raise UnsupportedMediaType(f"a transaction is {JSON}: set Content-Type")
         async with self._bodies.read(request) as body:
-            wanted = await self._in(self._sessions.writes, Operations, body)
+            wanted = await self._in(self._sessions.writes, Operations, body, token)
             self._door.require(grant, Access.WRITE, "writing", *wanted.tables)
             return await self._commit(request, wanted, grant, token)
 
@@ -338,7 +348,7 @@ class Routes:
                 if request.method == "POST":
                     async with self._bodies.read(request, _QUESTION_BYTES_MAX) as body:
                         for name, texts in _form(body.decode("utf-8", "replace")).items():
-                            given.setdefault(name, []).extend(texts)
+                            given[name] = [*texts, *given.get(name, ())]
                 answer = self._questions.answer
                 label = request.path_params.get("name", "")
                 data = await self._asked(request, self._sessions.questions, answer, path, label, given, grant)
@@ -373,7 +383,6 @@ class Routes:
         return export
 
 
-_POLL_S: Final = 0.01
 _QUESTION_BYTES_MAX: Final = 1 << 20
 _REVALIDATE: Final = {"Cache-Control": "no-cache"}
 _FORMS: Final = {media: media.rpartition("/")[2] for media in MEDIA}

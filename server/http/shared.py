@@ -64,18 +64,23 @@ class Shared:
             self._kept.move_to_end(key)
             self._sessions.http_shared += 1
             return kept
+        if key in self._running:
+            self._sessions.http_shared += 1
+        else:
+            self._sessions.http_computed += 1
+        return await self.once(key, compute, keeps=True)
+
+    async def once(self, key: Hashable, compute: Callable[[], Awaitable[Answer]], *, keeps: bool = False) -> Answer:
+        """Whoever asks while it is computed gets the same; whoever asks later another, unless it is kept."""
         running = self._running.get(key)
         if running is None:
             running = self._running[key] = asyncio.ensure_future(compute())
-            running.add_done_callback(lambda task: self._done(key, task))
-            self._sessions.http_computed += 1
-        else:
-            self._sessions.http_shared += 1
+            running.add_done_callback(lambda task: self._done(key, task, keeps))
         return await asyncio.shield(running)
 
-    def _done(self, key: Hashable, task: asyncio.Task[Answer]) -> None:
+    def _done(self, key: Hashable, task: asyncio.Task[Answer], keeps: bool) -> None:
         del self._running[key]
-        if task.cancelled() or task.exception() is not None or len(task.result().body) > _ANSWER_BYTES_MAX:
+        if not keeps or task.cancelled() or task.exception() or len(task.result().body) > _ANSWER_BYTES_MAX:
             return
         self._kept[key] = task.result()
         self._bytes += len(task.result().body)

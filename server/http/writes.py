@@ -38,10 +38,11 @@ from kivi_server.sessions import Sessions
 from kivi.api.arguments import check_token, drops_late
 from kivi.api.writes import Write
 from kivi.arrow.records import event_batch
-from kivi.errors import CommitUnknown, InvalidArgument, NotFound, RowExists
+from kivi.errors import CommitUnknown, InvalidArgument, NotFound, SnapshotTooOld
 from kivi.model.predicate_text import parse_value
 from kivi.model.schema import TableSchema
 from kivi.model.tenants import Tenant
+from kivi.model.types import shown
 from kivi.store.facade import Store, Txn
 
 __all__ = ["Appended", "Operations", "committed", "token_of"]
@@ -90,17 +91,19 @@ class Appended:
     def _batch(self, sessions: Sessions, schema: TableSchema) -> Any:
         if self._media == ARROW:
             return sessions.translator.batch(schema, self._body)
-        how = {"parse_float": Decimal} if any(c.type.name == "decimal" for c in schema.columns) else {}
+        how: dict[str, Any] = {"parse_float": Decimal} if any(c.type.name == "decimal" for c in schema.columns) else {}
         if self._media == JSON:
-            return event_batch(schema, _records(schema, parsed(self._body, **how)))
-        lines = (line for line in self._body.split(b"\n") if line.strip())
-        return event_batch(schema, _records(schema, [parsed(line, **how) for line in lines]))
+            return event_batch(schema, _records(schema, parsed(self._body, "the body", **how)))
+        lines = enumerate(self._body.split(b"\n"), start=1)
+        records = [parsed(line, f"line {n} of the body", **how) for n, line in lines if line.strip()]
+        return event_batch(schema, _records(schema, records))
 
 
 class Operations:
-    """Of a transaction. Raises InvalidArgument for what is none."""
+    """Of a transaction, under its ``token``. Raises InvalidArgument for what is none."""
 
-    def __init__(self, body: bytes) -> None:
+    def __init__(self, body: bytes, token: str | None) -> None:
+        self._token = token
         found = parsed(body, parse_float=Decimal)
         if not isinstance(found, dict) or not found.keys() <= {"operations", "snapshot"}:
             raise InvalidArgument('the body is a JSON object of "operations" and "snapshot"')
@@ -117,11 +120,12 @@ class Operations:
         """In a thread. Raises what it deserves."""
         store = sessions.store
         if self._snapshot is not None:
-            txn = store.transaction(store.begin(as_of_ts=self._snapshot, tenant=tenant))
+            txn = self._begun(store, self._snapshot, tenant)
         elif any(each["op"] in ("insert", "guard") for each in self._operations):
             txn = store.transaction(store.begin(tenant=tenant))
         else:
             txn = store.blind_transaction(tenant)
+        txn.deferred = True  # RowExists is no answer before the token has been looked up (R16)
         try:
             for each in self._operations:
                 _apply(store, txn, each)
@@ -129,6 +133,15 @@ class Operations:
             txn.rollback()
             raise
         return txn
+
+    def _begun(self, store: Store, snapshot: int, tenant: Tenant | None) -> Txn:
+        try:
+            return store.transaction(store.begin(as_of_ts=snapshot, tenant=tenant))
+        except SnapshotTooOld:
+            if self._token is None or store.committed_at(token=self._token) is None:
+                raise
+            # It is compared with what has happened under its token, and no more.
+            return store.transaction(store.begin(tenant=tenant))
 
 
 def _checked(i: int, operation: Any) -> Mapping[str, Any]:
@@ -189,8 +202,15 @@ def _cell(schema: TableSchema, name: str, value: Any) -> Any:
 
 
 def _value(type_: str, value: Any, what: str) -> Any:
-    """A value of JSON as a caller in Python would write it; what does not fit is refused by the type itself."""
+    """A value of JSON as a caller in Python would write it; what does not fit is refused by the type itself.
+
+    A text is a value, and neither null nor another text in quotes, which only a command line has to write so.
+    """
     if isinstance(value, str) and (type_ in ("timestamp", "bytes") or type_.startswith("decimal")):
+        if value == "null" or value[:1] in ("'", '"'):
+            raise InvalidArgument(f"{what} is the text {shown(value)}, which is no {type_}: null has no quotes in JSON")
+        if type_ == "bytes" and not value.startswith("0x"):
+            raise InvalidArgument(f"{what} is {shown(value)}: write bytes as 0x and hexadecimal, like 0x00ff")
         return parse_value(type_, value, what)
     if isinstance(value, Decimal) and type_ == "float64":
         return float(value)
@@ -208,7 +228,7 @@ def _records(schema: TableSchema, records: Any) -> Iterable[Any]:
     return records
 
 
-async def committed(sessions: Sessions, prepare: Callable[[Sessions], Txn], token: str | None) -> int:
+async def committed(sessions: Sessions, prepare: Callable[[], Txn], token: str | None) -> int:
     """Prepares and commits, off the event loop; the commit timestamp, once it is durable and visible.
 
     Whoever stops waiting changes nothing. Raises what it deserves, and CommitUnknown if that takes too long.
@@ -234,14 +254,13 @@ async def committed(sessions: Sessions, prepare: Callable[[Sessions], Txn], toke
 Told = Callable[[int | None, BaseException | None], None]
 
 
-def _begin(sessions: Sessions, prepare: Callable[[Sessions], Txn], token: str | None, tell: Told) -> None:
+def _begin(sessions: Sessions, prepare: Callable[[], Txn], token: str | None, tell: Told) -> None:
     store = sessions.store
     try:
-        txn = prepare(sessions)
-        store.commit(txn, token=token, done=lambda outcome: tell(outcome.commit_ts, outcome.error))
+        store.commit(prepare(), token=token, done=lambda outcome: tell(outcome.commit_ts, outcome.error))
     except BaseException as error:
         first = None
-        if token is not None and isinstance(error, (RowExists, NotFound)):  # it may be what its first attempt did
+        if token is not None and isinstance(error, NotFound):  # its table was dropped since: nothing can be compared
             first = store.committed_at(token=token)
         tell(first, error if first is None else None)
 

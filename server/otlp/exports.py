@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from kivi_server.otlp.intake import Intake, Taken
-from kivi_server.otlp.metric_tables import METRIC_KINDS
+from kivi_server.otlp.metric_tables import NAMED_KINDS
 from kivi_server.otlp.spans import Spans
-from kivi_server.otlp.tables import INVOCATIONS_KIND, LLM_KIND, OUTGOING_KIND, DoesNotFit
+from kivi_server.otlp.tables import INVOCATIONS_KIND, DoesNotFit
 from kivi_server.requests import stopping
 from kivi_server.sessions import Sessions
 
@@ -37,11 +37,7 @@ class Exports:
 
         self.sessions = sessions
         self.invocations = intake(table)
-        self._others = {
-            kind.name: intake(kind.name, kind=kind)
-            for kind in (OUTGOING_KIND, LLM_KIND, *METRIC_KINDS)
-            if kind.name != table
-        }
+        self._others = {kind.name: intake(kind.name, kind=kind) for kind in NAMED_KINDS if kind.name != table}
         self._bytes = 0
 
     @property
@@ -56,9 +52,9 @@ class Exports:
     def stats(self) -> dict[str, int | float]:
         """Those of ``kivi_server.metrics`` that are about spans and points."""
         each = [intake.stats() for intake in self._all]
-        unfit = sum(intake.is_unfit for intake in self._all)
+        unfit = {f"otlp_unfit_{intake.kind.name}": int(intake.is_unfit) for intake in self._all}
         summed = {name: sum(stats.get(name, 0) for stats in each) for name in set().union(*each)}
-        return {**summed, "otlp_waiting_bytes": self._bytes, "otlp_tables_unfit": unfit}
+        return {**summed, **unfit, "otlp_waiting_bytes": self._bytes}
 
     async def open(self) -> None:
         await self.invocations.open()

@@ -15,6 +15,7 @@ No step of one turn overlaps one of the next; that is the lock under which ``win
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter, deque
 from collections.abc import Callable
@@ -28,7 +29,7 @@ import pyarrow as pa
 from kivi_server.metrics import NO_SPANS
 from kivi_server.otlp.recall import recall
 from kivi_server.otlp.spans import Spans, gathered
-from kivi_server.otlp.tables import INVOCATIONS_KIND, DoesNotFit, Kind, ensure
+from kivi_server.otlp.tables import INVOCATIONS_KIND, DoesNotFit, Kind, ensure, misfit
 from kivi_server.sessions import Sessions
 
 from kivi.arrow.id_window import Ids, Window, first_ones
@@ -104,8 +105,7 @@ class Intake:
         self._awake = asyncio.Event()
         self._failure: KiviError | None = None
         self._writing: asyncio.Task[None] | None = None
-        self.is_unfit = False
-        """The table is there, and does not fit."""
+        self._was_unfit = False
         self._counts = {name: 0 for name in NO_SPANS if name.startswith((f"otlp_{kind.item}s_", "otlp_commits"))}
 
     def stats(self) -> dict[str, int | float]:
@@ -114,6 +114,14 @@ class Intake:
             **self._counts,
             f"otlp_window_{self.kind.item}s": len(self.window),
         }
+
+    @property
+    def is_unfit(self) -> bool:
+        """Whether spans were refused because the table does not fit, and still would be."""
+        try:
+            return self._was_unfit and bool(misfit(self.store.table(self.table).description(), self.kind))
+        except NotFound:
+            return False
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -169,10 +177,8 @@ class Intake:
 
         One that does not fit stops nobody: the log says why, and its spans are refused.
         """
-        try:
+        with contextlib.suppress(DoesNotFit):
             await self._in_thread(self._schema)
-        except DoesNotFit as error:
-            _log.error("%ss are refused: %s", self.kind.item, error.message)
 
     def start(self) -> None:
         self._writing = asyncio.create_task(self.run())
@@ -297,9 +303,14 @@ class Intake:
         except NotFound:
             schema = None
         if schema is None or self._source is None or schema.id != self._source.id:
-            self.is_unfit = True
-            schema = ensure(self.store, self.table, self._retention_s, self.kind)
-            self.is_unfit = False
+            try:
+                schema = ensure(self.store, self.table, self._retention_s, self.kind)
+            except DoesNotFit as error:
+                if not self._was_unfit:  # once, and not for each export
+                    _log.error("%ss are refused: %s", self.kind.item, error.message)
+                self._was_unfit = True
+                raise
+            self._was_unfit = False
             self._fresh = []  # are in the table
             self.window = self._window_of(schema)
             _log.info(

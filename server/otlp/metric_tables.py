@@ -28,11 +28,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from kivi_server.otlp.tables import Kind
+from kivi_server.otlp.tables import LLM_KIND, OUTGOING_KIND, Kind
 
 from kivi.model import surface
 
-__all__ = ["BUCKETS_KIND", "GAUGES_KIND", "HISTOGRAMS_KIND", "METRIC_KINDS", "SCALE", "SUMS_KIND"]
+__all__ = ["BUCKETS_KIND", "GAUGES_KIND", "HISTOGRAMS_KIND", "NAMED_KINDS", "SCALE", "SUMS_KIND"]
 
 SCALE: Final = 6
 """Of the states: that of an accuracy of 1 %."""
@@ -105,4 +105,5 @@ GAUGES_KIND: Final = Kind(
     },
     {}, {}, role="", ids=_IDS, item="point",
 )  # fmt: skip
-METRIC_KINDS: Final = (HISTOGRAMS_KIND, BUCKETS_KIND, SUMS_KIND, GAUGES_KIND)
+NAMED_KINDS: Final = (OUTGOING_KIND, LLM_KIND, HISTOGRAMS_KIND, BUCKETS_KIND, SUMS_KIND, GAUGES_KIND)
+"""Those whose table always has the kind's name."""

@@ -23,6 +23,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from kivi.errors import InvalidArgument, KiviError
+from kivi.model.json_texts import read_json
 from kivi.wire.status import status_code
 
 __all__ = ["OverHttp"]
@@ -67,43 +68,58 @@ class OverHttp:
 def decode_json(data: bytes) -> list[Spans]:
     """Raises InvalidArgument."""
     try:
-        found = json.loads(data)
+        found = _loaded(data)
         for span in _spans(found):
-            for each in (span, *span.get("links", ())):
+            for each in (span, *(span.get("links") or ())):
                 for name in _IDS:
-                    if name in each:
+                    if each.get(name):  # null is what is not there, as everywhere in JSON
                         each[name] = base64.b64encode(bytes.fromhex(each[name])).decode()
         request = json_format.ParseDict(found, ExportTraceServiceRequest(), ignore_unknown_fields=True)
     except (ValueError, TypeError, AttributeError, RecursionError, json_format.ParseError) as error:
-        raise InvalidArgument(f"this is no ExportTraceServiceRequest of OTLP in JSON: {error}") from None
+        raise InvalidArgument(f"this is no ExportTraceServiceRequest of OTLP in JSON: {_why(error)}") from None
     return spans_of(request).parts
 
 
+def _why(error: Exception) -> str:
+    """What is no object, or no text, is found by going through it as if it were."""
+    if isinstance(error, (AttributeError, TypeError)):
+        return "it has another kind of value where OTLP has an object, a list or a text"
+    return str(error)
+
+
+def _loaded(data: bytes) -> Any:
+    """Raises ValueError, also for halves of characters, which protobuf does not look for."""
+    found = read_json(data, "the export")
+    if b"\\u" in data:
+        json.dumps(found, ensure_ascii=False).encode()
+    return found
+
+
 def _spans(found: Any) -> Iterator[dict[str, Any]]:
-    for resource in found.get("resourceSpans", ()):
-        for scope in resource.get("scopeSpans", ()):
-            yield from scope.get("spans", ())
+    for resource in found.get("resourceSpans") or ():
+        for scope in resource.get("scopeSpans") or ():
+            yield from scope.get("spans") or ()
 
 
 def decode_points_json(data: bytes) -> Sequence[Spans]:
     """Raises InvalidArgument. Ids are of exemplars alone, which are not kept."""
     try:
-        found = json.loads(data)
+        found = _loaded(data)
         for point in _points(found):
             point.pop("exemplars", None)
         request = json_format.ParseDict(found, ExportMetricsServiceRequest(), ignore_unknown_fields=True)
     except (ValueError, TypeError, AttributeError, RecursionError, json_format.ParseError) as error:
-        raise InvalidArgument(f"this is no ExportMetricsServiceRequest of OTLP in JSON: {error}") from None
+        raise InvalidArgument(f"this is no ExportMetricsServiceRequest of OTLP in JSON: {_why(error)}") from None
     return points_of(request)
 
 
 def _points(found: Any) -> Iterator[dict[str, Any]]:
-    for resource in found.get("resourceMetrics", ()):
-        for scope in resource.get("scopeMetrics", ()):
-            for metric in scope.get("metrics", ()):
+    for resource in found.get("resourceMetrics") or ():
+        for scope in resource.get("scopeMetrics") or ():
+            for metric in scope.get("metrics") or ():
                 for data in metric.values():
                     if isinstance(data, dict):
-                        yield from data.get("dataPoints", ())
+                        yield from data.get("dataPoints") or ()
 
 
 _SIGNALS: Final = {

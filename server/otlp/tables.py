@@ -29,16 +29,16 @@ span does not say is "" or 0.
 
 ``invocations`` is created when a server with ``--otlp`` starts, the others by the first span of their kind. A table
 that is there already is used as it is, with its own retention and aggregates, if it has these columns; others are null.
-If it has not, its spans are refused, and the log and the metric ``kivi_otlp_tables_unfit`` say so. Aggregates are only
-created while a table has no events, so those that somebody dropped stay away; those of an older server keep the
-measures that they have (``db.alter_aggregate`` adds others).
+If it has not, its spans are refused, and the log, the metric ``kivi_otlp_tables_unfit`` and ``kivi status`` say so.
+Aggregates are only created while a table has no events, so those that somebody dropped stay away; those of an older
+server keep the measures that they have (``db.alter_aggregate`` adds others).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from kivi.errors import AlreadyExists, InvalidArgument, NotFound
 from kivi.model import surface
@@ -57,6 +57,7 @@ __all__ = [
     "DoesNotFit",
     "Kind",
     "ensure",
+    "misfit",
 ]
 
 EVENT_TIME: Final = "ts"
@@ -186,7 +187,8 @@ def ensure(store: Store, name: str, retention_s: float, kind: Kind = INVOCATIONS
             table, is_new = store.create(declared), True
         except AlreadyExists:  # a client was quicker
             table, is_new = store.table(name), False
-    _check(table, kind)
+    if reason := misfit(table.description(), kind):
+        raise DoesNotFit(reason)
     if is_new or not store.statistics(table).get("rows"):
         taken = {schema.name for schema in store.tables()}
         for ending, groups in kind.groups.items():
@@ -197,16 +199,17 @@ def ensure(store: Store, name: str, retention_s: float, kind: Kind = INVOCATIONS
     return table
 
 
-def _check(table: TableSchema, kind: Kind) -> None:
-    what = f"--otlp-table {table.name!r}" if kind is INVOCATIONS_KIND else f"table {table.name!r}, for {kind.item}s,"
+def misfit(table: Mapping[str, Any], kind: Kind) -> str:
+    """Why a table, as ``describe`` tells of it, cannot take the events of a kind; "" if it can."""
+    name = table["name"]
+    what = f"--otlp-table {name!r}" if kind is INVOCATIONS_KIND else f"table {name!r}, for {kind.item}s,"
     do = "name another table, which is then created" if kind is INVOCATIONS_KIND else "drop it, or alter it"
-    if table.kind != "event" or table.event_time != EVENT_TIME:
-        raise DoesNotFit(f"{what} is there already and is no event table whose event time is {EVENT_TIME!r}: {do}")
-    for name, type_ in kind.columns.items():
-        column = table.by_name.get(name)
-        if column is None or str(column.type) != type_:
-            found = "none" if column is None else str(column.type)
-            raise DoesNotFit(
-                f"{what} is there already and does not fit: it should have a column {name!r} of type {type_}, and has "
-                f"{found}; {do}"
+    if table.get("event_time") != EVENT_TIME:
+        return f"{what} is there already and is no event table whose event time is {EVENT_TIME!r}: {do}"
+    for column, type_ in kind.columns.items():
+        if (found := table["columns"].get(column)) != type_:
+            return (
+                f"{what} is there already and does not fit: it should have a column {column!r} of type {type_}, and "
+                f"has {found or 'none'}; {do}"
             )
+    return ""

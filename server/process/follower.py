@@ -32,10 +32,10 @@ def main() -> int:
     options = Options(**{**told["options"], "settings": Settings.of(told["options"]["settings"])})
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
-    def opened(options: Options, stack: contextlib.ExitStack) -> tuple[Store, Callable[[str], None]]:
+    def opened(options: Options, stack: contextlib.ExitStack) -> tuple[Store, Callable[[Options], None]]:
         follower = open_follower(options.data, told["log"], options.settings)
         stack.callback(follower.close)
-        return follower.store, lambda endpoint: None
+        return follower.store, lambda options: None
 
     def said(stats: Stats) -> None:
         found = stats()

@@ -26,6 +26,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Final
 
@@ -46,6 +47,8 @@ _STOP_S: Final = 5.0
 _LISTENING: Final = "listening on "
 SAID: Final = (
     "subscriptions",
+    "subscription_windows",
+    "subscription_renewals",
     "subscription_updates",
     "subscription_ticks",
     "subscription_tick_s",
@@ -66,8 +69,10 @@ def forget_copies(data: str) -> None:
 class HubProcess:
     """The process, and the thread that starts it, again where it ends."""
 
-    def __init__(self, store: Store, options: Options) -> None:
+    def __init__(self, store: Store, options: Options, prepare: Callable[[], None]) -> None:
+        """``prepare``: commits what the hub is to find in the store, and cannot commit itself."""
         self._store = store
+        self._prepare = prepare
         self._options = options
         self._directory = _directory(options.data)
         self._process: subprocess.Popen[str] | None = None
@@ -119,6 +124,7 @@ class HubProcess:
     def _run(self) -> None:
         """One process, from its copy to its end."""
         shutil.rmtree(self._directory, ignore_errors=True)
+        self._prepare()
         copy = os.path.join(self._directory, "store")
         followers_copy(self._store, copy)
         with subprocess.Popen(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import importlib
 import importlib.util
@@ -17,11 +18,13 @@ import logging
 import os
 import re
 import signal
+import socket
 import ssl
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from types import FrameType
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import grpc
 import pyarrow as pa
@@ -46,7 +49,7 @@ if TYPE_CHECKING:
     from kivi_server.otlp.listener import Listener
     from prometheus_client.registry import CollectorRegistry
 
-    from kivi.cluster import PeerServer
+    from kivi.cluster import Certificates, PeerServer
 
 __all__ = ["listener", "open_store", "run"]
 
@@ -123,7 +126,10 @@ def _disk(path: str) -> dict[str, int]:
 
 
 def _bind(server: grpc.aio.Server, endpoint: str, flag: str, secure: grpc.ServerCredentials | None) -> str:
-    host, _ = host_and_port(endpoint, flag)
+    host, port = host_and_port(endpoint, flag)
+    in_use = StoreInUse(f"{flag}: cannot listen on {endpoint}: the address is in use or not this machine's")
+    if port and _is_taken(host, port):
+        raise in_use
     try:
         if secure is None:
             port = server.add_insecure_port(endpoint)
@@ -132,8 +138,26 @@ def _bind(server: grpc.aio.Server, endpoint: str, flag: str, secure: grpc.Server
     except RuntimeError:
         port = 0
     if port == 0:
-        raise StoreInUse(f"cannot listen on {endpoint}: the address is in use or not this machine's")
+        raise in_use
     return f"{host}:{port}"
+
+
+def _is_taken(host: str, port: int) -> bool:
+    """Whether another process listens at one of the host's addresses. gRPC is content with the others, and some of
+    those who mean this server would reach that process: ``localhost`` is 127.0.0.1 for a collector, and ::1, too, here.
+    """
+    with contextlib.suppress(OSError):
+        for family, kind, protocol, _, address in socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM):
+            with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                try:
+                    probe.bind(address)
+                except OSError as error:
+                    if error.errno == errno.EADDRINUSE:
+                        return True
+    return False
 
 
 def listener(
@@ -258,7 +282,7 @@ async def _serve(
     secure: grpc.ServerCredentials | None,
     https: ssl.SSLContext | None,
     tokens: Tokens,
-    listens: Callable[[str], None],
+    listens: Callable[[Options], None],
     each_second: Callable[[metrics.Stats], None],
 ) -> None:
     allowance = Allowance(options.client_rate, options.client_snapshots, options.client_staged_bytes)
@@ -271,7 +295,7 @@ async def _serve(
 
     intake = _intake(options, sessions)
     otlp = _otlp(options, intake, tokens)
-    hub = None if options.hub is None else HubProcess(store, options)
+    hub = None if options.hub is None else HubProcess(store, options, sessions.hub.durable.take_over)
     server, healthy, endpoint = listener(sessions, options, secure, tokens, stats)
     registry = metrics.registry(stats, store.histograms, sessions.calls)
     page = contextlib.ExitStack()
@@ -288,9 +312,11 @@ async def _serve(
         for address in reversed(http.addresses):
             print(f"http on {address}", flush=True)
         print(f"rows on {http.addresses[0]}/rows", flush=True)
+        options = replace(options, http=",".join(address.partition("://")[2] for address in http.addresses))
     if otlp is not None:
         address = _bind(otlp.server, options.otlp or "", "--otlp", secure)
         await otlp.start()
+        options = replace(options, otlp=address)
         print(f"otlp on {address}", flush=True)
     if hub is not None:
         sessions.subscriptions_beside = hub.port
@@ -314,7 +340,7 @@ async def _serve(
     gc.collect()
     gc.freeze()
     gc.set_threshold(_GARBAGE, 20, 20)
-    listens(endpoint)
+    listens(replace(options, listen=endpoint))
     print(f"listening on {endpoint}", flush=True)
     failures: list[str] = []
     watching = asyncio.create_task(_watch(sessions, tokens, stop, failures, lambda: each_second(stats)))
@@ -392,8 +418,16 @@ def _check_cluster(options: Options) -> None:
     for flag, told in (("--peer", options.peer), ("--cluster-secret-file", options.cluster_secret_file)):
         if told is not None and options.peers is None:
             raise InvalidArgument(f"{flag} is for a node that runs a server of the log: give --peers, too")
+    if options.cluster_ca is not None and options.cluster is None:
+        raise InvalidArgument("--cluster-ca is for a node of a cluster: give --cluster NAME, too")
+    if options.cluster_ca is not None and options.peers is not None and options.tls_cert is None:
+        raise InvalidArgument(
+            "with --cluster-ca the --peers show one another a certificate: give --tls-cert and --tls-key"
+        )
     if options.shards is not None and options.cluster is None:
         raise InvalidArgument("--shards is for a node of a cluster: give --cluster NAME, too")
+    if options.verify_bytes < 1 or options.verify_every_s < 0:
+        raise InvalidArgument("--verify-bytes is at least 1, and --verify-every at least 0, which is never")
     if options.cluster is None:
         return
     try:
@@ -404,13 +438,14 @@ def _check_cluster(options: Options) -> None:
         ) from None
 
 
-def open_store(options: Options, stack: contextlib.ExitStack) -> tuple[Store, Callable[[str], None]]:
-    """The store, which ``stack`` closes with what it stands on; and whom to tell where it listens."""
+def open_store(options: Options, stack: contextlib.ExitStack) -> tuple[Store, Callable[[Options], None]]:
+    """The store, which ``stack`` closes with what it stands on; and whom to tell where it listens: the options, with
+    the ports that are real."""
     if options.cluster is None:
         store = Store.open(options.data, settings=options.settings)
         stack.callback(store.close)
         forget_copies(options.data)
-        return store, lambda endpoint: None
+        return store, lambda options: None
     from kivi.cluster import ClusterNode
 
     about = {"address": options.advertise or "", "version": metrics.version_of("kivi")}
@@ -427,15 +462,34 @@ def open_store(options: Options, stack: contextlib.ExitStack) -> tuple[Store, Ca
         log_bytes=options.log_bytes,
         copies=None if own is None else own.copies,
         shards=options.shards,
-        login=None if own is None else own.login,
-        own_server=None if own is None else lambda: (own.server.problem, own.server.restarts),
+        verify_every_s=options.verify_every_s or None,
+        verify_bytes=options.verify_bytes,
+        login=_login(options) if own is None else own.login,
+        own_server=None if own is None else own.server,
     )
     stack.callback(node.close)
 
-    def listens(endpoint: str) -> None:
-        node.about["address"] = options.advertise or endpoint
+    def listens(options: Options) -> None:
+        node.about["address"] = options.advertise or options.listen
 
     return node.store, listens
+
+
+def _login(options: Options) -> dict[str, Any]:
+    """Of servers that run elsewhere; who one is may be in their URLs. Raises InvalidArgument."""
+    from kivi.cluster import trusting
+
+    if options.cluster_ca is None:
+        return {}
+    return {"tls": trusting(options.cluster_ca, options.tls_cert, options.tls_key)}
+
+
+def _certificates(options: Options, own: str) -> Certificates | None:
+    from kivi.cluster import Certificates, address_of
+
+    if options.cluster_ca is None or options.tls_cert is None or options.tls_key is None:
+        return None
+    return Certificates(options.cluster_ca, options.tls_cert, options.tls_key, address_of(own)[0])
 
 
 def _log_server(options: Options, cluster: str, peers: str, stack: contextlib.ExitStack) -> PeerServer:
@@ -450,14 +504,15 @@ def _log_server(options: Options, cluster: str, peers: str, stack: contextlib.Ex
                 "--peers beyond this machine need a secret that all of them know: give --cluster-secret-file "
                 "(openssl rand -hex 32 makes one)"
             )
-        if not options.insecure:
+        if options.cluster_ca is None and not options.insecure:
             raise InvalidArgument(
-                "what --peers tell one another is not encrypted: give --insecure if the network is trusted, or --nats "
-                "with servers that have TLS"
+                "what --peers tell one another would not be encrypted: give --cluster-ca, --tls-cert and --tls-key, or "
+                "--insecure if the network is trusted"
             )
     secret = None if options.cluster_secret_file is None else secret_of(options.cluster_secret_file)
     own = own_peer(addresses, options.peer)
-    server = PeerServer(options.data, cluster, addresses, own, secret, log_bytes=options.log_bytes)
+    tls = _certificates(options, own)
+    server = PeerServer(options.data, cluster, addresses, own, secret, log_bytes=options.log_bytes, tls=tls)
     signal.signal(signal.SIGTERM, _interrupted)  # until the loop has handlers of its own
     stack.callback(server.stop)
     server.start()
@@ -466,7 +521,7 @@ def _log_server(options: Options, cluster: str, peers: str, stack: contextlib.Ex
     return server
 
 
-Opening: TypeAlias = Callable[[Options, contextlib.ExitStack], tuple[Store, Callable[[str], None]]]
+Opening: TypeAlias = Callable[[Options, contextlib.ExitStack], tuple[Store, Callable[[Options], None]]]
 
 
 def _check_hub(options: Options) -> None:

@@ -25,6 +25,9 @@ class Receiver:
         self.received: list[Received] = []
         self.answers: list[int] = []
         """What it answers, one after the other; 200 after that."""
+        self.answers_now = threading.Event()
+        """Until it is set, nobody gets an answer."""
+        self.answers_now.set()
         receiver = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -32,6 +35,7 @@ class Receiver:
                 body = self.rfile.read(int(self.headers["content-length"]))
                 status = receiver.answers.pop(0) if receiver.answers else 200
                 receiver.received.append(Received({k.lower(): v for k, v in self.headers.items()}, body, status))
+                receiver.answers_now.wait()
                 self.send_response(status)
                 self.send_header("content-length", "0")
                 self.end_headers()
@@ -47,6 +51,7 @@ class Receiver:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.answers_now.set()
         self._server.shutdown()
         self._server.server_close()
 

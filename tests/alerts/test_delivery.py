@@ -16,14 +16,15 @@ from typing import Any
 import pytest
 
 import kivi
-from kivi.alerts import Alerts
+from kivi.alerts import Alerts, delivery
 from kivi.runtime.settings import Settings
 from kivi.store.checkpoint import followers_copy
 from kivi.store.following import open_follower
 from tests.alerts.receiver import Received, Receiver
+from tests.alerts.test_definition import MINUTE, NAME, World
 from tests.conftest import require
 from tests.serverproc import ServerProcess
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 BEGIN = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
 
@@ -149,6 +150,24 @@ def test_after_a_failure_the_same_is_sent_again_and_then_what_came_after_it(
     assert "SECRET" not in caplog.text + repr(db.alerts())
 
 
+def test_an_alert_that_is_made_anew_does_not_pause_for_another_receiver(
+    tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_PAUSE_S", "_PAUSE_S_MAX"):
+        monkeypatch.setattr(delivery, name, 600.0)
+    with kivi.open(tmp_path / "other", alerts_every_s=0.3) as db:
+        make(db)
+        append(db, 0)
+        create(db, "http://127.0.0.1:9/nobody")
+        fire(db, "a")
+        wait_until(lambda: db.stats()["alert_notifications_failed"])
+        db.drop_alert("slow")
+        create(db, receiver.url)
+        append(db, 11, "b", 500)
+        append(db, 17.5)
+        wait_until(lambda: receiver.taken)
+
+
 def test_what_was_not_delivered_before_a_crash_is_after_it(tmp_path: Path, receiver: Receiver) -> None:
     """The process that evaluated is killed while the receiver is away."""
     with ServerProcess(tmp_path / "data", "--set", "alerts_every_s=0.02") as server:
@@ -160,10 +179,47 @@ def test_what_was_not_delivered_before_a_crash_is_after_it(tmp_path: Path, recei
             fire(db, "a")
             wait_until(lambda: receiver.received)
         server.kill()
-        receiver.answers = []
         assert not receiver.taken
+        receiver.answers = []  # what the killed process has sent may yet come, and is told then
         server.start()
         assert wait_until(lambda: receiver.taken)[0].message["status"] == "firing"
+
+
+def test_what_failed_for_a_day_is_given_up_and_what_waited_for_a_process_is_not(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "_PAUSE_S", 0.0)
+    for is_away, answers in ((True, [503]), (False, [503, 503])):
+        receiver.received.clear()
+        receiver.answers = list(answers)
+        world = World(0, receiver.url)
+        for other in world.watches[1:]:
+            world.db.drop_alert(other.name)
+        times = world.now_us - MINUTE, world.now_us + 7 * MINUTE
+        world.now_us = times[-1] + MINUTE
+        world.enter([{"ts": ts, "ep": ep, "us": us} for ts, ep, us in zip(times, "az", (500, 1), strict=True)])
+        alerts = world.alerts[0]
+        alerts._evaluator.evaluate(NAME)
+        if not is_away:
+            look(alerts)
+        world.now_us += 25 * 60 * MINUTE
+        look(alerts)
+        look(alerts)
+        assert [one.message["status"] for one in receiver.taken] == (
+            ["firing", "resolved"] if is_away else ["resolved"]
+        )
+        assert alerts._delivery is not None
+        assert (alerts._delivery.given_up > 0) == (not is_away)
+        world.store.crash()
+
+
+def look(alerts: Alerts) -> None:
+    """A round, and all that it has begun to send."""
+    alerts.round()
+    assert alerts._delivery is not None
+    for line in alerts._delivery._lines.values():
+        assert line.busy is not None
+        line.busy.result()
 
 
 def test_a_silenced_alert_tells_nobody_until_it_is_over(db: Any, receiver: Receiver) -> None:
@@ -181,6 +237,60 @@ def test_a_silenced_alert_tells_nobody_until_it_is_over(db: Any, receiver: Recei
     resolve(db)
     wait_until(lambda: len(receiver.taken) == 2)
     assert receiver.taken[1].message["status"] == "resolved"  # as it was told that it fires
+
+
+def anew(db: Any, notify: str) -> None:
+    """The alert is another one, and fires."""
+    db.drop_alert("slow")
+    create(db, notify)
+    append(db, 21, "a", 500)
+    append(db, 27.5)
+    wait_until(lambda: "firing" in [one["state"] for one in db.alerts() if one["name"] == "slow"])
+
+
+def test_an_alert_that_was_made_anew_tells_its_own_receiver_though_the_old_one_was_about_to_be_told(
+    db: Any, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the old one, what waits for a thread does so until the new one fires."""
+    monkeypatch.setattr(delivery, "_AT_ONCE", 1)
+    monkeypatch.setattr(delivery, "_TIMEOUT_S", 600.0)
+    with Receiver() as busy, Receiver() as new:
+        busy.answers_now.clear()
+        db.create_alert("a busy one", on="ep_5m", where=kivi.col("worst") > 100, for_="2m", notify=busy.url)
+        append(db, 1, "a", 500)
+        append(db, 7.5)
+        wait_until(lambda: busy.received)  # the only thread is taken before there is anything of the other to tell
+        create(db, receiver.url)
+        append(db, 11, "b", 500)
+        append(db, 17.5)
+        wait_until(lambda: "firing" in [one["state"] for one in db.alerts() if one["name"] == "slow"])
+
+        def waits() -> bool:  # what fires is seen before it is told
+            line = db._alerts._delivery._lines.get("slow")
+            return line is not None and line.busy is not None and not line.busy.done()
+
+        wait_until(waits)
+        anew(db, new.url)
+        busy.answers_now.set()
+        wait_until(lambda: "firing" in [one.message["status"] for one in new.taken])
+        wait_until(lambda: not db.stats()["alert_notifications_waiting"])
+        assert not receiver.received
+
+
+def test_what_arrives_late_of_an_alert_is_not_taken_for_what_another_one_of_its_name_has_to_tell(
+    db: Any, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "_TIMEOUT_S", 600.0)
+    receiver.answers_now.clear()
+    create(db, receiver.url)
+    fire(db, "a")
+    wait_until(lambda: receiver.received)
+    with Receiver() as new:
+        new.answers = [503]
+        anew(db, new.url)
+        wait_until(lambda: new.received)
+        receiver.answers_now.set()
+        assert wait_until(lambda: new.taken)[0].headers["webhook-id"] == new.received[0].headers["webhook-id"]
 
 
 def test_a_follower_evaluates_nothing(db: Any, tmp_path: Path) -> None:
@@ -226,7 +336,7 @@ class Alertmanager:
                 break
 
     def alerts(self) -> list[dict[str, Any]]:
-        with urllib.request.urlopen(f"{self.url}/api/v2/alerts", timeout=10) as answer:
+        with urllib.request.urlopen(f"{self.url}/api/v2/alerts", timeout=PATIENCE_S) as answer:
             found: list[dict[str, Any]] = json.load(answer)
             return found
 

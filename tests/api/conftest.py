@@ -49,12 +49,12 @@ class Driven:
             return self._finish(self._target.started())
         value = getattr(self._target, name)
         if name == "run":
-            return lambda function: self._run(function)
+            return lambda function, **how: self._run(function, **how)
         if callable(value):
             return lambda *args, **kwargs: self._finish(value(*args, **kwargs))
         return self._finish(value)
 
-    def _run(self, function: Any) -> Any:
+    def _run(self, function: Any, **how: Any) -> Any:
         """``db.run(fn)``: the function's calls happen inside the loop, so it is written as the suite writes it and
         replayed as a coroutine that awaits each of them in a worker."""
         target, loop = self._target, self._loop
@@ -63,7 +63,7 @@ class Driven:
             async def body(tx: Any) -> Any:
                 return await asyncio.to_thread(function, _Threaded(tx, loop))
 
-            return await target.run(body)
+            return await target.run(body, **how)
 
         return loop.run_until_complete(call())
 
@@ -114,13 +114,11 @@ def _clean(db: Any) -> None:
         db.drop(found["name"])
 
 
-@pytest.fixture(params=["memory", "disk", "sync", "asyncio"])
-def db(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[Any]:
+@pytest.fixture(params=["memory", "sync", "asyncio"])
+def db(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """What is embedded is in memory; the store of the server, which the others ask, is on disk."""
     if request.param == "memory":
         with kivi.open() as embedded:
-            yield embedded
-    elif request.param == "disk":
-        with kivi.open(tmp_path / "data") as embedded:
             yield embedded
     elif request.param == "sync":
         with kivi.connect(request.getfixturevalue("server").endpoint) as client:

@@ -120,6 +120,14 @@ def test_what_is_no_alert_is_refused(calls: Any, arguments: dict[str, Any], erro
     assert calls.alerts() == []
 
 
+@pytest.mark.parametrize("until", [2**62, -(2**62), 2**63, "2h", 1.5])
+def test_a_silence_ends_at_a_moment(calls: Any, until: Any) -> None:
+    calls.create_alert("alert", on="calls_5m", where=WHERE)
+    with pytest.raises((InvalidArgument, SchemaError), match="until is"):
+        calls.silence("alert", until=until)
+    assert calls.alerts()[0]["silenced_until"] is None
+
+
 def test_names_are_those_of_alerts(calls: Any) -> None:
     calls.create_alert("an alert: 100 %", on="calls_5m", where=WHERE)
     with pytest.raises(AlreadyExists, match="100 %"):

@@ -98,6 +98,8 @@ def test_a_role_is_described_and_changes_nothing_else(db: Any) -> None:
         ("slots", {}, InvalidArgument, "nothing to alter"),
         ("slots", {"role": "traces"}, SchemaError, "has no traces"),
         ("e", {"role": "traces"}, SchemaError, "has no traces"),
+        ("agg", {"role": "names"}, SchemaError, "a row table of one key column"),
+        ("slots", {"role": "anomalies"}, SchemaError, "counts no anomalies"),
         ("agg", {"role": "models"}, SchemaError, "aggregate's with a time slot"),
         ("t", {"role": "services"}, SchemaError, "aggregate's with a time slot"),
     ):
@@ -121,8 +123,12 @@ def test_a_snapshot_of_before_sees_the_tables_as_they_were(db: Any) -> None:
 
 
 def test_clients_that_described_the_table_before_go_on(server: Any) -> None:
-    """They send and get the columns that they know, until they ask for others."""
-    with kivi.connect(server.endpoint) as db, kivi.connect(server.endpoint) as other:
+    """They send and get the columns that they know, until they ask for others, or a subscription tells them of some."""
+    with (
+        kivi.connect(server.endpoint) as db,
+        kivi.connect(server.endpoint) as other,
+        kivi.connect(server.endpoint) as told,
+    ):
         for name in sorted(db.tables(), key=lambda name: db.describe(name)["kind"]):
             db.drop(name)
         filled(db)
@@ -131,9 +137,17 @@ def test_clients_that_described_the_table_before_go_on(server: Any) -> None:
             assert list(snap.scan("t")) == [row]
             assert snap.get("agg", (0,)) == {"a": 0, "n": 100, "twice": 200.0}
             assert len(list(snap.scan("e"))) == 100
-        with other.subscribe("t") as rows, other.subscribe("e") as tail:
+        with told.subscribe("t") as rows, told.subscribe("e") as tail:
             changes, events = iter(rows), iter(tail)
+
+            def followed(count: int) -> list[dict[str, Any]]:
+                found: list[dict[str, Any]] = []
+                while len(found) < count:
+                    found += [change.row for change in next(events).changes if change.row is not None]
+                return found
+
             assert [change.row for change in next(changes).changes] == [row]
+            assert [one.keys() for one in followed(100)] == [{"ts", "a", "x"}] * 100
             db.alter_table("t", {"w": "int64"})
             db.alter_table("e", {"s": "string"})
             db.alter_aggregate("agg", {"sx": kivi.sum("x")})
@@ -144,12 +158,10 @@ def test_clients_that_described_the_table_before_go_on(server: Any) -> None:
             seen: dict[int, Any] = {}
             while 2 not in seen:
                 seen |= {change.row["id"]: change.row for change in next(changes).changes if change.row}
-            assert seen[2] == {"id": 2, "v": "new", "n": 0}
-            count = 0
-            while count < 101:
-                for change in next(events).changes:
-                    assert change.row is not None and change.row.keys() == {"ts", "a", "x"}
-                    count += 1
+            assert seen[2] == {"id": 2, "v": "new", "n": 0, "w": None}
+            [event] = followed(1)
+            assert event.keys() == {"ts", "a", "x", "s"}
+            assert event["s"] == "s"
         other.append("e", [{"ts": 1, "a": 0, "x": 1}] * 50)
         with other.transaction() as tx:
             tx.delta("t", (1,), n=1)

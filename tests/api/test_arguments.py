@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -52,6 +53,26 @@ REFUSED: list[Callable[[Any], Any]] = [
     lambda db: db.subscriptions(5),
     lambda db: db.batch_scopes(5),
     lambda db: db.stage("ev", [{"ts": 1, "x": 1}], owner=5),
+    lambda db: db.create_event_table("new", event_time="ts", columns=5),
+    lambda db: db.create_event_table("new", event_time=["ts"], columns={"ts": "timestamp"}),
+    lambda db: db.create_event_table("new", event_time="ts", columns={"ts": "timestamp"}, expires=["ts"]),
+    lambda db: db.create_aggregate(5, source="ev", group_by=["x"], measures={"n": kivi.count()}),
+    lambda db: db.create_aggregate("a", source="ev", group_by=["x"], measures={"n": kivi.count()}, derived="n"),
+    lambda db: db.create_aggregate("a", source="ev", group_by=["x"], measures={"n": kivi.count()}, derived={"m": 1}),
+    lambda db: db.create_aggregates("a", "ev", ["x"], ["5m"], {"n": kivi.count()}, derived=5),
+    lambda db: db.store_subscriptions("ev", [{"name": "n"}], since=2**70),
+    lambda db: db.reached("ev", 2**70),
+    lambda db: db.reached("ev", 1, since=2**70),
+    lambda db: db.subscribers("ev", 2**70),
+    lambda db: db.cancel_move(5),
+    lambda db: db.forget_node(5),
+    lambda db: db.checkpoint("/nowhere/\0"),
+    lambda db: db.snapshot(ttl_s=1e308).__enter__().renew(),
+    *(
+        kind(operator.methodcaller("renew", ttl))
+        for kind in (reading, writing)
+        for ttl in ("", "x", [1], math.nan, math.inf, -1, True)
+    ),
 ]
 
 
@@ -180,6 +201,29 @@ def test_no_such_argument(db: Any, call: Callable[[Any], Any]) -> None:
     assert db.tables() == ["ev", "t"]
 
 
+@pytest.mark.parametrize("long", [10**5_000, -(10**5_000), "x" * 50_000, b"x" * 50_000, [1] * 50_000], ids=type)
+def test_a_long_argument_makes_no_long_sentence(db: Any, long: Any) -> None:
+    count = {"n": kivi.count()}
+    calls: list[Callable[[Any], Any]] = [
+        reading(lambda snap: snap.get(long, (1,))),
+        reading(lambda snap: snap.get("t", (long,))),
+        reading(lambda snap: snap.scan("t", columns=long)),
+        reading(lambda snap: snap.scan("t", limit=long)),
+        reading(lambda snap: snap.changes("t", since=long)),
+        reading(lambda snap: snap.query("ev", measures={"n": long})),
+        reading(lambda snap: snap.query("ev", measures=count, group_by=[long])),
+        reading(lambda snap: snap.query("ev", measures=count, order_by=long)),
+        lambda db: db.snapshot(as_of=long),
+        lambda db: db.append("ev", [long]),
+        lambda db: db.append("ev", long),
+        lambda db: db.subscribe("t", interval_ms=long),
+    ]
+    for call in calls:
+        with pytest.raises(kivi.KiviError) as caught:
+            call(db)
+        assert len(str(caught.value)) < 1_000
+
+
 @pytest.mark.parametrize("timeout", ["x", math.nan, True, [1]])
 def test_no_such_timeout(db: Any, timeout: Any) -> None:
     db.create_table("t", key={"id": "int64"}, columns={"n": kivi.sum("int64")})
@@ -210,6 +254,11 @@ def test_nowhere_to_connect(arguments: dict[str, Any]) -> None:
         kivi.connect(**{"endpoint": "localhost:1", **arguments})
     with pytest.raises(InvalidArgument):
         asyncio.run(kivi.aio.connect(**{"endpoint": "localhost:1", **arguments}))
+
+
+def test_longer_than_any_clock_is_long() -> None:
+    with kivi.open() as db:
+        assert db.run(lambda tx: 5, timeout=10**400) == 5
 
 
 def test_what_runs_in_a_transaction_is_a_function() -> None:

@@ -274,6 +274,91 @@ def test_insert_is_strict_and_delete_is_not(accounts):
         assert snap.get("accounts", (1,))["name"] == "new"
 
 
+def test_a_deferred_insert_fails_at_the_commit_at_the_latest(accounts):
+    with accounts.transaction(deferred=True) as tx:
+        tx.insert("accounts", (1,), name="ada")
+        tx.write("accounts", [{"id": 2, "name": "bob"}], insert=True)
+        assert tx.get("accounts", (2,))["name"] == "bob"
+        tx.insert("accounts", (3,), name="eve")
+
+    def insert(tx):
+        tx.put("accounts", (5,), name="before")
+        tx.insert("accounts", (3,), name="again")
+        tx.put("accounts", (6,), name="behind")
+
+    for ask in (lambda tx: None, lambda tx: tx.get("accounts", (1,)), lambda tx: tx.insert("accounts", (3,))):
+        tx = accounts.transaction(deferred=True).__enter__()
+        insert(tx)
+        ask(tx)
+        assert tx.get("accounts", (3,))["name"] in ("again", None)  # its own
+        tx.put("accounts", (7,), name="on")
+        with pytest.raises(kivi.RowExists) as refused:
+            tx.commit()
+        assert refused.value.key == (3,)
+    with pytest.raises(kivi.RowExists):
+        accounts.run(insert, deferred=True)
+    with accounts.snapshot() as snap:
+        assert [row["id"] for row in snap.scan("accounts")] == [1, 2, 3]
+        assert snap.get("accounts", (3,))["name"] == "eve"
+
+
+def test_r16_deferred_inserts_that_come_again_under_their_token_are_answered_as_the_first_time(accounts):
+    mine, another, third = (str(uuid.uuid4()) for _ in range(3))
+
+    def insert(key, **values):
+        with accounts.transaction(token=mine, deferred=True) as tx:
+            tx.insert("accounts", (key,), **values)
+            tx.delta("accounts", (9,), balance=1)
+        return tx.commit_ts
+
+    first = insert(1, name="ada")
+    assert insert(1, name="ada") == first
+    with pytest.raises(kivi.InvalidArgument, match="another payload"):
+        insert(1, name="eve")
+    written = accounts.write("accounts", [{"id": 2, "name": "bob"}], insert=True, token=another)
+    assert accounts.write("accounts", [{"id": 2, "name": "bob"}], insert=True, token=another) == written
+    with pytest.raises(kivi.RowExists):
+        accounts.write("accounts", [{"id": 2, "name": "bob"}], insert=True, token=third)
+    with accounts.snapshot() as snap:
+        assert [(row["id"], row["name"], row["balance"]) for row in snap.scan("accounts")] == [
+            (1, "ada", 0),
+            (2, "bob", 0),
+            (9, None, 1),
+        ]
+
+
+@pytest.mark.parametrize("how", ["a read behind", "a read before", "more than fit one request"])
+def test_r16_deferred_inserts_in_several_requests_that_come_again_are_answered_as_the_first_time(accounts, how):
+    def insert(token):
+        with accounts.transaction(token=token, deferred=True) as tx:
+            if how == "a read before":
+                tx.get("accounts", (2,))
+            for i in range(5_000 if how.startswith("more") else 1):
+                tx.insert("accounts", (10 + i,), name="ada")
+            if how == "a read behind":
+                assert tx.get("accounts", (10,))["name"] == "ada"
+                assert tx.get("accounts", (2,)) is None
+        return tx.commit_ts
+
+    mine = str(uuid.uuid4())
+    first = insert(mine)
+    assert insert(mine) == first
+    for another in (None, str(uuid.uuid4())):
+        with pytest.raises(kivi.RowExists) as refused:
+            insert(another)
+        assert refused.value.key == (10,)
+
+
+def test_deferred_inserts_of_one_row_that_meet_conflict(accounts):
+    with pytest.raises(kivi.Conflict), accounts.transaction(deferred=True) as tx:
+        assert tx.get("accounts", (1,)) is None
+        tx.insert("accounts", (1,), name="second")
+        with accounts.transaction(deferred=True) as other:
+            other.insert("accounts", (1,), name="first")
+    with accounts.snapshot() as snap:
+        assert snap.get("accounts", (1,))["name"] == "first"
+
+
 def test_run_reruns_on_a_new_snapshot_after_a_conflict(accounts):
     with accounts.transaction() as tx:
         tx.put("accounts", (1,), balance=100)

@@ -16,6 +16,7 @@ ROLLUPS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"by": ["app"], "step": "10m"}, {}),
     ({"by": ["app"], "step": "1m", "measures": ["n", "floats"]}, {"last": "5m"}),
     ({"by": ["endpoint"]}, {"last": "3m"}),
+    ({"by": ["app"], "step": "5m", "measures": ["n"]}, {"last": "2m"}),
     ({}, {}),
     ({"by": ["endpoint", "app"], "step": "5m", "measures": ["p90"]}, {"order_by": ["-p90"], "limit": 3}),
     ({"by": ["app"], "step": "1m", "where": kivi.col("n") > 1}, {"last": "4m"}),

@@ -7,6 +7,7 @@ import random
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -199,6 +200,44 @@ def test_last_ends_with_the_newest_slot(memory: Any) -> None:
         few = kivi.col("slot") < moment(200)  # the newest that is selected is older than the newest there is
         found = list(snap.rollup("fine", by=["app"], last="1h", where=few, measures=["n"]))
         assert found == list(snap.rollup("fine", by=["app"], start=moment(140), end=moment(200), measures=["n"]))
+
+
+@pytest.mark.parametrize(
+    ("stored", "step", "last", "at", "begins"),
+    [
+        ("1h", None, "30m", "2026-01-31T12:10", "2026-01-31T12:00"),
+        ("1m", "1h", "20m", "2026-01-31T12:10", "2026-01-31T12:00"),
+        ("1m", "1h", "90m", "2026-01-31T12:10", "2026-01-31T11:00"),
+        ("1m", "1h", "2h", "2026-01-31T12:10", "2026-01-31T11:00"),
+        ("1month", None, "30d", "2026-01-31T12:10", "2026-01-01T00:00"),
+        ("1month", None, "31d", "2026-02-11T12:10", "2026-02-01T00:00"),
+        ("1d", "1month", "365d", "2024-12-31T12:10", "2024-01-01T00:00"),
+        ("1year", None, "36500000d", "2026-01-31T12:10", "1970-01-01T00:00"),
+    ],
+)
+def test_last_is_of_whole_slots(db: Any, stored: str, step: str | None, last: str, at: str, begins: str) -> None:
+    rolls_last(db, stored, step, last, at, begins, "UTC")
+
+
+@pytest.mark.parametrize(
+    ("at", "begins"), [("2026-03-31T12:00", "2026-03-25T00:00"), ("2026-10-28T12:00", "2026-10-22T00:00")]
+)
+@pytest.mark.parametrize(("stored", "step"), [("1d", None), ("1h", "1d")])
+def test_last_days_are_those_of_the_clock(stored: str, step: str | None, at: str, begins: str) -> None:
+    with kivi.open() as db:
+        rolls_last(db, stored, step, "7d", at, begins, "Europe/Paris")
+
+
+def rolls_last(db: Any, stored: str, step: str | None, last: str, at: str, begins: str, tz: str) -> None:
+    """The rollup of the last time is that from ``begins`` on. Both are times of the zone's clock."""
+    newest, first = (dt.datetime.fromisoformat(each).replace(tzinfo=ZoneInfo(tz)) for each in (at, begins))
+    db.create_event_table("e", event_time="ts", columns={"ts": "timestamp"})
+    slot = kivi.time_slot("ts", stored, name="slot", tz=tz)
+    db.create_aggregate("kept", source="e", group_by=[slot], measures={"n": kivi.count()})
+    times = [newest - dt.timedelta(hours=i) for i in range(24 * 20)]
+    db.append("e", [{"ts": ts.astimezone(dt.UTC)} for ts in [*times, *(ts - dt.timedelta(days=400) for ts in times)]])
+    with db.snapshot() as snap:
+        assert list(snap.rollup("kept", step=step, last=last)) == list(snap.rollup("kept", step=step, start=first))
 
 
 @pytest.mark.parametrize("groups", [3, 400])

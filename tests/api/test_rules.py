@@ -120,6 +120,41 @@ def test_own_events_count_with_the_commit_that_brings_them(calls: Any) -> None:
     assert [event["avg_us"] for event in events(calls, "anomalies")] == [10.0, 10.0, 20.0]
 
 
+def test_a_backfill_has_own_events_in_their_slots_already(calls: Any) -> None:
+    calls.append("calls", [call(1, 0, 10), call(1, 0, 30), call(1, 1, 41)])
+    calls.create_event_table("usual", event_time="ts", columns={"endpoint": "int64", "ts": "timestamp", "n": "int64"})
+    calls.create_rule(
+        "usual", source="calls", into="usual", own_events=True, backfill=True,
+        against=kivi.previous_slot("by_slot", by=["endpoint"]),
+        where=kivi.col("took_us") > kivi.ref("avg_us"), select={"n": kivi.ref("calls")},
+    )  # fmt: skip
+    assert [event["n"] for event in events(calls, "usual")] == [2]
+
+
+def test_own_events_are_not_added_to_rows_that_are_looked_up(calls: Any) -> None:
+    """One that is a row, and one of another table's events, which are not this commit's."""
+    calls.create_table("limits", key={"endpoint": "int64"}, columns={"us": "int64", "hits": kivi.sum("int64")})
+    calls.create_event_table("other", event_time="ts", columns={"endpoint": "int64", "ts": "timestamp"})
+    calls.create_aggregate("others", source="other", group_by=["endpoint"], measures={"n": kivi.count()})
+    columns = {"endpoint": "int64", "ts": "timestamp", "us": "int64", "calls": "int64", "n": "int64"}
+    calls.create_event_table("over", event_time="ts", columns=columns)
+    calls.append("other", [{"endpoint": 1, "ts": EPOCH}] * 3)
+    with calls.transaction() as tx:
+        tx.put("limits", (1,), us=50)
+    calls.create_rule(
+        "over", source="calls", into="over", own_events=True,
+        against={
+            "before": kivi.previous_slot("by_slot", by=["endpoint"]), "limit": kivi.lookup("limits", by=["endpoint"]),
+            "others": kivi.lookup("others", by=["endpoint"]),
+        },
+        where=kivi.col("took_us") > kivi.ref("limit.us"),
+        select={"us": kivi.ref("limit.us"), "calls": kivi.ref("before.calls"), "n": kivi.ref("others.n")},
+    )  # fmt: skip
+    calls.append("calls", [call(1, 4, 10), call(1, 5, 60), call(1, 5, 40)])
+    (over,) = events(calls, "over")
+    assert (over["us"], over["calls"], over["n"]) == (50, 1, 3)
+
+
 def test_prices_are_looked_up_and_costs_computed(calls: Any) -> None:
     calls.create_table("prices", key={"model": "string"}, columns={"price": "decimal(9,4)", "note": "string"})
     calls.create_event_table(
@@ -162,6 +197,35 @@ def test_slots_are_combined_and_may_lie_back(calls: Any) -> None:
     calls.append("calls", [call(1, slot, took) for slot, took in ((0, 900), (1, 10), (2, 20), (4, 9_999))])
     calls.append("calls", [call(1, 5, 36), call(1, 5, 37)])  # slots 1, 2, 3: 15 on average, 7.07 either way
     assert [(event["took_us"], event["avg_us"]) for event in events(calls, "anomalies")] == [(37, 15.0)]
+
+
+def test_rules_that_say_the_same_of_other_rows_share_nothing(calls: Any) -> None:
+    """Expressions that look alike are worked out once for all rules, if they read the same row."""
+    calls.create_aggregate(
+        "by_hour",
+        source="calls",
+        group_by=["endpoint", kivi.time_slot("ts", "1h", name="slot")],
+        measures={"total": kivi.sum("took_us"), "calls": kivi.count()},
+        derived={"avg_us": "total / calls"},
+    )
+    create(calls)
+    create(calls, "hourly", against=kivi.previous_slot("by_hour", by=["endpoint"]))
+    create(
+        calls,
+        "both",
+        against={
+            "hour": kivi.previous_slot("by_hour", by=["endpoint"]),
+            "slot": kivi.previous_slot("by_slot", by=["endpoint"]),
+        },
+        where=kivi.col("took_us") > 2 * kivi.ref("hour.avg_us") + kivi.ref("slot.avg_us"),
+        select={"avg_us": kivi.ref("hour.avg_us") + 1.0 * kivi.ref("slot.calls")},
+    )
+    calls.append("calls", [call(1, 10, 10), call(1, 11, 30)])
+    calls.append("calls", [call(1, 12, 61), call(1, 12, 71), call(1, 11, 21), call(1, 12, 40)])
+    raised = [(event["took_us"], event["avg_us"]) for event in events(calls, "anomalies")]
+    assert sorted(raised) == [(21, 10.0), (61, 20.0), (61, 30.0), (71, 20.0), (71, 21.0), (71, 30.0)]
+    counted = {rule["name"]: (rule["judged"], rule["missing"], rule["raised"]) for rule in calls.rules()}
+    assert counted == {"slow": (6, 2, 3), "hourly": (6, 3, 2), "both": (6, 3, 1)}
 
 
 def test_what_was_there_before_is_judged_once_if_asked(calls: Any) -> None:
@@ -218,14 +282,6 @@ def test_what_does_not_fit_the_tables_is_refused(calls: Any, wrong: Any, error: 
     with pytest.raises(error, match=said):
         create(calls, **wrong)
     assert calls.rules() == []
-
-
-def test_rules_look_into_no_table_that_is_sharded(calls: Any) -> None:
-    columns = {"endpoint": "int64", "ts": "timestamp", "took_us": "int64", "avg_us": "float64"}
-    calls.create_event_table("spread", event_time="ts", columns=columns, shard_by=["endpoint"])
-    with pytest.raises(kivi.InvalidArgument, match="sharded"):
-        create(calls, into="spread")
-    create(calls, source="spread", select={})
 
 
 def test_a_name_is_taken_once_and_tables_stay_while_rules_name_them(calls: Any) -> None:

@@ -74,3 +74,29 @@ def test_what_is_refused(news: Any) -> None:
         news.subscribers("news", ts, place=1)
     with pytest.raises(NotFound):
         news.reached("nowhere", ts)
+
+
+def test_predicates_that_differ_in_a_text_alone(news: Any) -> None:
+    topic, ts, n = col("topic"), col("ts"), col("n")
+    wheres = [topic == "a", topic == "b", topic == "a", topic != "a", topic.startswith("a"), topic.startswith("b")]
+    wheres += [ts >= T0, ts > T0, n == 1, n == 0]
+    wanted = [{"user": f"u{i}", "name": "mine", "where": where} for i, where in enumerate(wheres)]
+    news.store_subscriptions("news", wanted)
+    ts_of_a = add(news, "a", "b", "c")
+    assert news.reached("news", ts_of_a) == [5, 5, 2]
+    whose = [{one["user"] for one in news.subscribers("news", ts_of_a, place=i)} for i in range(3)]
+    assert whose == [{"u0", "u2", "u4", "u6", "u9"}, {"u1", "u3", "u5", "u6", "u8"}, {"u3", "u6"}]
+    with pytest.raises(InvalidArgument, match="text"):
+        news.store_subscriptions("news", [{"name": "x", "where": topic == "\ud800"}])
+    with pytest.raises(InvalidArgument, match="user of a durable"):
+        news.store_subscriptions("news", [{"name": "x", "user": "u" * 257}])
+    with pytest.raises(InvalidArgument, match="name of a durable"):
+        news.store_subscriptions("news", [{"name": "x"}, {"name": 7}])
+
+
+def test_texts_that_are_numbers_are_read_as_such(db: Any) -> None:
+    db.create_event_table("sales", event_time="ts", columns={"ts": "timestamp", "price": "decimal(9,2)"})
+    wanted = [{"name": f"{i}", "where": col("price") == text} for i, text in enumerate(("1.5", "2.50", "2.5"))]
+    db.store_subscriptions("sales", wanted)
+    ts = db.append("sales", [{"ts": T0, "price": "1.5"}, {"ts": T0, "price": "2.5"}])
+    assert db.reached("sales", ts) == [1, 2]

@@ -42,5 +42,9 @@ def test_alerts_are_listed_and_silenced(tmp_path: Path, capsys: pytest.CaptureFi
         assert (one["key"], one["value"], one["on"]) == ({"ep": "/cart"}, {"n": 2}, "ep_5m")
         said("silence", "busy", "now")
         assert db.alerts()[0]["silenced_until"] is None
+        for wrong in ("9999999d", str(2**62), "99999-01-01T00:00:00Z"):
+            assert main(["silence", "busy", wrong, "--endpoint", server.endpoint]) == 1
+            assert "kivi: " in capsys.readouterr().err
+        assert db.alerts()[0]["silenced_until"] is None
         assert main(["silence", "idle", "2h", "--endpoint", server.endpoint]) == 1
         assert "there is no alert 'idle'" in capsys.readouterr().err

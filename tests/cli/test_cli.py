@@ -28,7 +28,7 @@ import kivi
 from kivi.cli import main
 from kivi.cli.append import Progress
 from tests.serverproc import ROOT, ServerProcess
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 CSV = 'e,ts,v,s\n1,2023-11-16T18:00:00Z,10,a\n1,2023-11-16T18:01:00Z,20,\n2,2023-11-16T18:01:00Z,20,"x,y"\n'
 
@@ -44,6 +44,8 @@ class Cli:
     def __call__(self, *arguments: Any, stdin: str = "", code: int = 0, process: bool = False) -> str:
         """Standard output; standard error is in ``errors``."""
         words = [str(argument) for argument in arguments]
+        if words[0] == "sql":  # whose first one waits for a process to start: ten seconds may be few
+            words[1:1] = ["--timeout", str(PATIENCE_S)]
         run = self._process if process or words[0] in PROCESSES else self._called
         returned, out, self.errors = run(words, stdin)
         assert returned == code, (arguments, out, self.errors)
@@ -272,6 +274,8 @@ def test_retract_asks_and_removes(cli):
         db.append("visits", [{"ts": second * 1_000_000, "user": user} for second, user in enumerate("aabca")])
     cli("retract", "visits", "--where", "user == 'a'", code=1)
     assert "3 events of visits match" in cli.errors and "nothing was retracted" in cli.errors
+    for name in ("--where", "--start", "--end"):  # a variable that is not set is not all events
+        cli("retract", "visits", name, "", "--yes", code=1)
     args = ("--where", "user == 'a'", "--start", "1970-01-01T00:00:01Z", "--end", "1970-01-01T00:00:04Z")
     assert json.loads(cli("retract", "visits", *args, "--yes", "-o", "json"))["events"] == 1
     assert [json.loads(line)["user"] for line in cli("scan", "visits", "-o", "json").splitlines()] == list("abca")
@@ -472,7 +476,7 @@ def test_dump_shows_what_is_stored_in_the_words_of_the_golden_histories(cli, tmp
 
 def takes_any_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Events beyond the years 1 to 9999, which stores of earlier versions were given."""
-    monkeypatch.setattr("kivi.arrow.records.check_event_time", lambda value, what: value)
+    monkeypatch.setattr("kivi.arrow.records.check_moment", lambda value, what: value)
 
 
 def test_dump_goes_on_at_moments_beyond_the_years_of_python(cli, tmp_path, monkeypatch):
@@ -601,3 +605,19 @@ def test_watch_draws_a_state_on_a_terminal(cli: Cli) -> None:
             process.terminate()
             assert process.wait(60) == 0
         os.close(parent)
+
+
+def test_a_store_begins_a_cluster_of_a_name_that_clusters_can_have(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, marker = tmp_path / "store", tmp_path / "store" / "KIVI"
+    kivi.open(store).close()
+    before = marker.read_text()
+    for name in ("", "a b", "a.b", "*", "ä", "../a", "x" * 201):
+        assert main(["cluster", "adopt", str(store), "--cluster", name]) == 1
+        assert "is no name of a cluster" in capsys.readouterr().err
+    assert marker.read_text() == before
+    assert main(["cluster", "adopt", str(marker), "--cluster", "apm"]) == 1  # a file is no store, either
+    assert "is not a kivi store" in capsys.readouterr().err
+    assert main(["cluster", "adopt", str(store), "--cluster", "apm"]) == 0
+    assert "apm begins with the store" in capsys.readouterr().out

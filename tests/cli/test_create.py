@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import kivi
+from kivi.cli.append import batches
 from kivi.cli.commands import main
 from kivi.cli.create import columns_of
 from kivi.errors import InvalidArgument, SchemaError
@@ -25,6 +26,7 @@ from kivi.model.measure_text import operator_call
 from tests.serverproc import ROOT, ServerProcess
 
 col = kivi.col
+BEGIN_US = 1_767_225_600_000_000  # 2026-01-01
 TYPES = {"x": "int64", "status": "int64", "route": "string", "trace_id": "string"}
 
 
@@ -180,14 +182,42 @@ def test_a_table_is_made_for_a_file(suffix: str, cli: Any, server: ServerProcess
         assert [*snap.scan(name)] == ROWS * 2
 
 
+@pytest.mark.parametrize(("unit", "us"), [("seconds", 1_000_000), ("milliseconds", 1_000)])
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_times_in_another_unit(
+    suffix: str, unit: str, us: int, cli: Any, server: ServerProcess, tmp_path: Path
+) -> None:
+    """Which would be of January 1970: no table is made of them, and one that is there says so."""
+    path, name = str(tmp_path / f"e.{suffix}"), f"{unit}_{suffix}"
+    at = BEGIN_US // us
+    if suffix == "csv":
+        (tmp_path / "e.csv").write_text(f"ts,n\n{at},1\n,2\n{at + 1},3\n")
+    else:
+        pq.write_table(pa.table({"ts": [at, None, at + 1], "n": [1, 2, 3]}), path)
+    said = cli("append", name, path, "--create", "--event-time", "ts", "--yes", code=1)[1]
+    assert f"column 'ts' has {at}: that is 2026-01-01 in {unit}" in said and f"multiply by {us:,}" in said
+    assert "2026-01-01T00:00:00Z" in said and "kivi create" in said
+    with server.connect() as db:
+        assert name not in db.tables()
+    cli("create", name, "ts=timestamp", "n=int64", "--event-time", "ts")
+    (tmp_path / "f.jsonl").write_text(json.dumps({"ts": at, "n": 1}) + "\n")
+    assert f"warning: column 'ts' has {at}" in cli("append", name, str(tmp_path / "f.jsonl"))[1]
+    for right in (0, 17, BEGIN_US, -at):
+        (tmp_path / "f.jsonl").write_text(
+            json.dumps({"ts": at, "n": 1}) + "\n" + json.dumps({"ts": right, "n": 1}) + "\n"
+        )
+        assert "warning" not in cli("append", name, str(tmp_path / "f.jsonl"))[1]
+
+
 def test_types_of_files(tmp_path: Path) -> None:
     table = pa.table({
         "d": pa.array([decimal.Decimal("1.50")], pa.decimal128(9, 2)), "b": [b"x"], "i": pa.array([1], pa.uint16()),
         "s": pa.array(["x"]).dictionary_encode(), "f": pa.array([0.5], pa.float32()),
-        "t": pa.array([1], pa.timestamp("ns")),
+        "t": pa.array([1], pa.timestamp("ns")), "day": pa.array([1], pa.date32()),
     })  # fmt: skip
     pq.write_table(table, tmp_path / "a.parquet")
     types = {"d": "decimal(9,2)", "b": "bytes", "i": "int64", "s": "string", "f": "float64", "t": "timestamp"}
+    types["day"] = "timestamp"
     assert columns_of(str(tmp_path / "a.parquet")) == types
     pq.write_table(pa.table({"x": [[1]]}), tmp_path / "b.parquet")
     with pytest.raises(SchemaError, match="'x' is list"):
@@ -196,6 +226,7 @@ def test_types_of_files(tmp_path: Path) -> None:
         ("a.csv", ""),
         ("b.csv", "a,b\n"),
         ("c.csv", "a,b\n1\n"),
+        ("d.csv", "a,b,a\n1,2,3\n"),
         ("a.json", ""),
         ("b.json", "{"),
         ("x.arrow", "no"),
@@ -205,6 +236,73 @@ def test_types_of_files(tmp_path: Path) -> None:
             columns_of(str(tmp_path / name))
     (tmp_path / "big.csv").write_text("a,t\n" + "1,2026-01-01T00:00:00Z\n" * 60_000)
     assert columns_of(str(tmp_path / "big.csv")) == {"a": "int64", "t": "timestamp"}
+
+
+def test_types_keep_the_digits_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(
+        "zip,uid,n,x,at\n01234,12345678901234567890,10,0.5,1767225600000000\n90210,5,0,00.5,-1\n,,,,\n"
+    )
+    types = {"zip": "string", "uid": "string", "n": "int64", "x": "string", "at": "int64"}
+    assert columns_of(str(tmp_path / "a.csv")) == types
+    (tmp_path / "b.csv").write_text("n,x\n0,0.25\n-7,123456789012345\n")
+    assert columns_of(str(tmp_path / "b.csv")) == {"n": "int64", "x": "float64"}
+    for line in ('{"uid": 12345678901234567890}', '{"uid": 9007199254740993}\n{"uid": 1.5}'):
+        (tmp_path / "c.json").write_text(line)
+        with pytest.raises(InvalidArgument, match="'uid' would be float64, which has less digits than .*as text"):
+            columns_of(str(tmp_path / "c.json"))
+    (tmp_path / "c.json").write_text('{"uid": 9007199254740993}')
+    assert columns_of(str(tmp_path / "c.json")) == {"uid": "int64"}
+
+
+@pytest.mark.parametrize(
+    ("name", "many", "last", "said"),
+    [
+        ("a.csv", "90210,2026-01-01\n", "01234,2026-01-01\n", "'n': 01234 has more digits than int64"),
+        (
+            "a.csv",
+            "1.5555,2026-01-01\n",
+            "1234567890123456789,2026-01-01\n",
+            "1234567890123456789 has more digits than fl",
+        ),
+        (
+            "a.json",
+            '{"n": 1.5555, "day": "2026-01-01"}\n',
+            '{"n": 1234567890123456789, "day": "2026-01-01"}\n',
+            "1234567890123456789 has more digits than float64",
+        ),
+    ],
+)
+def test_digits_that_come_late_in_a_file_are_not_lost(
+    cli: Any, server: ServerProcess, tmp_path: Path, name: str, many: str, last: str, said: str
+) -> None:
+    """Types are told by its first megabyte."""
+    head = "n,day\n" if name == "a.csv" else ""
+    (tmp_path / name).write_text(head + many * (1_100_000 // len(many)) + last)
+    error = cli("append", "late", str(tmp_path / name), "--create", "--event-time", "day", code=1)[1]
+    assert said in error
+    assert "no table was created" in error
+    with server.connect() as db:
+        assert "late" not in db.tables()
+
+
+def test_a_line_may_be_longer_than_what_types_are_told_by(tmp_path: Path) -> None:
+    text = "x" * 3_000_000
+    (tmp_path / "a.csv").write_text(f"n,s\n1,{text}\n2,y\n")
+    (tmp_path / "a.json").write_text(json.dumps({"n": 1, "s": text}) + "\n" + json.dumps({"n": 2, "s": "y"}) + "\n")
+    for name in ("a.csv", "a.json"):
+        assert columns_of(str(tmp_path / name)) == {"n": "int64", "s": "string"}
+
+
+def test_files_of_spreadsheets(cli: Any, server: ServerProcess, tmp_path: Path) -> None:
+    """With a mark of the order of bytes in front, and days."""
+    (tmp_path / "days.csv").write_bytes(b"\xef\xbb\xbfday,n\r\n2026-01-01,1\r\n")
+    pq.write_table(pa.table({"day": pa.array([dt.date(2026, 1, 1)]), "n": [1]}), tmp_path / "days.parquet")
+    for suffix in ("csv", "parquet"):
+        cli("append", "days", str(tmp_path / f"days.{suffix}"), "--create")
+    with server.connect() as db, db.snapshot() as snap:
+        assert [*snap.scan("days")] == [{"day": dt.datetime(2026, 1, 1, tzinfo=dt.UTC), "n": 1}] * 2
+    (tmp_path / "twice.csv").write_text("day,n,n\n2026-01-01,1,2\n")
+    assert "'n'" in cli("append", "days", str(tmp_path / "twice.csv"), code=1)[1]
 
 
 @pytest.mark.parametrize("answer", ["n", "y"])
@@ -223,3 +321,72 @@ def test_on_a_terminal_it_asks(answer: str, server: ServerProcess, tmp_path: Pat
     assert b"kivi create " + name.encode() in shown
     with server.connect() as db:
         assert (name in db.tables()) == (answer == "y")
+
+
+@pytest.mark.parametrize("levels", [201, 100_000])
+def test_json_that_is_nested_deeply_is_refused(levels: int, cli: Any, server: ServerProcess, tmp_path: Path) -> None:
+    """Arrow's reader would end the process."""
+    path, name = tmp_path / "deep.jsonl", f"deep_{levels}"
+    deep = '{"ts": "2026-01-01T00:00:00Z", "a": ' + "[" * (levels - 1) + "]" * (levels - 1) + "}\n"
+    path.write_text('{"ts": "2026-01-01T00:00:00Z"}\n\n' + deep)
+    said = f"{path}, line 3 has more than 200 levels of arrays and objects in JSON"
+    assert said in cli("append", name, path, "--create", "--event-time", "ts", code=1)[1]
+    with server.connect() as db:
+        assert name not in db.tables()
+    cli("create", name, "ts=timestamp", "a=string", "--event-time", "ts")
+    assert said in cli("append", name, path, code=1)[1]
+
+
+MANY = 60_000  # rows of more than the megabyte by which the types are seen
+CSV, CSV_ROW = "ts,n,x\n", "2026-01-01T00:00:00Z,1,0.5\n"
+JSON_ROW = '{"ts": "2026-01-01T00:00:00Z", "n": 1}\n'
+
+
+@pytest.mark.parametrize(
+    ("count", "row", "said"),
+    [
+        *[
+            (1, f"2026-01-02,{null},0.5\n", f"line 3, column 'n': {null!r} is not a int64: leave the cell empty")
+            for null in ("NULL", "NA", "n/a", "NaN")
+        ],
+        (1, "20260102,1,0.5\n", "line 3, column 'ts': 20260102 would be a moment of 1970"),
+        (1, "2026-01-02,1,NaN\n", "line 3, column 'x' is nan"),
+        (1, "\n,2,\n", "line 4 has no 'ts': every event needs its event time"),
+        (MANY, "2026-01-02,1.5,\n", f"line {MANY + 2}, column 'n': '1.5' is not a int64"),
+        (MANY, "2026-01-02,1\n", f"line {MANY + 2} has 2 cells"),
+        (MANY, f"2026-01-02,{10**20},\n", f"line {MANY + 2}, column 'n' is {10**20}"),
+        (MANY, JSON_ROW.replace("1}", '"x"}'), f"line {MANY + 1}, column 'n': 'x' is not a int64"),
+        (MANY, JSON_ROW.replace("1}", "0.5}"), f"line {MANY + 1}, column 'n' is 0.5"),
+        (MANY, JSON_ROW.replace('"n"', '"z"'), f"line {MANY + 1}: table 'half' has no column 'z'"),
+    ],
+)
+def test_no_table_is_made_for_lines_that_do_not_fit_it(
+    count: int, row: str, said: str, cli: Any, server: ServerProcess, tmp_path: Path
+) -> None:
+    path = tmp_path / f"half.{'json' if row[0] == '{' else 'csv'}"
+    path.write_text(JSON_ROW * count + row if row[0] == "{" else CSV + CSV_ROW * count + row)
+    errors = cli("append", "half", path, "--create", "--event-time", "ts", code=1)[1]
+    assert said in errors and "no table was created" in errors and "kivi create" in errors
+    with server.connect() as db:
+        assert "half" not in db.tables()
+
+
+def test_no_table_is_made_for_columns_that_do_not_fit_it(cli: Any, server: ServerProcess, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"ts": pa.array([0, None], pa.timestamp("us")), "n": [1, 2]}), tmp_path / "half.parquet")
+    errors = cli("append", "half", tmp_path / "half.parquet", "--create", code=1)[1]
+    assert "has no 'ts'" in errors and "no table was created" in errors
+    with server.connect() as db:
+        assert "half" not in db.tables()
+
+
+def test_what_the_server_refuses_is_said_of_its_line(cli: Any, tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("ts,x\n2026-01-01,1\n\n2026-01-01,inf\n")
+    cli("create", "located", "ts=timestamp", "x=float64", "--event-time", "ts")
+    assert f"{tmp_path}/x.csv, line 4, column 'x' is inf" in cli("append", "located", tmp_path / "x.csv", code=1)[1]
+
+
+def test_a_file_that_is_still_being_written_is_checked_up_to_its_last_whole_line(tmp_path: Path) -> None:
+    path, description = tmp_path / "f.csv", {"key": {}, "columns": {"ts": "timestamp", "n": "int64"}}
+    path.write_text("ts,n\n1,2\n3,NUL")
+    (only,) = batches(str(path), description, follow=True, waits=False)
+    assert only.rows == [{"ts": 1, "n": 2}] and only.lines == [2]

@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import mcp
-
 import kivi
 from kivi.cli.mcp import ROWS_MAX
 from tests.serverproc import ROOT, ServerProcess
@@ -34,6 +32,8 @@ def test_a_model_asks_and_cannot_write(tmp_path: Path) -> None:
 
 
 async def _asked(server: ServerProcess) -> None:
+    import mcp  # takes most of a second, and every process of the tests loads this file
+
     process = mcp.StdioServerParameters(
         command=sys.executable,
         args=["-m", "kivi.cli", "--endpoint", server.endpoint, "mcp"],
@@ -72,6 +72,17 @@ async def _asked(server: ServerProcess) -> None:
         assert (await call("sql", text="select count(*) as n from calls"))["rows"] == [{"n": 600}]
         many = await call("sql", text="select us from calls order by us")
         assert len(many["rows"]) == ROWS_MAX and "ask for less" in many["more"]
+        for name, arguments in (
+            ("scan", {"columns": "us"}),
+            ("query", {"measures": {"n": "count()"}, "group_by": ["us"]}),
+            ("match", {"pattern": "A", "measures": {"n": "count()"}}),
+        ):
+            some = await call(name, table="calls", limit=ROWS_MAX, **arguments)
+            assert len(some["rows"]) == ROWS_MAX and "more" not in some, name  # it asked for no more
+            many = await call(name, table="calls", limit=ROWS_MAX + 100, **arguments)
+            assert many["rows"] == some["rows"] and "ask for less" in many["more"], name
+        odd = await call("sql", text="select 1 as a, 2 as a, 'infinity'::timestamp as t")
+        assert odd["rows"] == [{"a": 1, "a_1": 2, "t": "infinity"}]
         for name, arguments, said in (
             ("scan", {"table": "nope"}, "is not for table"),
             ("scan", {"table": "secrets"}, "PermissionDenied"),

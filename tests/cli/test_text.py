@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import datetime as dt
 import io
+import random
 from decimal import Decimal
 from typing import Any
 
@@ -121,6 +123,21 @@ def test_values(type_name: str, text: str, value: object) -> None:
     assert parse_value(type_name, text) == value
 
 
+@pytest.mark.parametrize(
+    ("type_name", "text", "said"),
+    [
+        ("int64", "1_000", "not a int64"),
+        ("float64", "1_000.5", "not a float64"),
+        ("decimal(9,2)", "1_000", "not a decimal"),
+        ("timestamp", "20260131", "write the day as 2026-01-31"),  # of 1970, taken for microseconds
+    ],
+)
+def test_what_would_be_another_value_is_refused(type_name: str, text: str, said: str) -> None:
+    with pytest.raises(kivi.InvalidArgument, match=said):
+        parse_value(type_name, text)
+    assert parse_value("timestamp", "20261301") == 20_261_301
+
+
 def test_tables_csv_and_json() -> None:
     rows: list[dict[str, Any]] = [{"id": 1, "name": "a,b", "at": MOMENT}, {"id": 20, "name": None, "at": None}]
     printed = {}
@@ -148,5 +165,50 @@ def test_a_quoted_cell_of_csv_may_have_several_lines():
     ]
     parse.end()
     parse('4,"open\n')
-    with pytest.raises(kivi.InvalidArgument, match="line 5 inside a quoted cell"):
+    with pytest.raises(kivi.InvalidArgument, match="line 5 inside a quoted cell of the record in line 5"):
         parse.end()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_records_end_where_csv_says(seed: int) -> None:
+    """Quotes are where they may be and where they may not: 5" pipe."""
+    schema = event_table_schema("ev", event_time="ts", columns={"ts": "timestamp", "s": "string"})
+    draw = random.Random(seed)
+    for _ in range(200):
+        text = "s\n" + "".join(draw.choice(['"', '"', "a", "\n", "\r\n", "\r"]) for _ in range(12)) + '\n5" pipe\n'
+        parse, rows = Rows("csv", schema.description(), "f.csv"), []
+        for line in io.StringIO(text, newline=""):
+            row = parse(line)
+            rows += [] if row is None else [row["s"] or ""]
+        left = parse._open
+        wanted = [row[0] for row in csv.reader(io.StringIO(text, newline="")) if row][1:]
+        assert rows == (wanted[:-1] if left else wanted)
+        if left:
+            with pytest.raises(kivi.InvalidArgument, match="inside a quoted cell"):
+                parse.end()
+
+
+@pytest.mark.parametrize("line", ["[1]", "1", "{"])
+def test_what_is_no_json_object_is_refused(line: str) -> None:
+    schema = event_table_schema("ev", event_time="ts", columns={"ts": "timestamp", "s": "string"})
+    parse = Rows("json", schema.description(), "f.json")
+    with pytest.raises(kivi.InvalidArgument, match=r"f.json, line 1 is not a JSON object"):
+        parse(line)
+
+
+def test_texts_of_csv_are_what_they_are() -> None:
+    schema = event_table_schema("ev", event_time="ts", columns={"ts": "timestamp", "s": "string", "n": "int64"})
+    parse = Rows("csv", schema.description(), "f.csv")
+    parse("s,n\n")
+    for text in ("null", "'x'", '"x"', "''", " x "):
+        assert parse('"' + text.replace('"', '""') + '",1\n') == {"s": text, "n": 1}
+    assert parse(",null\n") == parse('"",\n') == {"s": None, "n": None}
+
+
+def test_a_cell_is_as_long_as_a_value_may_be() -> None:
+    schema = event_table_schema("ev", event_time="ts", columns={"ts": "timestamp", "s": "string"})
+    parse = Rows("csv", schema.description(), "f.csv")
+    parse("s\n")
+    assert parse("x" * 1_000_000 + "\n") == {"s": "x" * 1_000_000}
+    with pytest.raises(kivi.InvalidArgument, match=r"f.csv, line 3: field larger than field limit"):
+        parse("x" * (1 + (16 << 20)) + "\n")

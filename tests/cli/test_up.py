@@ -91,4 +91,22 @@ def test_what_is_given_stands_in_for_what_it_would_choose(tmp_path: Path) -> Non
     given = (*PORTS[:4], "--data", "mine", "--http", "localhost:0")
     with running(tmp_path, *given) as (_, found, said):
         assert len(found["http"]) == 1 and str(tmp_path / "mine") in said
+        for address in (*found["http"], *found["otlp"]):  # what is to be set names the ports that are real
+            assert f"OTEL_EXPORTER_OTLP_ENDPOINT=http://{address.removeprefix('http://')} " in said
     assert not (tmp_path / "kivi-data").exists()
+
+
+def test_a_file_does_too_and_what_is_in_force_can_be_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "kivi.toml"
+    config.write_text('data = "theirs"\notlp = "localhost:5317"\n')
+    assert main(["up", "--config", str(config), "--http", "localhost:8421", "--print-settings"]) == 0
+    found = capsys.readouterr().out.splitlines()
+    for name, value, source in (
+        ("data", "theirs", config),
+        ("otlp", "localhost:5317", config),
+        ("http", "localhost:8421", "its flag"),
+    ):
+        (line,) = (line for line in found if line.startswith(f"{name} = "))
+        assert line.split("# ") == [f'{name} = "{value}"'.ljust(44), f"from {source}"]
+    assert main(["up", "--print-settings"]) == 0
+    assert 'data = "kivi-data"'.ljust(44) + "# from kivi up" in capsys.readouterr().out

@@ -98,6 +98,7 @@ class Proxy:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        self._threads[0].join(60)  # no more connections after that, which nobody would close
         self.cut()
         for thread in self._threads:
             thread.join(60)

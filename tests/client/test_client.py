@@ -98,6 +98,34 @@ def test_a_snapshot_is_that_of_begin_not_of_the_first_read(server, db, accounts)
         assert tx.get(accounts, (1,)) is None
 
 
+def test_threads_that_are_the_first_to_read_a_snapshot_wait_for_the_one_that_begins_it(db, accounts, monkeypatch):
+    """It begins in the request of whoever reads first, which may leave behind the request of another."""
+    monkeypatch.setattr("kivi.client.transport._COMPANY_S", 1.0)  # its Begin has not left when that one takes it along
+    with db.transaction() as tx:
+        tx.delta(accounts, (1,), balance=1)
+    perform, there, go_on = db._transport.perform, threading.Event(), threading.Event()
+
+    def late(effect: Any) -> Any:
+        if not there.is_set():
+            there.set()
+            assert go_on.wait(60)
+        return perform(effect)
+
+    with concurrent.futures.ThreadPoolExecutor() as threads, db.snapshot() as snap:
+        db._transport.perform = late
+        first = threads.submit(snap.get, accounts, (1,))
+        try:
+            assert there.wait(60)
+            db._core.timeout_s = 0.3
+            with pytest.raises(kivi.Unavailable, match=r"no answer from .* within 0.3 s"):
+                snap.get(accounts, (1,))
+            db._core.timeout_s = 10
+            second = threads.submit(snap.get, accounts, (1,))
+        finally:
+            go_on.set()
+        assert first.result()["balance"] == second.result()["balance"] == 1
+
+
 def test_own_writes_are_read_back_and_insert_answers_at_once(db, accounts):
     with db.transaction() as tx:
         tx.put(accounts, (1,), name="ada")
@@ -334,7 +362,7 @@ def test_appender_futures_tell_each_events_commit(db, events):
 
 
 def test_an_appends_future_is_a_future_like_any_other(db, events):
-    with db.appender("ev", linger_ms=50) as app:
+    with db.appender("ev", linger_ms=60_000) as app:  # nothing leaves before it is flushed
         futures = [app.append(e=1, ts=NOW, v=i) for i in range(100)]
         first = futures[0]
         heard: list[object] = []
@@ -345,14 +373,17 @@ def test_an_appends_future_is_a_future_like_any_other(db, events):
         first.add_done_callback(raises)
         first.add_done_callback(heard.append)
         assert not first.cancel() and first.running() and not first.done()
+        app.flush()
         done, not_done = concurrent.futures.wait(futures, timeout=60)
         assert done == set(futures) and not not_done
-        assert heard == [first]
+        wait_until(lambda: heard == [first])
         assert {future.result() for future in concurrent.futures.as_completed(futures)} == {first.result()}
         assert concurrent.futures.wait([app.append(e=1, ts=NOW, v=1)], timeout=0).not_done
 
         async def awaited():
-            return await asyncio.wrap_future(app.append(e=1, ts=NOW, v=1))
+            future = asyncio.wrap_future(app.append(e=1, ts=NOW, v=1))
+            await asyncio.to_thread(app.flush)
+            return await future
 
         assert asyncio.run(awaited()) > first.result()
 
@@ -422,6 +453,12 @@ def test_shared_snapshots_outlive_their_session(server, db, accounts):
             lease = shared.lease
         with pytest.raises(kivi.SnapshotTooOld), db.snapshot(lease=lease) as gone:
             gone.get(accounts, (1,))
+
+
+@pytest.mark.parametrize("wanted", [{"lease": "x"}, {"lease": 5}, {"shared": "yes"}, {"shared": 1}])
+def test_what_is_no_shared_snapshot(db, wanted):
+    with pytest.raises(kivi.InvalidArgument, match=next(iter(wanted))):
+        db.snapshot(**wanted)
 
 
 def test_nothing_listens_there():
@@ -718,3 +755,16 @@ def test_what_is_read_as_of_a_commit_that_was_seen_elsewhere_waits_for_it(server
             with other.transaction() as tx:
                 tx.delta(accounts, (1,), balance=1)
         assert found.result(timeout=60) == told
+
+
+def test_what_a_client_is_told_of_as_the_watermark_has_what_it_has_seen(server: ServerProcess) -> None:
+    """Also at a node of a cluster that is behind, to which it has come from another one."""
+    with server.connect() as db, server.connect() as other, concurrent.futures.ThreadPoolExecutor() as threads:
+        db.create_table("seen", key={"id": "int64"}, columns={"n": kivi.sum("int64")})
+        db._core.saw(db.watermark() + 1)  # as of a node that is ahead by a commit
+        told = threads.submit(db.watermark)
+        with pytest.raises(TimeoutError):
+            told.result(0.3)
+        with other.transaction() as tx:
+            tx.delta("seen", (1,), n=1)
+        assert told.result(60) >= (tx.commit_ts or 0) > 0

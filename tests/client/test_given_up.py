@@ -193,6 +193,56 @@ def _refusing(port: int) -> Iterator[None]:
         server.stop(0).wait()
 
 
+# -- definitions -------------------------------------------------------------------------------------
+
+
+def test_each_task_that_waits_for_a_definition_has_its_own_time(alone: ServerProcess) -> None:
+    """They wait for one answer, and who asked first has no say in how long the others do."""
+
+    async def test() -> None:
+        async with await kivi.aio.connect(alone.endpoint, timeout=60) as db:
+
+            async def begun(timeout_s: float) -> asyncio.Task[Any]:
+                db._core.timeout_s = timeout_s
+                task = asyncio.create_task(db._run(db._core.fetch("t")))
+                await asyncio.sleep(0)
+                return task
+
+            alone.signal(signal.SIGSTOP)
+            hasty, patient = await begun(0.2), await begun(60)
+            cancelled, late, last = await begun(60), await begun(0.4), await begun(60)
+            assert len(db._transport._lookups) == 1
+            cancelled.cancel()
+            for task in (hasty, late):
+                with pytest.raises(kivi.errors.Unavailable, match="no answer"):
+                    await asyncio.wait_for(task, 30)
+            assert not patient.done() and not last.done()
+            alone.signal(signal.SIGCONT)
+            assert [(await task).name for task in (patient, last)] == ["t", "t"]
+            assert cancelled.cancelled() and not db._transport._lookups
+
+    asyncio.run(test())
+
+
+def test_a_definition_for_which_nobody_waits_any_more_is_not_handed_to_who_asks_next(alone: ServerProcess) -> None:
+    async def test() -> None:
+        async with await kivi.aio.connect(alone.endpoint, timeout=60) as db:
+            alone.signal(signal.SIGSTOP)
+            tasks = [asyncio.create_task(db._run(db._core.fetch("t"))) for _ in range(3)]
+            await asyncio.sleep(0)
+            (lookup,) = db._transport._lookups.values()
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            next_one = asyncio.create_task(db._run(db._core.fetch("t")))
+            await asyncio.wait([lookup.call], timeout=30)
+            assert lookup.call.cancelled()
+            alone.signal(signal.SIGCONT)
+            assert (await next_one).name == "t"
+
+    asyncio.run(test())
+
+
 # -- snapshots ---------------------------------------------------------------------------------------
 
 SNAPSHOTS: dict[str, dict[str, Any]] = {

@@ -92,7 +92,9 @@ def test_every_call_is_known_to_be_repeatable_or_not() -> None:
         "AlterAggregate", "AlterTable", "Backup", "CancelMove", "Checkpoint", "Consolidate", "CreateAggregate",
         "CreateAggregates", "CreateAlert", "CreateRule", "CreateTable", "CreateView", "DropAlert", "DropRule",
         "DropSubscription",
-        "DropTable", "MoveShards", "SilenceAlert",
+        "DropTable", "MoveShards", "RebalanceShards", "SilenceAlert",
+        "ForgetNode",
+        "VerifyCluster",
     }  # fmt: skip
     streams = {"Exchange", "Stage", "Subscribe"}
     known = {method.name for method in service_pb2.DESCRIPTOR.services_by_name["Kivi"].methods}

@@ -48,14 +48,25 @@ class Links:
         self._mended = asyncio.Event()
         self._mended.set()
         self._open: set[_Connection] = set()
+        self._servers: list[asyncio.Server] = []
 
     def __enter__(self) -> Links:
         self._thread.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(10)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+        self._loop.close()
+
+    async def _end(self) -> None:
+        for server in self._servers:
+            server.close()
+        if carrying := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in carrying:
+                task.cancel()
+            await asyncio.wait(carrying)
 
     def link(self, source: str, target: str, address: str) -> str:
         """Where ``source`` reaches ``target``, which listens at an address. ``source`` is "" for several."""
@@ -65,6 +76,7 @@ class Links:
 
         async def listen() -> str:
             server = await asyncio.start_server(accept, "127.0.0.1", 0)
+            self._servers.append(server)
             return f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
         return asyncio.run_coroutine_threadsafe(listen(), self._loop).result(10)

@@ -19,7 +19,9 @@ import heapq
 import itertools
 import math
 import random
+import re
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -33,26 +35,43 @@ import pyarrow as pa
 import kivi
 from kivi.arrow.columns import arrow_schema
 from kivi.arrow.id_window import ID
+from kivi.cluster.status import IN_DOUBT
+from kivi.cluster.verifying import Compared, compare, told
 from kivi.embedded.database import Database, Snapshot, Transaction
 from kivi.encoding.keyspaces import meta_key
 from kivi.encoding.shards import shard_of
 from kivi.engine import WriteBatch
 from kivi.engine.memory import MemoryEngine
-from kivi.errors import AlreadyExists, Conflict, DataLoss, DiskFull, NotFound, RowExists, SnapshotTooOld, Unavailable
+from kivi.errors import (
+    AlreadyExists,
+    Conflict,
+    DataLoss,
+    DiskFull,
+    FormatTooNew,
+    KiviError,
+    NotFound,
+    RowExists,
+    SnapshotTooOld,
+    Unavailable,
+)
 from kivi.log import Entry
+from kivi.log.features import FEATURES
 from kivi.log.members import Member, State, truncation
 from kivi.log.memory import MemoryLog
 from kivi.log.replicated import Arrived, ReplicatedLog
-from kivi.log.shards import EVERY, SHARDS
+from kivi.log.shards import EVERY, SHARDS, shown_shards
 from kivi.mvcc.groups import Outcome, Part
 from kivi.mvcc.record import Abort, Pin
 from kivi.mvcc.replicated import PLACE, ReplicatedCommitter
 from kivi.runtime.settings import Settings
+from kivi.store.backfill import Progress
+from kivi.store.content import content_at
 from kivi.store.facade import Store
+from kivi.store.moving import Remains
 from tests.cluster.servers import YEAR_US, Client, Faults, Servers
 from tests.measures import plain
 from tests.mvcc.world import EVENT, MEASURES, TABLES
-from tests.oracle import Aggregate, Attempt, EventTable, Mismatch, Op, Oracle, Read
+from tests.oracle import Attempt, EventTable, Mismatch, Op, Oracle, Read
 from tests.proof.groups import Together
 from tests.proof.workloads import micros
 
@@ -70,6 +89,8 @@ HIGH = 3
 """Of the column by which these are sharded."""
 START_US = 1_800_000_000_000_000
 _MAY_FAIL = (AlreadyExists, NotFound, Conflict, SnapshotTooOld, DiskFull)
+_IS_THERE = "still being built|has a column .* already"
+"""What adding measures fails with where another node has added some."""
 SETTINGS = Settings.of(
     {
         "background": False, "consolidate_rows": 2, "block_rows": 4, "settle": False, "conflict_entries": 8,
@@ -96,6 +117,8 @@ class Node:
     def __init__(self, simulation: Simulation, id_: int, engine: MemoryEngine) -> None:
         self.simulation, self.id, self.engine = simulation, id_, engine
         self.stopped = False
+        self.can = simulation.version()
+        """The features that its version knows."""
         ahead = YEAR_US / 1_000_000 if simulation.wrong_clocks == "nodes" else 1.0
         self.clock_off_s = simulation.rng.choice((0.0, 0.0, -2.0, ahead))
         self.snapshots: list[Snapshot] = []
@@ -113,10 +136,11 @@ class Node:
         self.engine.write(batch)
         self.engine.flush()
         self.client = Client(sim.servers)
-        self.log = ReplicatedLog(
-            self.client, generation=GENERATION, node=self.id, boot=boot, saved=self.engine.get(PLACE),
-            genesis=sim.genesis, clock=sim.clock, wall_clock=self.clock, lost_after_s=0.0,
-        )  # fmt: skip
+        try:
+            self.log = self._opened_log(boot)
+        except FormatTooNew as error:
+            sim.refused(self, error)
+            self.log = self._opened_log(boot)
         self.store = Store.open(None, settings=SETTINGS, engine=self.engine, log=self.log, clock=sim.clock)
         committer = self.store.committer
         assert isinstance(committer, ReplicatedCommitter)
@@ -126,7 +150,15 @@ class Node:
         self.store.spanning.owners = Others(self)
         self.db = Database(self.store)
         self.snapshots = []
+        self.remains = Remains()
         self.say_live()
+
+    def _opened_log(self, boot: int) -> ReplicatedLog:
+        sim = self.simulation
+        return ReplicatedLog(
+            self.client, generation=GENERATION, node=self.id, boot=boot, saved=self.engine.get(PLACE),
+            genesis=sim.genesis, clock=sim.clock, wall_clock=self.clock, lost_after_s=0.0, features=self.can,
+        )  # fmt: skip
 
     def _arrived(self, committer: ReplicatedCommitter, arrive: Callable[[Arrived], None], arrived: Arrived) -> None:
         """What a gateway judges of its own frame is what all others decode, to the cell."""
@@ -136,7 +168,10 @@ class Node:
             decoded = [part for part in committer.decode(arrived) if isinstance(part, Part)]
             if (mine := _written(parts)) != (others := _written(decoded)):
                 raise Mismatch(f"C1: node {self.id} judges {mine} of what it published, and others {others}")
+        self.simulation.arriving(self, arrived)
+        before = frozenset(self.log.members.on)
         arrive(arrived)
+        self.simulation.arrived(self, arrived, before)
 
     def clock(self) -> float:
         """What its machine takes for the time."""
@@ -144,8 +179,8 @@ class Node:
 
     def say_live(self) -> None:
         """And which shards it is to hold: it gives others up once that is said, and counts."""
-        wanted, store = self.wanted, self.store
-        live = Member(self.id, State.LIVE, self.log.needed, {"moves": True})
+        wanted, store, given = self.wanted, self.store, self.held & ~self.wanted
+        live = Member(self.id, State.LIVE, self.log.needed, {"features": sorted(self.can)})
         if wanted != EVERY and self.store is not None:
             live = live.with_snapshots(*self.store.leases.told())
 
@@ -153,8 +188,8 @@ class Node:
             known = self.log.members.find(self.id)
             if self.store is not store or store is None or known is None:
                 return
-            if known.shards == wanted:
-                self.held = store.shards.held = wanted
+            if given and not known.shards & given:  # what it has taken since then it keeps
+                self.held = self.wanted = store.shards.held = self.held & ~given
             elif self.wanted == wanted:  # nobody else holds what it would give up
                 self.wanted = self.held
             if self.held & ~known.shards and all(move.to != self.id for move in self.log.members.moves.values()):
@@ -230,12 +265,13 @@ class Others:
         """Which may go away at any moment."""
         sim = self.node.simulation
         for there in sim.nodes:
-            if sim.copying and there.id == node and there.serves:  # it is waited for
+            if (sim.copying or sim.building) and there.id == node and there.serves:  # it is waited for
                 for _ in range(30):
                     there.pump()
-            if there.id == node and there.serves and there.store is not None and sim.rng.random() > 0.05:
+            is_here = sim.calm or sim.rng.random() > 0.05
+            if there.id == node and there.serves and there.store is not None and is_here:
                 for i, frame in enumerate(there.store.spanning.serve(request, timeout_s=0.0)):
-                    if i and sim.rng.random() < 0.1:
+                    if i and not sim.calm and sim.rng.random() < 0.1:
                         break
                     yield frame
                 else:
@@ -258,6 +294,10 @@ class Simulation:
     SHARD_BY: tuple[str, ...] = ()
     copying = False
     """Whether a node takes shards, and others go on meanwhile."""
+    building = 0
+    """How many nodes sum events of others for what is being defined, one while another one does."""
+    calm = False
+    """Whether those that are asked for shards answer, and go away over none."""
     KINDS: tuple[str, ...] = (
         "put", "delta", "delta", "delta", "insert", "delete", "guard", "guard", "append", "append", "staged", "get",
     )  # fmt: skip
@@ -272,10 +312,13 @@ class Simulation:
         self._deriving = 0
         self._history = hashlib.blake2b(digest_size=16)
         self.counted: Counter[str] = Counter()
-        first, measures = TABLES["agg"], ("calls", "total", "slow")
-        assert isinstance(first, Aggregate)
-        later = dataclasses.replace(first, measures={name: first.measures[name] for name in measures})
-        self.oracle = Oracle({**TABLES, "later": later, "spans": EventTable()})
+        self.oracle = Oracle({**TABLES, "later": TABLES["agg"], "spans": EventTable()})
+        self.shown: list[tuple[int, int, frozenset[str]]] = []
+        """Of ``later``, which was made several times: its number, and which columns it has had from a commit on."""
+        self.dropped: set[int] = set()
+        """Those of ``later`` that a client has dropped, or may have."""
+        self.seen: dict[tuple[int, int], tuple[frozenset[str], str]] = {}
+        """The columns that it had for readers at a timestamp, and for whom."""
         self.servers = Servers(self, faults or Faults())
         self.servers.faults.clock_ahead = 0.01 if self.wrong_clocks == "servers" else 0.0
         self.attempts = itertools.count(1)
@@ -284,6 +327,8 @@ class Simulation:
         self.spans: list[bytes] = []
         self.pins: dict[int, bytes] = {}
         """That are held: by their number."""
+        self.told: dict[int, dict[int, Member]] = {}
+        """By timestamp, the hashes that nodes have told of what they store."""
         self.stages: list[tuple[bytes, list[dict[str, Any]]]] = []
         self._ids = itertools.count(1)
         self.acknowledged = 0
@@ -291,13 +336,14 @@ class Simulation:
         self.evicted: set[int] = set()
         self.lost: set[int] = set()
         """Nodes whose disks are gone: nobody may rely on them, and whoever operates the cluster knows."""
-        engine = self._genesis()
         self.nodes: list[Node] = []
-        for i in range(nodes):
-            engine.checkpoint(f"genesis {i}")
-            self.nodes.append(self._started(engine.checkpoints[f"genesis {i}"]))
-        for node in self.nodes:  # before the log may be truncated it has to know them
-            self._until(lambda node=node: not node.log.proposed, node)  # type: ignore[misc]
+        with self._time():
+            engine = self._genesis()
+            for i in range(nodes):
+                engine.checkpoint(f"genesis {i}")
+                self.nodes.append(self._started(engine.checkpoints[f"genesis {i}"]))
+            for node in self.nodes:  # before the log may be truncated it has to know them
+                self._until(lambda node=node: not node.log.proposed, node)  # type: ignore[misc]
 
     def _genesis(self) -> MemoryEngine:
         """A store with the tables: what a cluster adopts."""
@@ -309,7 +355,7 @@ class Simulation:
             db.create_table(name, key={"id": "int64"}, columns=columns, **how)
         db.create_event_table("e", event_time="ts", columns=EVENT, shard_by=self.SHARD_BY)
         db.create_event_table("spans", event_time="ts", columns={"ts": "timestamp", "id": "bytes"})
-        db.create_event_table("high", event_time="ts", columns=EVENT)
+        db.create_event_table("high", event_time="ts", columns=EVENT, shard_by=self.SHARD_BY)
         db.create_rule("high", source="e", where=kivi.col("x") > HIGH, into="high")
         db.create_aggregate("agg", source="e", group_by=["a"], measures=MEASURES)
         db.create_aggregate("shares", source="e", group_by=["a"], measures={"share": kivi.avg(kivi.col("x") / 7)})
@@ -337,6 +383,11 @@ class Simulation:
     def clock(self) -> float:
         return self.now_us / 1_000_000
 
+    def _time(self) -> contextlib.AbstractContextManager[Any]:
+        """No other time passes: stores flush, keep house and give up deriving again by this one, however busy the
+        machine is."""
+        return patch.object(time, "monotonic", self.clock)
+
     def after(self, delay_us: int, run: Callable[[], object]) -> None:
         heapq.heappush(self._events, (self.now_us + delay_us, next(self._order), run))
 
@@ -354,6 +405,20 @@ class Simulation:
         """What is due."""
         while self._events and self._events[0][0] <= self.now_us:
             heapq.heappop(self._events)[2]()
+
+    def version(self) -> frozenset[str]:
+        """The features of the version that a new node has."""
+        return frozenset(FEATURES)
+
+    def refused(self, node: Node, error: KiviError) -> None:
+        """A node does not start because of its version."""
+        raise error
+
+    def arriving(self, node: Node, arrived: Arrived) -> None:
+        """Before a node applies a frame that counts."""
+
+    def arrived(self, node: Node, arrived: Arrived, before: frozenset[str]) -> None:
+        """Behind it; ``before``: the features that were on."""
 
     def note(self, what: str) -> None:
         self.counted[what.split(" ", 1)[0]] += 1
@@ -376,12 +441,13 @@ class Simulation:
 
     def run(self, steps: int) -> None:
         names, weights = zip(*self.STEPS, strict=True)
-        for name in self.rng.choices(names, weights, k=steps):
-            self.now_us += self.rng.randint(1, 20_000)
-            self._happen()
-            self.note(name)
-            getattr(self, f"do_{name}")()
-            self._look_after()
+        with self._time():
+            for name in self.rng.choices(names, weights, k=steps):
+                self.now_us += self.rng.randint(1, 20_000)
+                self._happen()
+                self.note(name)
+                getattr(self, f"do_{name}")()
+                self._look_after()
 
     def _serving(self) -> Node | None:
         found = [node for node in self.nodes if node.serves]
@@ -555,8 +621,7 @@ class Simulation:
             return
         committer = node.store.committer
         if len(self.pins) > 2:
-            number = self.rng.choice(list(self.pins))
-            committer.log_other(Pin(self.pins.pop(number), 0, False), lambda error, number: None)
+            self._unpin(self.rng.choice(list(self.pins)))
             return
         name = self.rng.randbytes(16)
 
@@ -565,6 +630,10 @@ class Simulation:
                 self.pins[number] = name
 
         committer.log_other(Pin(name, PINNED_US, True), done)
+
+    def _unpin(self, number: int) -> None:
+        if (node := self._serving()) is not None and node.store is not None:
+            node.store.committer.log_other(Pin(self.pins.pop(number), 0, False), lambda error, number: None)
 
     def do_read_at_pin(self) -> None:
         node = self._serving()
@@ -579,7 +648,28 @@ class Simulation:
             raise Mismatch(f"C1: node {node.id} has forgotten the pin {number}") from None
         with node.db.snapshot(as_of=number) as snap:
             self._look(node, snap, is_pinned=True)
+        self._verify(node, number)
         self.note("pinned read")
+
+    def _verify(self, node: Node, ts: int) -> None:
+        """What a node stores has the hashes that others have told at this timestamp, whenever they did."""
+        for one in self.contents(node, ts):
+            if one.state in IN_DOUBT:
+                raise Mismatch(f"C1: node {node.id} tells hashes that others do not: {one}")
+            self.counted[f"content {one.state}"] += 1
+
+    def contents(self, node: Node, ts: int) -> list[Compared]:
+        """What is known at a timestamp, when a node has told its hashes."""
+        assert node.store is not None
+        try:
+            with contextlib.closing(node.db.snapshot(as_of=ts)) as snap:
+                assert snap._lease is not None
+                content = content_at(node.store.reads, snap._lease, lambda nbytes: None)
+        except SnapshotTooOld:
+            return []
+        about = {"shards": shown_shards(node.held), "content": told(content)}
+        self.told.setdefault(ts, {})[node.id] = Member(node.id, State.LIVE, 0, about)
+        return compare(self.told[ts].values())
 
     def do_export(self) -> None:
         """An exporter sends spans to any node, new ones and some that it sent before: each counts once."""
@@ -712,18 +802,58 @@ class Simulation:
                     raise
                 if is_pinned and isinstance(error, SnapshotTooOld):
                     raise Mismatch(f"C1: node {node.id} does not answer at the pin {snap.ts}: {error}") from None
+                if isinstance(error, NotFound):
+                    self._check_nobody_had_it(node, snap)
                 self.counted[type(error).__name__] += 1
                 continue
             self.counted["spanned"] += node.held != EVERY and table in SHARDED
             by_shard = node.held != EVERY and table == "e"
-            self.oracle.read(Read(snap.ts, table, None, found, (), f"node {node.id}", is_any_order=by_shard))
-        if node.held == EVERY:
+            columns = self._columns(node, snap, table, found)
+            who = f"node {node.id}"
+            self.oracle.read(Read(snap.ts, table, None, found, (), who, is_any_order=by_shard, columns=columns))
+        was, self.calm = self.calm, True  # so that this look draws no number, and changes no history
+        try:
             raised = Counter(map(repr, node.scan(snap, "high")))
             high = Counter(repr(row) for row in node.scan(snap, "e") if row["x"] > HIGH)
-            retracts = any(op.kind == "retract" for attempt in self.oracle.attempts for op in attempt.ops)
-            if high - raised or (raised - high and not retracts):  # what was raised stays
-                raise Mismatch(f"R25: node {node.id} at {snap.ts} has raised {raised.total()} of {high.total()} events")
-            self.counted["raised"] += bool(raised)
+        except (Unavailable, SnapshotTooOld):
+            if node.held == EVERY:
+                raise
+            return
+        finally:
+            self.calm = was
+        retracts = any(op.kind == "retract" for attempt in self.oracle.attempts for op in attempt.ops)
+        if high - raised or (raised - high and not retracts):  # what was raised stays
+            raise Mismatch(f"R25: node {node.id} at {snap.ts} has raised {raised.total()} of {high.total()} events")
+        self.counted["raised"] += bool(raised)
+        self.counted["raised, of several"] += bool(raised) and node.held != EVERY
+
+    def _columns(self, node: Node, snap: Snapshot, table: str, rows: Sequence[dict[str, Any]]) -> frozenset[str] | None:
+        """Those of ``later``, which are the same for whoever reads at this timestamp."""
+        if table != "later" or not rows:
+            return None
+        assert node.store is not None
+        columns, place = frozenset(rows[0]), (node.store.catalog.table("later", snap.ts).id, snap.ts)
+        known, who = self.seen.setdefault(place, (columns, f"node {node.id}"))
+        if known != columns:
+            raise Mismatch(f"R1: at {place} later has {columns} on node {node.id}, and on {who} {known}")
+        self.counted["added, read"] += len(columns) > 1 + len(LATER)
+        self.counted["added, read, of several"] += len(columns) > 1 + len(LATER) and node.held != EVERY
+        return columns
+
+    def _check_nobody_had_it(self, node: Node, snap: Snapshot) -> None:
+        """What was ready is there until a client drops it."""
+        gone = {id_ for id_, since, _ in self.shown if since <= snap.ts} - self.dropped
+        if gone:
+            raise Mismatch(f"node {node.id} does not have later at {snap.ts}, which was ready as {gone}")
+
+    def _check_columns(self) -> None:
+        """Whoever reads at or above the commit that made columns readable has them, and nobody below it."""
+        for id_, since, columns in self.shown:
+            before = [names for of, cts, names in self.shown if of == id_ and cts < since]
+            new = columns.difference(*before)
+            for (of, ts), (found, who) in self.seen.items():
+                if of == id_ and (not columns <= found if ts >= since else new & found):
+                    raise Mismatch(f"R1: {who} has found {set(found)} at {ts}, and {set(columns)} are there at {since}")
 
     def _ask_of_all(self, snap: Snapshot, events: list[dict[str, Any]]) -> None:
         """Rollups and questions of nodes that hold a part each are about what scans give."""
@@ -760,7 +890,8 @@ class Simulation:
                 continue
             self.counted["in parts" if node.holds(a, snap.ts) else "asked of another"] += 1
             key = None if only is not None else (a,)
-            self.oracle.read(Read(snap.ts, table, key, found, (), f"node {node.id}", only))
+            columns = self._columns(node, snap, table, [] if found is None or only is not None else [found])
+            self.oracle.read(Read(snap.ts, table, key, found, (), f"node {node.id}", only, columns=columns))
 
     def do_fold(self) -> None:
         if (node := self._serving()) is not None and node.store is not None:
@@ -770,24 +901,54 @@ class Simulation:
 
     def do_define(self) -> None:
         """A client defines an aggregate of what is there, or drops it; it waits, and so does everything else."""
-        if (node := self._serving()) is None or node.store is None or node.held != EVERY:
+        if (node := self._serving()) is None or node.store is None:
             return
         there = "later" in node.store.catalog.entered.by_name
-        node.client.calm = True
+        how = {"source": "e", "group_by": ["a"], "measures": LATER}
+
+        def define(progress: Progress | None) -> None:
+            if there:
+                stores = [one.store for one in self.nodes if one.store is not None]
+                known = [store.catalog.entered.by_name.get("later") for store in stores]
+                self.dropped |= {schema.id for schema in known if schema is not None}
+                node.db.drop("later")
+            else:
+                node.db.create_aggregate("later", **how, progress=progress)  # type: ignore[arg-type]
+                self._has_columns(node.store)
+
+        self._built(node, define)
+        self.note(f"defined {there} {node.db.watermark()}")
+
+    def _built(self, node: Node, build: Callable[[Progress | None], None]) -> bool:
+        """A definition, which is waited for. False: it failed, as it may."""
+        node.client.calm, calm = True, self.calm
+        self.calm = self.calm or bool(self.SHARD_BY and self.rng.random() < 0.8)
+        self.building += 1
         try:
             with self._waiting_for(node):
-                if there:
-                    node.db.drop("later")
-                else:
-                    node.db.create_aggregate("later", source="e", group_by=["a"], measures=LATER)
+                build(self._progress(node))
         except Exception as error:
-            given_up = isinstance(error, Unavailable) and node.held != EVERY  # it has given shards up meanwhile
+            given_up = isinstance(error, Unavailable) and self.SHARD_BY  # an owner went away, or the node itself
             # another node did the same, and this one had not heard of it
-            if not given_up and not isinstance(error, _MAY_FAIL) and node.log.failed is None:
+            is_there = isinstance(error, KiviError) and re.search(_IS_THERE, error.message)
+            if not given_up and not is_there and not isinstance(error, _MAY_FAIL) and node.log.failed is None:
                 raise Mismatch(f"a definition failed: {error}") from error
+            self.counted[f"unbuilt {type(error).__name__}"] += 1
+            return False
         finally:
-            node.client.calm = False
-        self.note(f"defined {there} {node.db.watermark()}")
+            node.client.calm, self.calm = False, calm
+            self.building -= 1
+        return True
+
+    def _progress(self, node: Node) -> Progress | None:
+        """What happens while a node sums events."""
+        return None
+
+    def _has_columns(self, store: Store | None) -> None:
+        """Of ``later``, once it has been made, or measures have been added to it."""
+        schema = None if store is None else store.catalog.entered.by_name.get("later")
+        if schema is not None and not schema.is_building:
+            self.shown.append((schema.id, schema.altered_ts, frozenset(schema.output_names)))
 
     @contextlib.contextmanager
     def _waiting_for(self, node: Node) -> Iterator[None]:
@@ -813,8 +974,8 @@ class Simulation:
                     raise node.log.failed
             return not told.locked()
 
-        with patch.object(threading.Condition, "wait", wait):
-            yield
+        with patch.object(threading.Condition, "wait", wait), patch.object(threading, "_time", self.clock):
+            yield  # ``Condition.wait_for`` reckons with ``threading._time``: a real clock made every run another one
 
     def _until(self, done: Callable[[], bool], node: Node) -> None:
         """Time passes, for this node only."""
@@ -977,6 +1138,10 @@ class Simulation:
 
     def finish(self) -> None:
         """Mends everything, waits until all is told, and judges."""
+        with self._time():
+            self._finish()
+
+    def _finish(self) -> None:
         self.servers.faults = Faults(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
         for node in self.nodes:
             node.client.cut = node.stopped = False
@@ -1018,11 +1183,13 @@ class Simulation:
                 if snap.ts != self.nodes[0].log.place.number:
                     raise Mismatch(f"R1: node {node.id} reads at {snap.ts}, the log is at {self.nodes[0].log.place}")
                 self._look(node, snap)
+                self._verify(node, snap.ts)
         with self.nodes[0].db.snapshot() as snap:
             spans = [row["id"] for row in snap.scan("spans")]
         if len(spans) > len(set(spans)):
             raise Mismatch("a span counts twice")
         self._check_guards()
+        self._check_columns()
         report = self.oracle.check()
         self.counted["commits"], self.counted["reads"] = report.commits, report.reads
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import signal
 import threading
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ import kivi
 from tests.conftest import require
 from tests.log.natscluster import NatsCluster
 from tests.serverproc import ServerProcess
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 COLUMNS = {"ts": "timestamp", "user": "string", "us": "int64", "pad": "string"}
 USERS = [f"user {i}" for i in range(200)]
@@ -35,7 +36,7 @@ class Appending:
         self._thread.start()
 
     def _run(self, endpoints: str) -> None:
-        with kivi.connect(endpoints) as db:
+        with kivi.connect(endpoints, timeout=PATIENCE_S) as db:
             for i in range(100_000):
                 if self._ending:
                     return
@@ -93,14 +94,18 @@ def test_a_new_node_is_given_a_quarter_under_load(tmp_path: Path) -> None:
                 )
                 db.move_shards("0-7", nodes["d"].endpoint, source=nodes["b"].endpoint)
                 wait_until(lambda: not moves(db))
+                nodes["d"].signal(signal.SIGSTOP)  # so it has not taken them when it is killed
                 db.move_shards("32-39", nodes["d"].endpoint, source=nodes["c"].endpoint)
-                wait_until(lambda: [one["since"] for one in moves(db)] == [0])
+                assert [one["since"] for one in moves(db)] == [0]
                 nodes["d"].kill()
                 nodes["d"].start()
                 wait_until(lambda: not moves(db))
-                db.move_shards("40-47", nodes["d"].endpoint, source=nodes["c"].endpoint)
-                wait_until(lambda: [one["since"] > 0 for one in moves(db)] != [False])
-                nodes["c"].kill()
+                with kivi.connect(nodes["c"].endpoint) as at_c, at_c.snapshot() as snap:
+                    assert snap.ts  # somebody reads there below the move, so they are not given up before the kill
+                    db.move_shards("40-47", nodes["d"].endpoint, source=nodes["c"].endpoint)
+                    wait_until(lambda: [one["since"] > snap.ts for one in moves(db)] == [True])
+                    nodes["c"].kill()
+                assert [one["since"] > 0 for one in moves(db)] == [True]
                 nodes["c"].start()
                 wait_until(lambda: not moves(db))
         finally:

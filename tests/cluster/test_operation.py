@@ -10,9 +10,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -23,11 +24,14 @@ from kivi.cluster import ClusterNode, node
 from kivi.cluster.founding import Founded, adopt
 from kivi.cluster.status import ClusterStatus
 from kivi.embedded.database import Database
+from kivi.log import replicated
+from kivi.log.features import FEATURES, LATE_STAGES, WEIGHTED_QUANTILES
 from kivi.log.jetstream import delete_stream
 from kivi.log.members import State
 from kivi.log.replicated import ReplicatedLog
 from kivi.runtime.settings import Settings
 from kivi.store.backfill import Backfill
+from kivi.store.opening import FORMAT, content_of
 from kivi.store.view_filling import ViewFilling
 from tests.conftest import require
 from tests.log.natscluster import NatsCluster
@@ -55,11 +59,12 @@ class Nodes:
         self.path, self.nats, self.log_bytes = path, nats, log_bytes
         self.open: dict[str, ClusterNode] = {}
         self.timeout_s = 60.0
+        self.settings = SETTINGS
 
     def start(self, name: str, shards: str | None = None) -> ClusterNode:
         found = self.open[name] = ClusterNode(
-            str(self.path / name), "apm", self.nats.urls, about={"address": name, "version": "1"}, settings=SETTINGS,
-            log_bytes=self.log_bytes, timeout_s=self.timeout_s, shards=shards,
+            str(self.path / name), "apm", self.nats.urls, about={"address": name, "version": "1"},
+            settings=self.settings, log_bytes=self.log_bytes, timeout_s=self.timeout_s, shards=shards,
         )  # fmt: skip
         return found
 
@@ -107,6 +112,31 @@ def used(one: ClusterNode) -> float:
 def first_of(one: ClusterNode) -> int:
     found: int = one.stream.info()["state"]["first_seq"]
     return found
+
+
+def test_a_node_whose_log_server_stands_still_sends_clients_to_others_until_it_answers(
+    nodes: Nodes, nats: NatsCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = nodes.start("one")
+    db = Database(one.store)
+    make(db)
+    held_up_s = replicated._HELD_UP_S
+    monkeypatch.setattr(replicated, "_HELD_UP_S", 1.0)
+    time.sleep(1.5)
+    wait_until(lambda: not one.log.is_held_up)  # once it has nothing to wait for
+    with nats.stopped(0):
+        wait_until(lambda: one.log.is_held_up)  # by what it says of itself every second
+        asked: list[Callable[[], object]] = [
+            lambda: write(db, 1), lambda: one.committer.newest(5.0), lambda: db.outcome("a token")
+        ]  # fmt: skip
+        for ask in asked:
+            with pytest.raises(kivi.Unavailable, match="ask another node") as refused:
+                ask()
+            assert refused.value.details["stopping"]
+    wait_until(lambda: not one.log.is_held_up)
+    monkeypatch.setattr(replicated, "_HELD_UP_S", held_up_s)  # a busy machine may take a second for what it writes
+    write(db, 1)
+    assert total(one) == 1
 
 
 def test_what_all_nodes_have_leaves_the_log(nodes: Nodes) -> None:
@@ -200,6 +230,41 @@ def _is_built(db: Any, what: str) -> bool:
     return True
 
 
+def _append_stage(db: Any, stage: bytes) -> int:
+    with db.transaction() as tx:
+        tx.append_stages("e", [stage], late="drop")
+    return int(tx.commit_ts)
+
+
+def test_events_that_were_staged_and_came_late_are_left_out_by_every_node(nodes: Nodes) -> None:
+    """Tails have them nowhere, and a retraction that names an event by its position removes the same one everywhere.
+    Older versions kept them, so nothing is left out before no node is of one."""
+    first, second = nodes.start("one"), nodes.start("other")
+    one, other = Database(first.store), Database(second.store)
+    minute = 60_000_000
+    one.create_event_table("e", event_time="ts", retention="1h", columns={"ts": "timestamp", "x": "int64"})
+    one.store.retention.set_floor(one.store.table("e"), 40 * minute)
+    second.log.features = frozenset(FEATURES) - {LATE_STAGES}
+    wait_until(lambda: [node.node for node in first.log.lacking(LATE_STAGES)] == [second.id])
+    in_time, stage = (one.stage("e", [{"ts": i * minute, "x": i} for i in some]) for some in ([40], range(60)))
+    _append_stage(one, in_time)
+    with one.transaction() as tx:
+        assert tx.retract("e", where=kivi.col("x") == 40) == 1
+    with pytest.raises(kivi.FeatureOff, match="late_stages is off in this cluster; the node other"):
+        _append_stage(one, stage)
+    second.log.features = FEATURES
+    wait_until(lambda: not first.log.lacking(LATE_STAGES))
+    since = _append_stage(one, stage) - 1
+    assert first.log.members.on == {LATE_STAGES}
+    with one.transaction() as tx:
+        assert tx.retract("e", where=kivi.col("x") == 50) == 1
+    for db in (one, other):
+        with db.snapshot(min_snapshot=tx.commit_ts) as snap:
+            assert [row["x"] for row in snap.scan("e")] == [i for i in range(40, 60) if i != 50]
+            tail = snap.changes("e", since=since, retractions="ignore")
+            assert [row["x"] for row in tail] == [i for i in range(40, 60) if i != 50]
+
+
 WHAT = ("aggregate", "measure", "view")
 
 
@@ -221,21 +286,30 @@ def test_what_a_node_did_not_live_to_build_another_one_builds(nodes: Nodes, what
     assert not nodes.open["one"].store.stages.live() and not nodes.open["other"].store.stages.live()
 
 
+@pytest.mark.parametrize("fails", ["nobody", "who began", "who took it up"])
 @pytest.mark.parametrize("what", WHAT)
-def test_a_node_that_was_thought_dead_finds_what_it_builds_ready(nodes: Nodes, what: str) -> None:
+def test_a_node_that_was_thought_dead_finds_what_it_builds_ready(nodes: Nodes, what: str, fails: str) -> None:
+    """Also if its own attempt fails then, since its snapshot is not kept any more; and so does who took it up."""
     first = nodes.start("one")
     one, other = Database(first.store), Database(nodes.start("other").store)
     _with_events(one)
     if what == "measure":
         _create(one, "an aggregate without it")
-    reached, go_on = threading.Event(), threading.Event()
+    reached, go_on, taken_up, fail = (threading.Event() for _ in range(4))
 
     def stands_still(real: Any) -> Any:
         def call(self: Any, *arguments: Any) -> Any:
-            if (getattr(self, "store", None) or first.store) is first.store and not reached.is_set():
+            took_it_up = threading.current_thread().name == "kivi-backfill"  # on either node
+            if self.store is first.store and not took_it_up and not reached.is_set():
                 reached.set()
                 first.store.backfill.building.clear()  # it says nothing any more
                 assert go_on.wait(60)
+                if fails == "who began":
+                    raise kivi.SnapshotTooOld("it stood still for longer than its snapshot is kept")
+            elif took_it_up and fails == "who took it up":
+                taken_up.set()
+                assert fail.wait(60)
+                raise kivi.SnapshotTooOld("it stood still for longer than its snapshot is kept")
             return real(self, *arguments)
 
         return call
@@ -248,9 +322,14 @@ def test_a_node_that_was_thought_dead_finds_what_it_builds_ready(nodes: Nodes, w
     ):
         building = pool.submit(_create, one, what)
         assert reached.wait(60)
-        wait_until(lambda: _is_built(other, what))
+        if fails == "who took it up":
+            assert taken_up.wait(60)
+        else:
+            wait_until(lambda: _is_built(other, what))
         go_on.set()
         building.result()
+        fail.set()
+        wait_until(lambda: not any(each.store.backfill.building for each in nodes.open.values()))
     assert _is_built(one, what) and _is_built(other, what)
     for each in nodes.open.values():
         wait_until(lambda each=each: not each.store.stages.live())  # type: ignore[misc]
@@ -332,7 +411,12 @@ def test_a_log_that_lost_something_begins_anew_with_the_best_node(
     one, other = nodes.start("one"), nodes.start("other")
     make(Database(one.store))
     write(Database(one.store), 2)
-    _without_its_newest(nats, tmp_path, lambda: write(Database(one.store), 3))
+
+    def both_have_more() -> None:
+        write(Database(one.store), 3)
+        assert total(other, one.store.watermark()) == 5
+
+    _without_its_newest(nats, tmp_path, both_have_more)
     for each in (one, other):
         each.log._lost_after_s = 0.0
         wait_until(lambda each=each: each.log.lost_suffix is not None)  # type: ignore[misc]
@@ -356,6 +440,74 @@ def test_a_log_that_lost_something_begins_anew_with_the_best_node(
     assert total(best) == 6
     with pytest.raises(kivi.InvalidArgument, match="an earlier generation"):
         nodes.start("other")
+
+
+@pytest.mark.parametrize("was_alone", [False, True])
+def test_a_log_that_begins_anew_has_the_features_of_its_store(nodes: Nodes, tmp_path: Path, was_alone: bool) -> None:
+    """So no node of an older version takes what it cannot read."""
+    if was_alone:
+        with kivi.open(tmp_path / "one") as db:
+            _weighed(db)
+    else:
+        _weighed(Database(nodes.start("one").store))
+        nodes.stop("one")
+    adopt(str(tmp_path / "one"), "apm", nodes.nats.urls, replace=not was_alone)
+    found = content_of(str(tmp_path / "one"))
+    assert (found["features"], found["format"]) == ([WEIGHTED_QUANTILES], FORMAT)
+    one = nodes.start("one")
+    assert one.log.members.on == {WEIGHTED_QUANTILES}
+    Database(one.store).checkpoint(str(tmp_path / "copy"))
+    with kivi.open(tmp_path / "copy"):
+        pass
+    assert content_of(str(tmp_path / "copy"))["features"] == [WEIGHTED_QUANTILES]
+
+
+def _weighed(db: Any) -> None:
+    db.create_event_table("calls", event_time="ts", columns={"ts": "timestamp", "us": "int64"})
+    measures = {"p": kivi.weighted_quantiles("us", by="us")}
+    db.create_aggregate("weighed", source="calls", group_by=["us"], measures=measures)
+
+
+@pytest.mark.parametrize("how", ["it ends before", "it went on with something else"])
+def test_what_the_log_lost_is_noticed_when_every_node_was_killed(
+    nodes: Nodes, nats: NatsCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Their bases are at a place that the log still has: each knows by itself that it had come further."""
+    defaults = ReplicatedLog.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "lost_after_s", 1.0)
+    names = "one", "other"
+    make(Database(nodes.start("one").store))
+    write(Database(nodes.start("other").store), 1)
+    for name in names:
+        nodes.stop(name)
+        shutil.copytree(tmp_path / name / "engine", tmp_path / f"{name}'s base")
+
+    def more() -> None:
+        one, _ = map(nodes.start, names)
+        write(Database(one.store), 1)
+        last = one.log.place.sequence
+        for each in nodes.open.values():
+            wait_until(lambda each=each: each._reached.read()[0] >= last)  # type: ignore[misc]
+        for name in names:
+            nodes.stop(name)
+            shutil.rmtree(tmp_path / name / "engine")  # it was killed, and had not folded that
+            shutil.copytree(tmp_path / f"{name}'s base", tmp_path / name / "engine")
+
+    _without_its_newest(nats, tmp_path, more)
+    if how != "it ends before":
+        mark = json.loads((tmp_path / "one" / "reached").read_text())["sequence"]
+        (tmp_path / "other" / "reached").unlink()
+        other = nodes.start("other")
+        wait_until(lambda: other.log.place.sequence > mark)
+    for _ in range(2):
+        with pytest.raises(kivi.Unavailable, match="has lost what it had acknowledged.*kivi cluster reseed"):
+            nodes.start("one")
+    if how == "it ends before":
+        adopt(str(tmp_path / "one"), "apm", nats.urls, replace=True)
+        assert total(nodes.start("one")) == 1
+        with pytest.raises(kivi.InvalidArgument, match="an earlier generation"):
+            nodes.start("other")
 
 
 def test_a_log_that_is_gone_is_not_made_again_for_a_node(nodes: Nodes, nats: NatsCluster) -> None:
@@ -427,22 +579,37 @@ def _of_nodes(status: ClusterStatus) -> list[str]:
 
 def test_a_node_may_take_as_long_to_catch_up_as_it_gets_on(nodes: Nodes) -> None:
     """One that stands still is given up; one that is slow, for a multiple of that time, is not."""
-    with contextlib.closing(Database(nodes.start("a").store)) as db:
+    first = nodes.start("a")
+    with contextlib.closing(Database(first.store)) as db:
         make(db)
         for i in range(40):
             with db.transaction() as tx:
                 tx.delta("blobs", (i % 4,), n=1)
-        pump, patience_s = ReplicatedLog.pump, 1.0
+        pump, catch_up, here = ReplicatedLog.pump, ClusterNode._catch_up, threading.get_ident()
+        came, patience_s = 0, 90.0
 
         def slowly(log: ReplicatedLog, count: int = 1) -> int:
-            time.sleep(0.1)
-            return pump(log, 1)
+            nonlocal came
+            time.sleep(0.05)  # so that it is looked at between two messages
+            found = pump(log, 1)
+            came += found if log is not first.log else 0
+            return found
 
-        nodes.timeout_s = patience_s
-        began = time.monotonic()
-        with patch.object(ReplicatedLog, "pump", slowly):
+        def clock() -> float:
+            """To whoever waits for the node, each message takes a minute."""
+            return 60.0 * came if threading.get_ident() == here else time.monotonic()
+
+        def patiently(found: ClusterNode, timeout_s: float) -> None:
+            with patch.object(node, "time", SimpleNamespace(monotonic=clock, sleep=time.sleep, time=time.time)):
+                catch_up(found, patience_s)
+
+        with patch.object(ReplicatedLog, "pump", slowly), patch.object(ClusterNode, "_catch_up", patiently):
             late = nodes.start("b")
-        assert time.monotonic() - began > 3 * patience_s
+        assert 60.0 * came > 3 * patience_s
         assert total(late) == 40
-        with patch.object(ReplicatedLog, "pump", lambda log: 0), pytest.raises(kivi.Unavailable, match="give nothing"):
+        with (
+            patch.object(ReplicatedLog, "pump", lambda log: 0),
+            patch.object(ClusterNode, "_catch_up", lambda found, timeout_s: catch_up(found, 1.0)),
+            pytest.raises(kivi.Unavailable, match="give nothing"),
+        ):
             nodes.start("c")

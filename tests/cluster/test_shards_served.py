@@ -24,7 +24,7 @@ pytestmark = pytest.mark.story
 COLUMNS = {"ts": "timestamp", "user": "string", "us": "int64"}
 EVENTS = event_table_schema("calls", "ts", COLUMNS, shard_by=["user"])
 LOW, HIGH = (
-    next(user for user in map("user {}".format, range(99)) if (shard_of(EVENTS, (user,), SHARDS) < 32) is low)
+    next(user for user in map("user-{}".format, range(99)) if (shard_of(EVENTS, (user,), SHARDS) < 32) is low)
     for low in (True, False)
 )
 
@@ -158,6 +158,38 @@ def test_any_node_answers_for_all_of_which_none_holds_all(tmp_path: Path) -> Non
             list(alone.scan("sums"))
 
 
+def test_a_token_that_is_bound_to_rows_reads_those_of_all_nodes_and_no_others(tmp_path: Path) -> None:
+    require("nats-server")
+    root, some, own = "root-token-0123456789", "some-token-0123456789", "own-token-0123456789"
+    (tmp_path / "tokens").write_text(f"{root} admin\n{some} reader rows=us:5\n{own} reader rows=user:{HIGH}\n")
+    with contextlib.ExitStack() as opened:
+        nats = opened.enter_context(NatsCluster(tmp_path, 1))
+        cluster = ("--cluster", "apm", "--nats", ",".join(nats.urls), "--log-bytes", "1GiB")
+        how = (*cluster, "--token-file", str(tmp_path / "tokens"))
+        high = opened.enter_context(ServerProcess(tmp_path / "high", *how))
+        with kivi.connect(high.endpoint, access_token=root) as db:
+            db.create_event_table("calls", event_time="ts", columns=COLUMNS, shard_by=["user"])
+            db.create_aggregate("sums", source="calls", group_by=["user"], measures={"us": kivi.sum("us")})
+            db.append("calls", [{"ts": i, "user": user, "us": i} for i in range(10) for user in (LOW, HIGH)])
+            db.checkpoint(tmp_path / "low")
+        low = opened.enter_context(ServerProcess(tmp_path / "low", *how, "--shards", "0-31"))
+        high.stop()
+        high.arguments += ["--shards", "32-63"]
+        high.start()
+        for node in (low, high):
+            with kivi.connect(node.endpoint, access_token=some) as db, db.snapshot() as snap:
+                assert sorted((row["user"], row["us"]) for row in snap.scan("calls")) == [(LOW, 5), (HIGH, 5)]
+                (counted,) = snap.query("calls", measures={"n": kivi.count()}, where=kivi.col("us") != 5)
+                assert counted["n"] == 0
+                for refused in (lambda: list(snap.scan("sums")), db.stats, db.cluster_status):
+                    with pytest.raises(kivi.PermissionDenied):
+                        refused()
+            with kivi.connect(node.endpoint, access_token=own) as db, db.snapshot() as snap:
+                assert [*snap.scan("sums")] == [{"user": HIGH, "us": 45}]
+                assert db.get_many("sums", [(HIGH,), (LOW,)]) == [{"user": HIGH, "us": 45}, None]
+                assert len(list(snap.scan("calls"))) == 10
+
+
 async def over_asyncio(endpoint: str) -> None:
     async with await kivi.aio.connect(endpoint) as db:
         assert [row and row["us"] for row in await db.get_many("sums", [(HIGH,)])] == [5_000]
@@ -172,3 +204,43 @@ async def over_asyncio(endpoint: str) -> None:
             (rolled,) = await snap.rollup("sums", prefix=(HIGH,))
             assert rolled["us"] == 5_000
             assert len(await snap.to_arrow("calls", where=kivi.col("user") == LOW)) == len(events)
+
+
+def test_who_reads_at_a_node_that_is_lost_goes_on_at_another(tmp_path: Path) -> None:
+    """Of a node that holds a part of the shards, changes are asked of one that holds all; there are two."""
+    require("nats-server")
+    with contextlib.ExitStack() as opened:
+        nats = opened.enter_context(NatsCluster(tmp_path, 1))
+        how = ("--cluster", "apm", "--nats", ",".join(nats.urls), "--log-bytes", "1GiB")
+        one = opened.enter_context(ServerProcess(tmp_path / "one", *how))
+        with kivi.connect(one.endpoint) as db:
+            db.create_event_table("calls", event_time="ts", columns=COLUMNS, shard_by=["user"])
+            db.append("calls", [{"ts": i, "user": f"user {i}", "us": i} for i in range(100)])
+            for name in ("two", "part"):
+                db.checkpoint(tmp_path / name)
+        two = opened.enter_context(ServerProcess(tmp_path / "two", *how))
+        part = opened.enter_context(ServerProcess(tmp_path / "part", *how, "--shards", "0-31"))
+
+        def count(db: Any) -> int:
+            with db.snapshot() as snap:
+                return len(list(snap.changes("calls", since=0)))
+
+        async def counts(clients: int) -> list[int]:
+            found = []
+            for _ in range(clients):
+                async with await kivi.aio.connect(part.endpoint) as db, db.snapshot() as snap:
+                    found.append(len([change async for change in snap.changes("calls", since=0)]))
+            return found
+
+        with kivi.connect(part.endpoint) as db:
+            wait_until(
+                lambda: {node["address"] for node in db.cluster_status()["nodes"]} >= {one.endpoint, two.endpoint}
+            )
+            assert count(db) == 100
+            lost = one if one.endpoint in db._others else two
+            lost.kill()
+            assert [count(db) for _ in range(3)] == [100] * 3
+            for _ in range(6):
+                with kivi.connect(part.endpoint) as other:
+                    assert count(other) == 100
+            assert asyncio.run(counts(6)) == [100] * 6

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import time
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 
-from kivi.errors import Unavailable
+from kivi.errors import SnapshotTooOld, Unavailable
 from tests.cluster.simulation import Simulation
-from tests.oracle import Read
+from tests.oracle import Mismatch, Read
 
-SEEDS = range(12)
+SEEDS = (*range(12), 18)
 STEPS = 500
 
 
@@ -51,7 +54,7 @@ class Retracting(Simulation):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [2, 7, 13])
 def test_a_retraction_has_what_came_before_it_in_the_log(seed: int) -> None:
     simulation = Retracting(seed)
     simulation.run(STEPS // 2)
@@ -83,13 +86,89 @@ def test_a_guard_on_a_row_of_an_aggregate_misses_no_append(seed: int, watched_us
     assert simulation.counted["guards"] and simulation.counted["guards refused"]
 
 
-def test_a_seed_gives_the_same_history_again() -> None:
+class Moments(Simulation):
+    """Clients ask nodes, which may be behind, for what was there at a moment: a little while ago, now, and later."""
+
+    STEPS = (*Simulation.STEPS, ("moment", 12))
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.found: list[tuple[int, int, str]] = []
+        """Moments that were over, and the snapshots that they were answered with."""
+
+    def do_moment(self) -> None:
+        if (node := self._serving()) is None or node.store is None:
+            return
+        moment_us = self.now_us - self.rng.choice((0, 1_000, 20_000, 200_000, 2_000_000, -50_000))
+        acknowledged, timeout_s = self.acknowledged, self.rng.choice((0.0, 0.5))
+        try:
+            with self._waiting_for(node):
+                lease = node.store.snapshots.begin(as_of_us=moment_us, timeout_s=timeout_s)
+        except (Unavailable, SnapshotTooOld) as error:
+            self.note(f"moment {type(error).__name__}")
+            return
+        node.store.snapshots.release(lease)
+        if moment_us < node.log.last_time_us:
+            self.found.append((moment_us, lease.ts, f"node {node.id}"))
+            self.counted["over"] += 1
+        elif lease.ts < acknowledged:
+            raise Mismatch(f"as_of: node {node.id} answers {lease.ts} for now, {acknowledged} was acknowledged before")
+        else:
+            self.counted["now"] += 1
+
+    def finish(self) -> None:
+        super().finish()
+        for node in self.nodes:
+            assert node.store is not None
+            for moment_us, ts, who in self.found:
+                if (meant := node.store.timeline.at(moment_us)) != ts:
+                    raise Mismatch(f"as_of: {who} answered {ts} for {moment_us}, which is {meant}")
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_moment_means_one_snapshot_whatever_node_is_asked(seed: int) -> None:
+    """What a node has yet to hear of is waited for, or the answer is refused; it is never left out."""
+    simulation = Moments(seed)
+    simulation.run(STEPS)
+    simulation.finish()
+    assert simulation.counted["over"] > 5 and simulation.counted["now"]
+
+
+@pytest.mark.parametrize(("kind", "seed"), [(Simulation, 1), (Retracting, 2)])
+def test_a_seed_gives_the_same_history_again(kind: type[Simulation], seed: int) -> None:
+    """Also on a machine on which a moment takes a minute."""
     histories = []
-    for _ in range(2):
-        simulation = Simulation(1)
-        simulation.run(STEPS)
+    for pace_s in (0.0, 60.0):
+        real, asked = time.monotonic, itertools.count()
+        with contextlib.ExitStack() as slowly:
+            for clock in ("monotonic", "perf_counter", "time") if pace_s else ():
+                slowly.enter_context(patch.object(time, clock, lambda: real() + pace_s * next(asked)))  # noqa: B023
+            simulation = kind(seed)
+            simulation.run(STEPS // 2)
+            simulation.finish()
         histories.append(simulation.history)
     assert histories[0] == histories[1]
+
+
+def test_a_node_reads_no_rows_of_a_definition_that_it_has_yet_to_hear_of_again() -> None:
+    """Rows of before are folded as their table is defined by then, and the node is killed before base comes to that."""
+    simulation = Simulation(2)
+    node = simulation.nodes[0]
+    assert node.store is not None
+    with simulation._time():
+        with simulation._waiting_for(node):
+            with node.db.transaction() as tx:
+                tx.put("t", (1,), v=7)
+            node.store.leases.stay(node.db.watermark())
+            node.db.alter_table("t", {"w": "int64"})
+            node.store.consolidate()
+        node.engine.flush()
+        node.kill()
+        node.start()
+        assert not node.serves
+        simulation._until(lambda: node.serves, node)
+        with node.db.snapshot() as snap:
+            assert snap.get("t", (1,)) == {"id": 1, "n": 0, "hi": None, "v": 7, "w": None}
 
 
 def test_a_log_that_has_lost_what_it_acknowledged_takes_no_writes_and_reads_go_on() -> None:

@@ -12,6 +12,7 @@ import grpc
 import pytest
 
 import kivi
+from tests.cluster.traffic import newest_of
 from tests.conftest import require
 from tests.log.natscluster import NatsCluster
 
@@ -57,8 +58,7 @@ def test_a_span_counts_once_whatever_nodes_it_is_sent_to(tmp_path: Path) -> None
             thread.join()
         assert not failures
         send(nodes[1], batches[:3], failures)  # the window of a node that was killed is that of the others
-        with kivi.connect(nodes[0].endpoint) as db:
-            last = db.watermark()
+        last = newest_of(nodes)
         answers = []
         for node in nodes:
             with kivi.connect(node.endpoint) as db, db.snapshot(min_snapshot=last) as snap:

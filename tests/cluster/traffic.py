@@ -2,38 +2,46 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import random
 import threading
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 
 import kivi
 from tests.serverproc import ServerProcess
+from tests.waiting import PATIENCE_S
 
-__all__ = ["START", "Client", "answers_of", "make_tables", "make_tables_everywhere"]
+__all__ = ["START", "Client", "answers_of", "make_tables", "make_tables_everywhere", "newest_of"]
 
 START = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 ENDPOINTS = 5
 
 
-class Client(threading.Thread):
-    """Appends events by one node, each with its sum in the same commit; ``done`` is what was acknowledged."""
+def commit(ts: dt.datetime, endpoint: int, value: int, tx: kivi.Transaction) -> None:
+    tx.append("calls", [{"ts": ts, "endpoint": endpoint, "us": value}])
+    tx.delta("totals", (endpoint,), us=value, n=1)
 
-    def __init__(self, endpoint: str, seed: int, commits: int) -> None:
+
+class Client(threading.Thread):
+    """Appends events by one node, each with its sum in the same commit, and runs again what was lost before it counted.
+
+    ``done`` is what was acknowledged."""
+
+    def __init__(self, endpoint: str, seed: int, commits: int, timeout: float = PATIENCE_S) -> None:
         super().__init__()
-        self.endpoint, self.rng, self.commits = endpoint, random.Random(seed), commits
+        self.endpoint, self.rng, self.commits, self.timeout = endpoint, random.Random(seed), commits, timeout
         self.done: Counter[int] = Counter()
         self.failure: BaseException | None = None
 
     def run(self) -> None:
         try:
-            with kivi.connect(self.endpoint) as db:
+            with kivi.connect(self.endpoint, timeout=self.timeout) as db:
                 for i in range(self.commits):
                     endpoint, value = self.rng.randrange(ENDPOINTS), self.rng.randrange(1000)
-                    with db.transaction() as tx:
-                        tx.append("calls", [{"ts": START + dt.timedelta(seconds=i), "endpoint": endpoint, "us": value}])
-                        tx.delta("totals", (endpoint,), us=value, n=1)
+                    db.run(partial(commit, START + dt.timedelta(seconds=i), endpoint, value))
                     self.done[endpoint] += value
         except BaseException as error:
             self.failure = error
@@ -55,6 +63,13 @@ def make_tables(db: kivi.Database) -> None:
         "by_endpoint", source="calls", group_by=["endpoint"], measures={"us": kivi.sum("us"), "n": kivi.count()}
     )
     db.create_table("totals", key={"endpoint": "int64"}, columns={"us": kivi.sum("int64"), "n": kivi.sum("int64")})
+
+
+def newest_of(nodes: Sequence[ServerProcess]) -> int:
+    """The snapshot at which all of them answer alike once nobody writes: each has what was acknowledged by itself, and
+    may not have heard yet of what was acknowledged by another one."""
+    with contextlib.ExitStack() as opened:
+        return max(opened.enter_context(kivi.connect(node.endpoint)).watermark() for node in nodes)
 
 
 def answers_of(node: ServerProcess, at_least: int) -> list[object]:

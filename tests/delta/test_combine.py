@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kivi.delta.combine import Combining, combine, pieces
@@ -65,7 +65,6 @@ def folded(schema: TableSchema, chunks: list[Chunk]) -> list[Any]:
 
 
 @given(chunks_of_a_table())
-@settings(max_examples=150, deadline=None)
 def test_combine_is_the_model(case: tuple[TableSchema, list[Chunk]]) -> None:
     schema, chunks = case
     combined = combine(schema, [run_of(schema, chunk) for chunk in chunks])
@@ -74,7 +73,6 @@ def test_combine_is_the_model(case: tuple[TableSchema, list[Chunk]]) -> None:
 
 
 @given(chunks_of_a_table(), st.integers(0, 12), st.integers(1, 4))
-@settings(max_examples=100, deadline=None)
 def test_when_it_is_combined_changes_no_bit(case: tuple[TableSchema, list[Chunk]], rows_min: int, size: int) -> None:
     schema, chunks = case
     combining = Combining(schema, rows_min)
@@ -151,7 +149,6 @@ OVER_COMMITS = {
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
 def test_combining_commits_changes_no_base_row(data: st.DataObject) -> None:
     """Whichever neighbours become one before they are folded, and whatever small commits are among them."""
     keys, schema = data.draw(st.sampled_from(sorted(OVER_COMMITS.items(), key=lambda item: id(item[0]))))

@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import kivi
@@ -68,7 +68,6 @@ def _as_patch(cells: st.SearchStrategy[dict[int, Any]]) -> st.SearchStrategy[Row
 
 @pytest.mark.parametrize("kind", range(len(DELTAS)))
 @given(st.data(), BASES, st.sampled_from([0, 0, 1, 9, -7]))
-@settings(max_examples=250, deadline=None)
 def test_a_long_history_folds_to_what_its_operations_do_one_after_the_other(
     kind: int, data: st.DataObject, base: Version | None, behind: int
 ) -> None:

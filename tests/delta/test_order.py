@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kivi.delta.derive import run_from_rows
@@ -46,7 +46,6 @@ _TEXTS = st.lists(st.sampled_from([b"a", b"`", b"\0", b"7", b"\xff"]), min_size=
 
 
 @given(st.data(), st.integers(1, 70))
-@settings(deadline=None)
 def test_keys_of_one_width_are_sorted_as_their_bytes_whatever_varies_in_them(data: st.DataObject, width: int) -> None:
     """As integers where that is possible: the order is that of a stable sort of the bytes."""
     places = data.draw(st.lists(st.integers(0, width - 1), max_size=4))
@@ -142,7 +141,6 @@ _WORDS = st.one_of(
 
 
 @given(st.data(), st.lists(_WORDS, min_size=1, max_size=5))
-@settings(deadline=None, max_examples=300)
 def test_integers_of_any_range_behind_each_other(data: st.DataObject, columns: list[list[int]]) -> None:
     keys = st.tuples(*(st.sampled_from(column) for column in columns))
     drawn = data.draw(st.lists(st.sets(keys, min_size=1, max_size=12), min_size=1, max_size=4))

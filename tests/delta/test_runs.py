@@ -9,17 +9,19 @@ from __future__ import annotations
 import itertools
 import struct
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kivi.arrow.columns import arrow_from_stored
-from kivi.delta.derive import derive, derive_all, derive_small, run_from_rows
+from kivi.delta import grouping
+from kivi.delta.derive import Derivation, derive, derive_all, derive_each, derive_small, run_from_rows
 from kivi.delta.gather import gather, merged_items
 from kivi.delta.ops import Barrier, RowOp, fold
 from kivi.delta.runs import Cells, DeltaRun, with_cts
@@ -54,6 +56,12 @@ MEASURES = {
     "last": OperatorCall("max", "ts"),
 }
 SLOT = time_slot("ts", 300)
+
+
+@pytest.fixture(scope="module", autouse=True, params=[0, grouping._FEW], ids=["by kernels", "in Python"])
+def how_few_are_grouped(request: pytest.FixtureRequest) -> Iterator[None]:
+    with patch.object(grouping, "_FEW", request.param):
+        yield
 
 
 def aggregate(*group_by: Any) -> TableSchema:
@@ -146,7 +154,6 @@ GROUPINGS = [
 
 
 @given(st.sampled_from(GROUPINGS), st.lists(EVENT, max_size=30))
-@settings(max_examples=300, deadline=None)
 def test_derive_and_derive_small_are_the_model(group_by: tuple[Any, ...], rows: list[dict[str, Any]]) -> None:
     schema = aggregate(*group_by)
     expected = [(key, exact(deltas)) for key, deltas in derived(schema, rows)]
@@ -218,7 +225,6 @@ def _aggregates_of_one_source(draw: st.DrawFn) -> list[TableSchema]:
 
 
 @given(_aggregates_of_one_source(), st.lists(EVENT, max_size=30))
-@settings(deadline=None, max_examples=200)
 def test_deriving_for_many_aggregates_at_once_is_deriving_for_each(
     schemas: list[TableSchema], rows: list[dict[str, Any]]
 ) -> None:
@@ -229,6 +235,31 @@ def test_deriving_for_many_aggregates_at_once_is_deriving_for_each(
         assert contents(run) == contents(alone)
         assert run.to_buffers() == alone.to_buffers()
         assert contents(run) == [(key, 7, exact(deltas)) for key, deltas in derived(schema, rows)]
+
+
+STATES = {
+    "avg": OperatorCall("avg", "x"),
+    "newest": OperatorCall("last", "n"),
+    "dearest": OperatorCall("argmax", "n", options=(("by", "x"),)),
+    "different": OperatorCall("distinct", "s"),
+}
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), EVENT), max_size=30), st.sampled_from([("i",), ("s", SLOT)]))
+def test_deriving_of_several_commits_at_once_is_deriving_of_each(
+    brought: list[tuple[int, dict[str, Any]]], group_by: tuple[Any, ...]
+) -> None:
+    """Some bring no event, and some bring several to a key, whose order is that in their commit."""
+    brought = [(at, {**row, "ts": row["ts"] % 900}) for at, row in sorted(brought, key=lambda one: one[0])]
+    schemas = [aggregate_schema("all", EVENTS, group_by, MEASURES | STATES), aggregate("i")]
+    events = Derivation(batch_of([row for _, row in brought]), commits=np.array([at for at, _ in brought], np.int64))
+    for schema, run in zip(schemas, derive_each(schemas, events), strict=True):
+        alone = [
+            row
+            for at in range(6)
+            for row in contents(derive(schema, batch_of([row for of, row in brought if of == at]), at))
+        ]
+        assert contents(run) == sorted(alone, key=lambda row: row[:2])
 
 
 def test_the_slots_of_many_aggregates_are_each_checked() -> None:
@@ -305,14 +336,18 @@ def rows_of_a_table(draw: st.DrawFn) -> tuple[TableSchema, list[tuple[bytes, int
 
 
 Rows = list[tuple[bytes, int, dict[int, Any]]]
+NO_BARRIERS: Mapping[int, Barrier] = {}
 
 
-def as_runs(schema: TableSchema, rows: Rows, single: set[int]) -> list[DeltaRun]:
-    """Commits whose CTS is in ``single`` become a run each, the others share one."""
-    runs = [
-        with_cts(run_from_rows(schema, [row for row in rows if row[1] == cts]), cts)
-        for cts in sorted(single & {row[1] for row in rows})
-    ]
+def as_runs(
+    schema: TableSchema, rows: Rows, single: set[int], barriers: Mapping[int, Barrier] = NO_BARRIERS
+) -> list[DeltaRun]:
+    """Commits whose CTS is in ``single``, and those with a barrier, become a run each, the others share one."""
+    single = single | barriers.keys()
+    runs = []
+    for cts in sorted(single & {row[1] for row in rows}):
+        run = with_cts(run_from_rows(schema, [row for row in rows if row[1] == cts]), cts)
+        runs.append(DeltaRun(run.keys, cts, run.columns, barrier=barriers.get(cts, Barrier.PATCH)))
     rest = [row for row in rows if row[1] not in single]
     return [*runs, run_from_rows(schema, rest)] if rest else runs
 
@@ -326,7 +361,6 @@ def by_key(rows: Rows, upto: int = 2**62) -> dict[bytes, list[tuple[int, dict[in
 
 
 @given(rows_of_a_table())
-@settings(deadline=None)
 def test_run_from_rows_keeps_them(case: tuple[TableSchema, Rows]) -> None:
     schema, rows = case
     run = run_from_rows(schema, rows)
@@ -344,7 +378,6 @@ def test_a_sum_that_is_left_out_is_zero() -> None:
 
 
 @given(rows_of_a_table(), st.binary(max_size=18) | FIXED_KEY | NAMED_KEY, st.binary(max_size=3) | FIXED_KEY)
-@settings(deadline=None)
 def test_bisection(case: tuple[TableSchema, Rows], key: bytes, other: bytes) -> None:
     schema, rows = case
     merged = run_from_rows(schema, rows)
@@ -414,11 +447,17 @@ def test_the_log_form_of_another_table_is_data_loss() -> None:
 # -- consolidation ----------------------------------------------------------------------------------
 
 
-def fold_row(schema: TableSchema, base: bytes | None, ops: list[tuple[int, dict[int, Any]]], upto: int) -> bytes | None:
+def fold_row(
+    schema: TableSchema,
+    base: bytes | None,
+    ops: list[tuple[int, dict[int, Any]]],
+    upto: int,
+    barriers: Mapping[int, Barrier] = NO_BARRIERS,
+) -> bytes | None:
     """The model: kivi.delta.ops on one row; None where nothing was folded."""
     layout = RowLayout.of(schema)
     version = None if base is None else layout.decode(base)
-    full = [(cts, RowOp(Barrier.PATCH, {}, deltas)) for cts, deltas in ops]
+    full = [(cts, RowOp(barriers.get(cts, Barrier.PATCH), {}, deltas)) for cts, deltas in ops]
     folded = fold(schema, version, full, upto)
     return None if folded is None or folded == version else layout.encode(folded)
 
@@ -446,11 +485,11 @@ BASE_CELLS = st.fixed_dictionaries(
 
 
 @given(rows_of_a_table(), st.data())
-@settings(max_examples=300, deadline=None)
 def test_fold_is_the_model_in_one_step_and_in_several(case: tuple[TableSchema, Rows], data: st.DataObject) -> None:
     schema, rows = case
     layout = RowLayout.of(schema)
-    runs = as_runs(schema, rows, data.draw(st.sets(CTS)))
+    barriers = data.draw(st.just(NO_BARRIERS) | st.dictionaries(CTS, st.sampled_from(Barrier), max_size=4))
+    runs = as_runs(schema, rows, data.draw(st.sets(CTS)), barriers)
     runs = data.draw(st.permutations(runs))
     upto = data.draw(st.integers(0, 13))
     limit = data.draw(st.integers(1, 5))
@@ -466,8 +505,21 @@ def test_fold_is_the_model_in_one_step_and_in_several(case: tuple[TableSchema, R
             version = Version(cts, kind == "alive", tuple(cells[i] for i in range(12)) if kind == "alive" else ())
             base.append(None if kind == "none" else layout.encode(version))
         for at in {upto, upto // 2}:
-            model = [fold_row(schema, row, expected[key], at) for key, row in zip(part.keys, base, strict=True)]
+            model = [
+                fold_row(schema, row, expected[key], at, barriers) for key, row in zip(part.keys, base, strict=True)
+            ]
             assert part.fold(layout, base, at) == model
+        model_of = dict[bytes, list[bytes]]()
+        for key, row in zip(part.keys, base, strict=True):
+            ats = sorted({cts for cts, _ in expected[key]})
+            states = [fold_row(schema, row, expected[key], at, barriers) for at in ats]
+            model_of[key] = [new for old, new in itertools.pairwise([None, *states]) if new is not None and new != old]
+        found_of = {key: list[bytes]() for key in part.keys}
+        with patch("kivi.delta.gather._COMMITS", data.draw(st.integers(1, 4))):
+            for numbers, states in part.states(layout, base):
+                for i, state in zip(numbers, states, strict=True):
+                    found_of[part.keys[i]].append(state)
+        assert found_of == model_of
         current = list(base)
         for boundary in sorted({*data.draw(st.sets(CTS, max_size=3)), upto}):
             if boundary <= upto:
@@ -538,7 +590,6 @@ def test_nothing_to_gather() -> None:
 
 
 @given(rows_of_a_table(), st.sets(CTS), st.integers(0, 13), st.none() | FIXED_KEY, st.none() | FIXED_KEY)
-@settings(deadline=None)
 def test_merged_items(
     case: tuple[TableSchema, Rows], single: set[int], upto: int, start: bytes | None, end: bytes | None
 ) -> None:
@@ -557,3 +608,29 @@ def test_merged_items_is_lazy() -> None:
     run = with_cts(run_from_rows(SUMS, rows), 1)
     first = list(itertools.islice(merged_items([run, with_cts(run, 2)], None, None, 9), 3))
     assert [(key, [cts for cts, _ in ops]) for key, ops in first] == [(key, [1, 2]) for key, _, _ in rows[:3]]
+
+
+def test_a_step_of_the_states_of_a_row_takes_no_longer_where_it_has_more_commits() -> None:
+    """What is looked at, in all steps together, grows as the commits do."""
+    looked = list[int]()
+    flatnonzero, arange = np.flatnonzero, np.arange
+
+    def counted(*args: Any) -> Any:
+        found = arange(*args)
+        looked.append(len(found))
+        return found
+
+    def counted_places(array: Any) -> Any:
+        looked.append(len(array))
+        return flatnonzero(array)
+
+    found = []
+    for commits in (1_000, 4_000):
+        run = run_from_rows(SUMS, [(b"k", cts, {0: 1}) for cts in range(1, commits + 1)])
+        part = gather([run], None, 1, commits)
+        looked.clear()
+        with patch("numpy.flatnonzero", counted_places), patch("numpy.arange", counted):
+            states = [row for _, rows in part.states(RowLayout.of(SUMS), [None]) for row in rows]
+        assert len(states) == commits
+        found.append(sum(looked))
+    assert found[1] < 6 * found[0]

@@ -8,7 +8,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kivi.delta import windows
@@ -67,7 +67,6 @@ def cells_of(schema: TableSchema, rows: FixedRows) -> dict[bytes, tuple[Any, ...
     st.sampled_from([(10, 5), (15, 10), (60, 1), (13, 1), (120, 7), (9, 9), (7, 3)]),
     st.sampled_from([1, 3, 65_536]),
 )
-@settings(deadline=None)
 def test_a_window_is_what_its_panes_are_together(
     data: st.DataObject, table: int, lengths: tuple[int, int], at_once: int
 ) -> None:
@@ -87,7 +86,6 @@ def test_a_window_is_what_its_panes_are_together(
 
 
 @given(st.data())
-@settings(deadline=None)
 def test_rows_of_one_transaction_are_folded_over_nothing(data: st.DataObject) -> None:
     run = run_of(TABLES[1], data.draw(panes(1, 1)))
     layout = RowLayout.of(TABLES[1])

@@ -18,7 +18,7 @@ import kivi
 from apm_demo import live_job
 from apm_demo.children import Child
 from apm_demo.landing import land
-from apm_demo.tables import create, create_rule, micros
+from apm_demo.tables import create, create_rules, micros
 from tests.serverproc import ServerProcess
 from tests.waiting import wait_until
 
@@ -30,14 +30,16 @@ def moment(minute: int, second: int = 0) -> dt.datetime:
     return dt.datetime(2024, 3, 1, 17, minute, second, tzinfo=dt.UTC)
 
 
+PLACE = {"customer": "acme", "application": "shop", "server": "shop-1"}
+
+
 def event(endpoint_id: int, at: dt.datetime, ms: int) -> str:
-    place = {"customer": "acme", "application": "shop", "server": "shop-1"}
     return json.dumps(
         {
-            **place,
+            **PLACE,
             "endpoint_id": endpoint_id,
             "ts_us": micros(at),
-            "resp_time_us": ms * 1_000,
+            "duration_us": ms * 1_000,
             "status": 200,
             "trace_id": f"{endpoint_id}/{micros(at)}",
         }
@@ -92,16 +94,16 @@ def test_the_papers_example_and_a_repeated_batch(tmp_path: Path, spark: SparkSes
         server = stack.enter_context(ServerProcess(tmp_path / "store"))
         db = stack.enter_context(kivi.connect(server.endpoint))
         create(db)
-        create_rule(db, "5m")
+        create_rules(db, "5m")
         job = Job(server.endpoint, tmp_path)
         land(job.landing, "part-0.jsonl", [event(251, moment(51), 10), event(251, moment(53), 20)])
         running = job.start()
         stack.callback(running.kill)
         wait_for_batch(db, running, 0)
         with db.snapshot() as snapshot:
-            row = snapshot.get("endpoint_5m", (251, moment(50)))
+            row = snapshot.get("endpoint_5m", (*PLACE.values(), 251, moment(50)))
             assert row is not None
-            assert (row["sum_resp_time"], row["invocations"], row["avg_resp_time"]) == (30_000, 2, 15_000.0)
+            assert (row["sum_resp_time"], row["calls"], row["avg_resp_time"]) == (30_000, 2, 15_000.0)
             assert list(snapshot.scan("anomalies")) == []
 
         own = [event(252, moment(55, 3), 121), event(252, moment(55, 4), 30)]
@@ -111,12 +113,12 @@ def test_the_papers_example_and_a_repeated_batch(tmp_path: Path, spark: SparkSes
         running.kill()
         with db.snapshot() as snapshot:
             anomalies = list(snapshot.scan("anomalies"))
-            row = snapshot.get("endpoint_5m", (251, moment(55)))
-        found = sorted((a["endpoint_id"], a["ts"], a["resp_time_us"]) for a in anomalies)
+            row = snapshot.get("endpoint_5m", (*PLACE.values(), 251, moment(55)))
+        found = sorted((a["endpoint_id"], a["ts"], a["duration_us"]) for a in anomalies)
         assert found == [(251, moment(55, 3), 121_000), (252, moment(55, 3), 121_000)]
         assert {(a["previous_sum_us"], a["previous_count"]) for a in anomalies} == {(30_000, 2)}
         assert row is not None
-        assert (row["sum_resp_time"], row["invocations"], row["slowest"]) == (121_000, 1, 121_000)
+        assert (row["sum_resp_time"], row["calls"], row["slowest_us"]) == (121_000, 1, 121_000)
 
         # As if Spark had been killed after the commit and before it noted that (which perhaps it was): it runs the
         # last batch again, events and anomalies.

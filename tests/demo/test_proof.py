@@ -28,7 +28,7 @@ from apm_demo.proof import (
     prove_trace,
     raw_values,
 )
-from apm_demo.tables import WIDTHS, create, create_rule
+from apm_demo.tables import WIDTHS, create, create_rules
 
 SLOT = WIDTHS["5s"]
 PLACE = ("acme", "search", "search-1", 255)
@@ -64,7 +64,7 @@ def folder(tmp_path: Path) -> Path:
 def bring(db: Any, judged: bool = True) -> None:
     """What the live job does, a file a batch."""
     if judged:
-        create_rule(db)
+        create_rules(db)
     for batch_id, events in enumerate(FILES):
         with db.transaction() as tx:
             tx.append("invocations", [row(event) for event in events])
@@ -92,7 +92,7 @@ def one_event_less(db: Any, folder: Path) -> None:
 
 
 def a_microsecond_more(db: Any, folder: Path) -> None:
-    respell(folder, FILES[0][0]._replace(resp_time_us=10_001), FILES[0][1])
+    respell(folder, FILES[0][0]._replace(duration_us=10_001), FILES[0][1])
 
 
 def another_error(db: Any, folder: Path) -> None:

@@ -26,7 +26,6 @@ import shlex
 import signal
 import socket
 import subprocess
-import sys
 import sysconfig
 import threading
 import time
@@ -34,6 +33,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
+
+from tests.forkserver import Forked
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")} - {ROOT / "soak-report.md"})
@@ -386,17 +387,9 @@ class Interpreter:
         to_child, ours = os.pipe()
         theirs, from_child = os.pipe()
         self._log = folder.parent / f"{folder.name}-python.log"
-        with open(self._log, "wb") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, str(Path(__file__).with_name("interpreter.py")), str(to_child), str(from_child)],
-                cwd=folder,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=(to_child, from_child),
-                start_new_session=True,
-            )
+        self._process = Forked(
+            "tests.docs.interpreter", [str(folder), str(self._log)], environment, [to_child, from_child]
+        )
         os.close(to_child)
         os.close(from_child)
         self._requests = os.fdopen(ours, "w")
@@ -404,7 +397,7 @@ class Interpreter:
 
     def run(self, code: str, page: str, line: int, timeout_s: float) -> tuple[str, str]:
         """What it printed, and the traceback if it failed."""
-        timer = threading.Timer(timeout_s, self._process.kill)
+        timer = threading.Timer(timeout_s, self._process.send_signal, [signal.SIGKILL])
         timer.start()
         try:
             json.dump({"code": code, "page": page, "line": line}, self._requests)
@@ -428,3 +421,4 @@ class Interpreter:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         self._answers.close()
+        self._process.stdout.close()

@@ -1,7 +1,8 @@
 """The Python of a page's examples: reads statements as JSON lines from one pipe, answers on another.
 
-Not imported by anything: ``examples.Interpreter`` runs it as a program, so that what examples do to their process (a
-Spark session, an open store, an event loop) is over with the page.
+Not imported by anything: ``examples.Interpreter`` runs it in a process of its own, so that what examples do to that (a
+Spark session, an open store, an event loop) is over with the page. Its arguments are the folder in which it works, a
+file for what it prints otherwise, and the two pipes.
 """
 
 from __future__ import annotations
@@ -41,11 +42,16 @@ def topic_of_files(spark: Any) -> Any:
 
 
 def main() -> None:
+    os.setsid()
     sys.path[0] = ""
+    os.chdir(sys.argv[1])
+    with open(sys.argv[2], "wb") as log:
+        for standard in (1, 2):
+            os.dup2(log.fileno(), standard)
     names: dict[str, Any] = {"__name__": "__main__", "topic_of_files": topic_of_files}
-    requests, answers = os.fdopen(int(sys.argv[1])), os.fdopen(int(sys.argv[2]), "w")
-    for number in (int(sys.argv[1]), int(sys.argv[2])):
-        os.set_inheritable(number, False)
+    requests, answers = os.fdopen(int(sys.argv[3])), os.fdopen(int(sys.argv[4]), "w")
+    for pipe in (requests, answers):
+        os.set_inheritable(pipe.fileno(), False)
     with asyncio.Runner() as loop:
         for line in requests:
             asked = json.loads(line)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import random
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import rocksdict
 
 from kivi.engine import WriteBatch, giving_back, rocks
 from kivi.engine.rocks import Records, RocksEngine, _records
-from kivi.errors import DataLoss, StoreInUse
+from kivi.errors import DataLoss, StoreInUse, Unavailable
 from tests.waiting import wait_until
 
 RECORDS = Records(b"note", b"0")  # as all keys of ``fill`` begin
@@ -468,3 +470,30 @@ def test_giving_back_goes_part_by_part_and_rests_and_closing_ends_it(
     again = RocksEngine(str(tmp_path))
     assert sum(len(keys) for keys in again.keys(b"", None, 1_000)) == 80_000
     again.close()
+
+
+@pytest.mark.parametrize("what", ["flush", "checkpoint"])
+def test_closing_waits_for_what_runs_beside_it(tmp_path: Path, what: str) -> None:
+    """Whoever closes it while others flush, or copy it, has it closed: it opens again, with what was flushed."""
+    value = random.Random(what).randbytes(1 << 20)
+    for turn in range(20):
+        engine = RocksEngine(str(tmp_path / "engine"))
+        made = WriteBatch()
+        for i in range(8):
+            made.put(b"%d" % i, value + bytes([turn]))
+        engine.write(made)
+        began = threading.Event()
+
+        def work(engine: RocksEngine = engine, began: threading.Event = began, turn: int = turn) -> None:
+            with contextlib.suppress(Unavailable):
+                for i in itertools.count():
+                    began.set()
+                    engine.flush() if what == "flush" else engine.checkpoint(str(tmp_path / f"copy-{turn}-{i}"))
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        began.wait()
+        engine.close()
+        thread.join()
+    with contextlib.closing(RocksEngine(str(tmp_path / "engine"))) as again:
+        assert sum(1 for _ in again.scan(b"", None)) == 8

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 from google.protobuf.message import DecodeError
 from kivi_server.asked import parsed as parsed_frame
-from kivi_server.http.prom_series import NAME, Series, matches
+from kivi_server.http.prom_series import NAME, Series, holding
 from kivi_server.http.promql import Evaluation
 from kivi_server.http.promql import parsed as parsed_promql
 from kivi_server.otlp import spans
@@ -31,7 +31,7 @@ from kivi.arrow.ipc import decode_ipc, encode_ipc
 from kivi.arrow.predicates import attempted
 from kivi.encoding.base_rows import RowLayout, Version
 from kivi.encoding.keys import decode_key, decode_key_columns, encode_key
-from kivi.errors import DataLoss, InvalidArgument, KiviError, ResourceExhausted, SchemaError
+from kivi.errors import DataLoss, FormatTooNew, InvalidArgument, KiviError, ResourceExhausted, SchemaError
 from kivi.log.frames import decode_message
 from kivi.model.declarations import row_table_schema
 from kivi.model.expressions import bind, bind_value
@@ -105,7 +105,7 @@ def _records(data: bytes) -> None:
 
 def _frames(data: bytes) -> None:
     """Messages of the replicated log, under a checksum that is right."""
-    with contextlib.suppress(DataLoss):
+    with contextlib.suppress(DataLoss, FormatTooNew):
         decode_message(struct.pack("<I", crc32(data)) + data)
 
 
@@ -138,18 +138,20 @@ def _otlp(data: bytes) -> None:
 _TIMES: Final = np.arange(0, 3_600_000, 300_000, dtype=np.int64)
 
 
-def _series(matching: Any, since_ms: int, until_ms: int) -> list[Series]:
+def _series(matching: Any, since_ms: int, until_ms: int, bounding: Any) -> list[Series]:
     """Two counters and a histogram, whatever time is asked for."""
     labels = [{NAME: "calls", "host": "a"}, {NAME: "calls", "host": "b"}]
     labels += [{NAME: "latency_bucket", "le": bound} for bound in ("0.5", "1.0", "+Inf")]
-    chosen = [each for each in labels if matches(matching, each)]
+    chosen = [labels[i] for i in holding(matching, labels)]
     values = np.cumsum(np.ones((len(chosen), len(_TIMES))), axis=1)
     return [Series(chosen, _TIMES, values, np.zeros(len(chosen), np.int64), 300_000)] if chosen else []
 
 
 def _promql(data: bytes) -> None:
     with contextlib.suppress(InvalidArgument):
-        Evaluation(_TIMES[:4] + 600_000, _series).value(parsed_promql(data.decode(errors="replace")))
+        Evaluation(_TIMES[:4] + 600_000, _series, (600_000, 1_500_000)).value(
+            parsed_promql(data.decode(errors="replace"))
+        )
 
 
 _BATCH: Final = pa.record_batch(
@@ -243,6 +245,10 @@ TARGETS: Final[dict[str, Target]] = {
             b'sum by (host) (rate(calls{host=~"a|b"}[10m] offset 5m)) / on (host) calls > bool 3',
             b"histogram_quantile(0.9, sum by (le) (increase(latency_bucket[15m])))",
             b"topk(1, clamp_max(calls, 3)) or vector(1) unless absent(calls)",
+            b'max_over_time((calls * on () group_left (le) latency_bucket{le="0.5"})[9m:2m] @ end()) - calls @ 600',
+            b'count_values by (x) ("n", label_replace(calls, "x", "$1-${2}$$", "host", "(a)?(.*)")) offset -1m',
+            b'timestamp(calls offset -1m) atan2 on (x) group_right () label_join(calls, "x", "-", "host")',
+            b"quantile_over_time(0.3, calls[20m]) != bool stddev_over_time((calls % 2)[20m:])",
         ],
     ),
     "expressions": Target(

@@ -2,13 +2,15 @@
 
     as written / forced     consolidation when the script says so, or after every single command
     light                   a pass after every command that combines in memory, and folds where that does not wait
-    memory / disk / grpc    a dictionary and a list, or RocksDB and the segmented log, or these behind a server
+    memory / disk / grpc    a dictionary and a list, or RocksDB and the segmented log, or these behind a server, as
+                            written: whoever asks over gRPC sees of consolidation what the store on disk shows
 
 ``UPDATE_GOLDEN=1`` writes the output of the plain variant (as written, in memory) into the scripts.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +22,10 @@ from tests.golden.grpc_driver import GrpcDriver, LoopThread
 from tests.golden.language import Runner, run_script, without_dumps
 
 SCRIPTS = sorted(Path(__file__).parent.glob("*.script"))
+VARIANTS = [
+    *itertools.product(("as_written", "forced", "light"), ("memory", "disk")),
+    ("as_written", "grpc"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +35,7 @@ def loop() -> Iterator[LoopThread]:
     running.close()
 
 
-@pytest.mark.parametrize("where", ["memory", "disk", "grpc"])
-@pytest.mark.parametrize("consolidation", ["as_written", "forced", "light"])
+@pytest.mark.parametrize(("consolidation", "where"), VARIANTS)
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_history(script: Path, consolidation: str, where: str, tmp_path: Path, loop: LoopThread) -> None:
     """R1 to R18, one script each where a rule has an example, and the isolation cases."""

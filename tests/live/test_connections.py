@@ -142,12 +142,12 @@ def test_a_client_that_goes_while_its_subscription_is_made(server: ServerProcess
         with db.transaction() as tx:
             for i in range(20_000):
                 tx.put("rows", (i,), n=-i, text="x" * 20)
-        for _ in range(10):
+        for i in range(10):
             with server.connect() as short:
                 short.describe("rows")
-                short._core.timeout_s = 0.05
+                short._core.timeout_s = 0.01
                 with pytest.raises(Unavailable):
-                    short.subscribe("rows", order_by="n", limit=20_000)
+                    short.subscribe("rows", order_by="n", limit=20_000 - i)  # each another window, which has to be read
         wait_until(lambda: not db.stats()["subscriptions"])
 
 

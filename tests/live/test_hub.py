@@ -13,6 +13,7 @@ import pytest
 
 import kivi
 from kivi.errors import InvalidArgument, PermissionDenied
+from kivi.store.catalog import EARLIER_SUBSCRIPTIONS
 from tests.serverproc import ServerProcess
 from tests.waiting import wait_until
 
@@ -36,7 +37,10 @@ def is_up(db: Any) -> bool:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     path = tmp_path_factory.mktemp("hub")
     tokens = path / "tokens"
-    tokens.write_text("root-token-0123456789 admin\nreader-token-0123456789 read tables=rows\n")
+    tokens.write_text(
+        "root-token-0123456789 admin\nreader-token-0123456789 read tables=rows\n"
+        "acme-token-0123456789 reader rows=customer:acme\n"
+    )
     with ServerProcess(path / "data", "--hub", "localhost:0", "--token-file", str(tokens)) as server:
         with server.connect(access_token="root-token-0123456789") as db:
             db.create_table("rows", key={"id": "int64"}, columns={"n": kivi.sum("int64")})
@@ -117,6 +121,25 @@ def test_durable_subscriptions_stay_with_the_server(server: ServerProcess) -> No
         db.unsubscribe("mine", user="u")
 
 
+def test_its_port_tells_of_subscriptions_of_an_earlier_version(tmp_path: Path) -> None:
+    """The server takes them over before there is a hub."""
+    with kivi.open(tmp_path / "data") as db:
+        db.create_event_table("calls", event_time="ts", columns={"seq": "int64", "ts": "timestamp"})
+        row = {"table": db.store.table("calls").origin, "name_of_table": "calls", "since": 0, "ts": 0, "skip": 0}
+        query = '{"start":null,"end":null,"where":null,"columns":["seq","ts"]}'
+        txn = db.store.transaction()
+        txn.put(EARLIER_SUBSCRIPTIONS, ("u", "0"), row | {"query": query, "ttl_us": 10**12, "expires_us": 4 * 10**15})
+        db.store.commits.commit_wait(txn)
+    with ServerProcess(tmp_path / "data", "--hub", "localhost:0") as server, server.connect() as db:
+        wait_until(lambda: is_up(db), 60)
+        with db.subscribe("calls") as live:
+            live.next(0.1)
+            endpoint = db._core.subscriptions_at
+        assert endpoint
+        with kivi.connect(endpoint) as beside:
+            assert [one["name"] for one in beside.subscriptions("u")] == ["0"]
+
+
 def test_its_port_reads_and_does_not_commit(server: ServerProcess) -> None:
     with root(server) as db:
         db.run(lambda tx: tx.put("rows", (2_000,), n=5))
@@ -134,6 +157,49 @@ def test_its_port_reads_and_does_not_commit(server: ServerProcess) -> None:
                 assert live.next(60.0) is not None
             with pytest.raises(PermissionDenied), reader.subscribe("calls") as live:
                 live.next(60.0)
+
+
+def test_a_token_that_is_bound_to_rows_is_told_of_these_alone(server: ServerProcess) -> None:
+    """By the hub, to which its subscriptions go, and by what its port reads."""
+
+    def orders(*customers: str) -> list[dict[str, Any]]:
+        return [
+            {"customer": customer, "ts": T0, "cents": 10**17 if customer != "acme" else 1} for customer in customers
+        ]
+
+    with root(server) as db:
+        columns = {"customer": "string", "ts": "timestamp", "cents": "int64"}
+        db.create_event_table("orders", event_time="ts", columns=columns)
+        db.create_aggregate("by_customer", source="orders", group_by=["customer"], measures={"n": kivi.count()})
+        first = db.append("orders", orders("acme", "beta"))
+        with server.connect(access_token="acme-token-0123456789", timeout=60.0) as acme:
+            big = kivi.col("cents") * 100 > 5  # which overflows for what others have
+            with (
+                acme.subscribe("orders", since=first - 1, interval_ms=0, where=big) as events,
+                acme.subscribe("by_customer") as rows,
+            ):
+                db.append("orders", orders("beta", "acme", "gamma"))
+                db.append("orders", orders("beta"))
+                db.append("orders", orders("acme"))
+                found: list[str] = []
+                counts: dict[str, int] = {}
+                while len(found) < 3 or counts != {"acme": 3}:
+                    if (update := events.next(0.2)) is not None:
+                        found += [change.row["customer"] for change in update.changes]
+                    if (update := rows.next(0.2)) is not None:
+                        counts |= {change.row["customer"]: change.row["n"] for change in update.changes}
+                assert found == ["acme"] * 3
+            endpoint = acme._core.subscriptions_at
+    with (
+        kivi.connect(endpoint, access_token="acme-token-0123456789") as beside,
+        beside.snapshot(max_staleness=0) as snap,
+    ):
+        assert [row["customer"] for row in snap.scan("orders")] == ["acme"] * 3
+        assert [*snap.scan("by_customer")] == [{"customer": "acme", "n": 3}]
+        assert snap.get("by_customer", ("beta",)) is None
+        for refused in (lambda: list(snap.scan("rows")), beside.stats):
+            with pytest.raises(PermissionDenied):
+                refused()
 
 
 def test_it_ends_with_its_server_and_leaves_no_copy(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,16 @@ import pytest
 
 import kivi
 from kivi.embedded.database import Database
+from kivi.errors import Unavailable
 from kivi.live import durable
 from kivi.model.expressions import Expr
+from kivi.model.schema import TableSchema
+from kivi.mvcc.leases import Lease
 from kivi.runtime.settings import Settings
 from kivi.store import known_rows
-from kivi.store.catalog import ASKS, CELLS, MEMBERS, SUBSCRIPTIONS
+from kivi.store.catalog import ASKS, CELLS, EARLIER_SUBSCRIPTIONS, MEMBERS, QUERIES, SUBSCRIPTIONS
 from kivi.store.facade import Scan, Store
+from kivi.store.reads import Reads
 
 col = kivi.col
 T0 = 1_750_000_000_000_000
@@ -152,7 +157,7 @@ def test_an_event_reaches_whom_its_predicate_selects(
     with db.subscribe("other", name="two"):  # which sweeps the one before, and all that nobody asks for
         pass
     assert [row["cell"] for row in rows(db, CELLS)] == ["#a\t\t", "a\t\t\t"]
-    assert rows(db, ASKS) == []
+    assert [len(rows(db, schema)) for schema in (ASKS, QUERIES, SUBSCRIPTIONS)] == [1, 1, 1]  # of the last one
     db.close()
 
 
@@ -189,8 +194,8 @@ def test_what_is_known_is_bounded_and_right(tmp_path: Path) -> None:
             ts = db.append("news", [{"ts": T0, "topic": name} for name in names[begin : begin + 100]])
             assert db.reached("news", ts) == [2] * 100
             (followed,) = known._followed.values()
-            assert 0 < followed.index.last <= 600
-            assert not followed.whole
+            assert 0 < followed.grid.cells <= 600
+            assert followed.whole_from is None
             db.store_subscriptions("news", [{"user": "b", "name": f"{begin}", "where": col("topic") == names[begin]}])
             ts = db.append("news", [{"ts": T0, "topic": name} for name in names[begin : begin + 100]])
             assert db.reached("news", ts) == [3] + [2] * 99
@@ -202,22 +207,82 @@ def test_what_is_known_is_bounded_and_right(tmp_path: Path) -> None:
         ]
 
 
-def test_one_of_an_earlier_version_is_found_once_it_is_heard_of() -> None:
+def test_those_of_an_earlier_version_are_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are counted, go on from where they were, and what they ask for is known by name again."""
+    monkeypatch.setattr(durable, "_SWEEP_ROWS", 3)
     with kivi.open() as db:
         db.create_event_table("news", event_time="ts", columns={"ts": "timestamp", "topic": "string"})
-        db.subscribe("news", name="old", where=col("topic") == "a").close()
-        db.unsubscribe("old")
-        with db.subscribe("news", name="new", where=col("topic") == "a"):
-            pass
-        txn = db.store.transaction()  # as it was written then
-        txn.put(SUBSCRIPTIONS, ("", "new"), {"places": None})
-        for schema in (CELLS, MEMBERS):
-            for row in rows(db, schema):
-                txn.delete(schema, tuple(row[name] for name in schema.key_names))
+        table = db.store.table("news").origin
+        first = db.append("news", [{"ts": T0, "topic": "a"}])
+        txn = db.store.transaction()
+        for i in range(7):
+            query = {"start": None, "end": None, "where": ["==", "topic", "a"], "columns": ["ts", "topic"]}
+            position = {"since": 0, "ts": first if i else 0, "skip": 0, "ttl_us": 10**12, "expires_us": 4 * 10**15}
+            row = {
+                "table": table,
+                "name_of_table": "news",
+                "query": json.dumps(query, separators=(",", ":")),
+                **position,
+            }
+            txn.put(EARLIER_SUBSCRIPTIONS, (f"u{i % 2}", f"{i}"), row)
+        txn.put(EARLIER_SUBSCRIPTIONS, ("", "gone"), row | {"table": table + 1_000})  # its table was dropped
         db.store.commits.commit_wait(txn)
-        assert db.reached("news", db.append("news", [{"ts": T0, "topic": "a"}])) == [0]
-        with db.subscribe("news", name="new", where=col("topic") == "a"):
-            pass
+        ts = db.append("news", [{"ts": T0, "topic": "a"}, {"ts": T0, "topic": "b"}])
+        assert db.reached("news", ts) == [0, 0]  # nobody had asked for them then
+        assert db.reached("news", ts := db.append("news", [{"ts": T0, "topic": "a"}])) == [7]
+        assert rows(db, EARLIER_SUBSCRIPTIONS) == []
+        assert [(one["name"], one["table"]) for one in db.subscriptions("u0")] == [
+            (f"{i}", "news") for i in (0, 2, 4, 6)
+        ]
+        with db.subscribe("news", user="u0", name="0", where=col("topic") == "a", interval_ms=0) as live:
+            update = live.next(60.0)
+        assert update is not None and len(update.changes) == 3
+        with db.subscribe("news", user="u0", name="2", interval_ms=0) as live:
+            update = live.next(60.0)
+        assert update is not None and len(update.changes) == 2
+        db.unsubscribe("3", "u1")
+        assert db.reached("news", db.append("news", [{"ts": T0, "topic": "a"}])) == [6]
+
+
+def test_what_is_above_a_topic_is_remembered_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A walk that fails half way leaves nothing behind; nor does what was above in a hierarchy by another column."""
+    with kivi.open() as db:
+        db.create_event_table("news", event_time="ts", columns={"ts": "timestamp", "topic": "string"})
+        db.create_table("topics", key={"name": "string"}, columns={"parent": "string", "theme": "string"})
+        db.create_hierarchy("topics", parent="parent")
+        with db.transaction() as tx:
+            for name, parent, theme in (("a", "b", "x"), ("b", "c", None), ("c", None, None), ("x", None, None)):
+                tx.put("topics", (name,), parent=parent, theme=theme)
+        wanted = [col("topic").under("c"), col("topic").under("c") & (col("topic") != "b"), col("topic").under("x")]
+        db.store_subscriptions("news", [{"name": f"{i}", "where": where} for i, where in enumerate(wanted)])
+        ts = db.append("news", [{"ts": T0, "topic": "a"}])
+        get, failures = Reads.get, [Unavailable("for now")]
+
+        def failing(self: Reads, lease: Lease, schema: TableSchema, keys: Any, *args: Any) -> Any:
+            if schema.name == "topics" and ("b",) in keys and failures:
+                raise failures.pop()
+            return get(self, lease, schema, keys, *args)
+
+        monkeypatch.setattr(Reads, "get", failing)
+        with pytest.raises(Unavailable, match="for now"):
+            db.reached("news", ts)
+        assert db.reached("news", ts) == [2]
+        db.drop("topics_by_parent")
+        db.create_hierarchy("topics", parent="theme")
         assert db.reached("news", db.append("news", [{"ts": T0, "topic": "a"}])) == [1]
-        db.unsubscribe("new")
-        assert db.reached("news", db.append("news", [{"ts": T0, "topic": "a"}])) == [0]
+
+
+def test_those_of_an_earlier_version_that_ask_for_much_are_taken_over_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(durable, "_TAKEN_MAX", 300)
+    with kivi.open(max_transaction_operations=1_000) as db:
+        db.create_event_table("news", event_time="ts", columns={"ts": "timestamp", "topic": "string"})
+        position = {"table": db.store.table("news").origin, "since": 0, "ts": 0, "skip": 0}
+        txn = db.store.transaction()
+        for i in range(40):
+            where = ["isin", "topic", [f"{i + j}" for j in range(60)]]
+            query = json.dumps({"start": None, "end": None, "where": where, "columns": ["ts", "topic"]})
+            row = {"name_of_table": "news", "query": query, "ttl_us": 10**12, "expires_us": 4 * 10**15}
+            txn.put(EARLIER_SUBSCRIPTIONS, ("u", f"{i:02}"), row | position)
+        db.store.commits.commit_wait(txn)
+        assert [one["name"] for one in db.subscriptions("u")] == [f"{i:02}" for i in range(40)]
+        assert db.reached("news", db.append("news", [{"ts": T0, "topic": "39"}])) == [40]

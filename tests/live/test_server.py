@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import random
 import threading
 import time
@@ -14,6 +15,9 @@ import pytest
 
 import kivi
 import kivi.aio
+from kivi.api.arguments import SubscribeArguments
+from kivi.api.subscription import Follower
+from kivi.client.merging import Merged
 from kivi.errors import PermissionDenied, SchemaError, Unauthenticated, Unavailable
 from tests.live.test_states import QUERIES, Judge, change, create, until_quiet
 from tests.serverproc import ServerProcess
@@ -49,7 +53,7 @@ def test_states_for_tasks(server: ServerProcess, db: Any) -> None:
     """Several at once in one event loop."""
     rng = random.Random(4)
 
-    async def follow(client: Any, name: str, upto: asyncio.Future[int]) -> int:
+    async def follow(client: Any, name: str, began: asyncio.Semaphore, upto: asyncio.Future[int]) -> int:
         table, wanted, keep = QUERIES[name]
         judge = Judge(db, table, keep, **wanted)
         seen = 0
@@ -58,6 +62,7 @@ def test_states_for_tasks(server: ServerProcess, db: Any) -> None:
                 seen += 1
                 assert live.rows == await asyncio.to_thread(judge, update.ts)
                 assert live.silent_s < 5
+                began.release()
                 if upto.done() and live.ts >= upto.result():
                     break
         return seen
@@ -65,7 +70,11 @@ def test_states_for_tasks(server: ServerProcess, db: Any) -> None:
     async def run() -> list[int]:
         async with await kivi.aio.connect(server.endpoint) as client:
             upto: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-            followers = [asyncio.create_task(follow(client, name, upto)) for name in ("top", "slow ones", "prefix")]
+            began = [asyncio.Semaphore(0) for _ in range(3)]
+            named = zip(("top", "slow ones", "prefix"), began, strict=True)
+            followers = [asyncio.create_task(follow(client, name, of, upto)) for name, of in named]
+            for of in began:
+                await of.acquire()
             for _ in range(40):
                 await asyncio.to_thread(change, db, rng)
             upto.set_result(db.watermark())
@@ -75,6 +84,26 @@ def test_states_for_tasks(server: ServerProcess, db: Any) -> None:
             return [task.result() for task in followers]
 
     assert min(asyncio.run(run())) >= 2
+
+
+def test_equal_queries_of_several_clients_share_a_window(server: ServerProcess, db: Any) -> None:
+    table, wanted, keep = QUERIES["page of keys"]
+    judge = Judge(db, table, keep, **wanted)
+
+    def shown() -> tuple[int, int]:
+        stats = db.stats()
+        return stats["subscriptions"], stats["subscription_windows"]
+
+    with server.connect() as other, db.subscribe(table, interval_ms=0, heartbeat_ms=10, **wanted) as first:
+        with other.subscribe(table, interval_ms=20, heartbeat_ms=10, **wanted) as second:
+            wait_until(lambda: shown() == (2, 1), reason=shown)
+            for i in range(5):
+                change(db, random.Random(i))
+                for live in (first, second):
+                    until_quiet(live, db.watermark(), judge)
+        with other.subscribe(table, prefix=(1,), heartbeat_ms=10) as second:
+            assert second.next(30.0) is not None
+            wait_until(lambda: shown() == (2, 2), reason=shown)
 
 
 def test_a_state_of_many_rows_comes_in_several_messages(db: Any) -> None:
@@ -89,6 +118,43 @@ def test_a_state_of_many_rows_comes_in_several_messages(db: Any) -> None:
     with db.transaction() as tx:
         for i in range(9_000):
             tx.delete("rows", (100 + i % 7, f"{i:05}"))
+
+
+def test_parts_of_a_table_that_is_altered_are_put_together_as_of_one_definition(server: ServerProcess) -> None:
+    """As a client does it where no node of a cluster has all shards: here both parts are the same server's."""
+    with server.connect() as db:
+        columns = {"ts": "timestamp", "user": "string", "us": "int64"}
+        db.create_event_table("shared", event_time="ts", columns=columns, shard_by=["user"])
+        measures = {"us": kivi.sum("us"), "n": kivi.count()}
+        db.create_aggregate("sums", source="shared", group_by=["user"], measures=measures, history="1h")
+        wanted = SubscribeArguments("sums", order_by=["-us"], limit=12, interval_ms=0, heartbeat_ms=20)
+        core, schema, inbox = db._core, db._run(db._core.fetch("sums")), queue.SimpleQueue[Any]()
+        follower = Follower(wanted, schema)
+        merged = Merged(core, schema, wanted, follower, None)
+        port, low = server.endpoint.rpartition(":")[2], (1 << 32) - 1
+        merged.begin([(f"localhost:{port}", low), (f"127.0.0.1:{port}", low << 32)], inbox.put)
+        rng, updates = random.Random(2), 0
+
+        def append(**more: Any) -> None:
+            db.append("shared", [{"ts": 0, "user": f"{rng.randrange(30)}", "us": rng.randrange(99)} | more] * 2)
+
+        for i in range(12):
+            for _ in range(rng.choice((1, 3))):
+                append()
+            if i % 4 == 3:
+                measures = {f"most{i}": kivi.max("us"), f"at{i}": kivi.max("ts")}
+                db.alter_aggregate("sums", add_measures=measures, derived={f"mean{i}": "us / n"})
+                append()
+            last = db.watermark()
+            while follower.ts < last:
+                update = merged.read(inbox.get(timeout=60.0))
+                if update is not None and follower.hear(update) is not None:
+                    updates += 1
+                    with db.snapshot(as_of=update.ts) as snap:
+                        found = list(snap.scan("sums", order_by="-us", limit=12))
+                    assert [[*row.items()] for row in follower.rows] == [[*row.items()] for row in found]
+        assert updates >= 12 and "mean11" in follower.rows[0]
+        merged.end()
 
 
 def test_a_server_that_is_killed(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import queue
 import random
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kivi_server import live_queries
 from kivi_server.auth import Tokens
 from kivi_server.sessions import Sessions
 from kivi_server.subscriptions import Subscriptions
@@ -21,9 +23,11 @@ from kivi_server.subscriptions import Subscriptions
 import kivi
 import kivi.aio
 from kivi.errors import OutOfRange
+from kivi.live.lives import Live
 from kivi.model.declarations import row_table_schema
+from kivi.model.subscriptions import Change, Shown, Update
 from kivi.wire import methods
-from kivi.wire.columns import column_writer, row_reader, rows_of
+from kivi.wire.columns import column_writer, rows_of, rows_reader
 from kivi.wire.v1 import service_pb2 as pb
 from kivi.wire.v1 import types_pb2
 from tests.live.test_states import Judge, change, create, until_quiet
@@ -95,6 +99,86 @@ def test_what_begins_just_as_all_others_have_begun_begins_too(tmp_path: Path, fi
             sessions.close()
 
 
+@contextmanager
+def subscribed(path: Path) -> Iterator[Live]:
+    """A subscription to the rows of a table, which nobody is told of."""
+    with kivi.open(path) as db:
+        create(db)
+        sessions = Sessions(db.store, "test")
+        try:
+            wanted = pb.BeginSubscription(number=1, spec=types_pb2.ScanSpec(table="rows"))
+            yield live_queries.subscribe(sessions.hub, sessions.translator, wanted, Tokens().grant(()))
+        finally:
+            sessions.close()
+
+
+def of_many_rows(live: Live, last: int = 1) -> Update:
+    """An update of several messages to it; ``last``: what the last row has."""
+    rows = [{"part": 0, "name": f"{i}", "n": i, "text": "", "level": 1.0} for i in range(9_000)]
+    rows[-1]["n"] = last
+    shown = Shown(live.schema, live.query.columns)
+    return Update(7, [Change("add", None, i, row) for i, row in enumerate(rows)], reset=True, shown=shown)
+
+
+def test_of_an_update_that_fails_in_its_midst_nobody_takes_a_part_for_the_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it fails with: also whoever comes after the one that it failed for."""
+    made = 0
+
+    def failing(columns: Any, values: list[list[Any]]) -> None:
+        nonlocal made
+        made += 1
+        if made == 2:
+            raise MemoryError
+
+    monkeypatch.setattr(live_queries, "column_writer", lambda schema, names: failing)
+    with subscribed(tmp_path / "store") as live:
+        update = of_many_rows(live)
+        for number in (1, 2):
+            encoding = live_queries.encoded(number, live, update)
+            assert pb.SubscribeResponse.FromString(next(encoding)).updates[0].more
+            with pytest.raises(MemoryError):
+                next(encoding)
+
+
+@pytest.mark.parametrize("outgrown", [False, True])
+def test_an_update_of_many_rows_is_encoded_as_it_leaves_and_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outgrown: bool
+) -> None:
+    """So others have their turn before the next part of it is made; whoever gets the same update makes none again."""
+    made: list[int] = []
+
+    def counting(schema: Any, names: Any) -> Any:
+        write = column_writer(schema, names)
+
+        def counted(columns: Any, values: list[list[Any]]) -> None:
+            made.append(len(values[0]))
+            write(columns, values)
+
+        return counted
+
+    monkeypatch.setattr(live_queries, "column_writer", counting)
+    with subscribed(tmp_path / "store") as live:
+        update = of_many_rows(live, 2**63 if outgrown else 1)
+        one, other = (live_queries.encoded(number, live, update) for number in (1, 2))
+        parts = [next(one)]
+        assert made == [2_000]
+        others: list[bytes] = []
+        for found, rest in ((others, other), (parts, one)):
+            with pytest.raises(OutOfRange, match="n") if outgrown else nullcontext():
+                found.extend(rest)
+        assert sum(made) == 9_000 and len(parts) == len(made) - outgrown
+        told = [pb.SubscribeResponse.FromString(part).updates[0] for part in parts]
+        assert {each.number for each in told} == {1} and [each.more for each in told] == [True] * 4 + [False] * (
+            not outgrown
+        )
+        assert [each.reset for each in told] == [True] + [False] * (len(told) - 1)
+        for each in told:
+            each.number = 2
+        assert told == [pb.SubscribeResponse.FromString(part).updates[0] for part in others]
+
+
 class Raw:
     """The stream as it is on the wire."""
 
@@ -109,8 +193,8 @@ class Raw:
         self.call = call(iter(self._out.get, None), timeout=60.0)
 
     def begin(self, number: int, room: int, table: str = "rows", **more: Any) -> None:
-        spec = types_pb2.ScanSpec(table=table)
-        wanted = pb.BeginSubscription(number=number, room=room, spec=spec, heartbeat_ms=20, **more)
+        asked: dict[str, Any] = {"spec": types_pb2.ScanSpec(table=table), "heartbeat_ms": 20} | more
+        wanted = pb.BeginSubscription(number=number, room=room, **asked)
         self._out.put(pb.SubscribeRequest(begin=[wanted]))
 
     def say(self, **what: Any) -> None:
@@ -139,21 +223,24 @@ def test_no_more_is_sent_than_there_is_room_for(server: ServerProcess, raw: Raw)
     seen = {1: 0, 2: 0, 3: 0}
     accepted = set()
     updates = raw.updates()
-    for update in updates:
-        if update.accepted:
-            accepted.add(update.number)
-        else:
-            seen[update.number] += 1
-        if seen[3] == 20:
-            break
+
+    def room_was_for(first: int, second: int) -> bool:
+        """So many come, whenever the server hears of that room, and no more while the third one gets another twenty."""
+        last = 0
+        while not last or seen[3] < last:
+            update = next(updates)
+            if update.accepted:
+                accepted.add(update.number)
+            else:
+                seen[update.number] += 1
+            if not last and seen[1] >= first and seen[2] >= second:
+                last = seen[3] + 20
+        return (seen[1], seen[2]) == (first, second)
+
+    assert room_was_for(0, 2)
     assert accepted == {1, 2, 3}
-    assert seen == {1: 0, 2: 2, 3: 20}
     raw.say(taken=[1, 1, 2, 99])  # 99 is nobody's
-    for update in updates:
-        seen[update.number] += 1
-        if seen[3] == 40:
-            break
-    assert seen == {1: 2, 2: 3, 3: 40}
+    assert room_was_for(2, 3)
     raw.say(end=[3, 99], taken=[3])
     time.sleep(0.2)
     raw.say(taken=[1])
@@ -162,6 +249,49 @@ def test_no_more_is_sent_than_there_is_room_for(server: ServerProcess, raw: Raw)
             break
     raw.say(taken=[1])
     assert next(updates).number == 1
+
+
+def test_the_definition_comes_once_before_what_is_of_it_and_only_to_who_knows_another(
+    server: ServerProcess, raw: Raw
+) -> None:
+    with server.connect() as db:
+        db.create_table("altered", key={"id": "int64"}, columns={"n": "int64"})
+        raw.begin(1, 1_000, "altered", all_columns_of=2)
+        raw.begin(2, 1_000, "altered", spec=types_pb2.ScanSpec(table="altered", known_columns=2))
+        said: dict[int, list[tuple[list[str], int]]] = {1: [], 2: []}
+        updates = raw.updates()
+
+        def follow(ts: int) -> None:
+            seen = dict.fromkeys(said, 0)
+            while min(seen.values()) < ts:
+                update = next(updates)
+                assert not update.HasField("error")
+                if not update.accepted:
+                    seen[update.number] = max(seen[update.number], update.ts)
+                if update.HasField("altered"):
+                    assert update.more and not update.kinds
+                    said[update.number].append(([column.name for column in update.altered.columns], 0))
+                elif update.kinds:
+                    said[update.number].append(([], len(update.columns)))
+
+        def put(**values: int) -> None:
+            with db.transaction() as tx:
+                tx.put("altered", (1,), **values)
+            assert tx.commit_ts is not None
+            follow(tx.commit_ts)
+
+        put(n=1)
+        db.alter_table("altered", add_columns={"price": "int64"})
+        put(n=2, price=3)
+        put(n=4)
+    told, kept = said[1], said[2]
+    assert [names for names, _ in told if names] == [["n", "price"]]
+    at = told.index((["n", "price"], 0))
+    assert {count for _, count in told[:at]} == {2} and {count for _, count in told[at + 1 :]} == {3}
+    assert len(told) - at > 2
+    assert {(*names, count) for names, count in kept} == {(2,)}
+    raw.begin(3, 1, "altered", all_columns_of=4)
+    assert "ask again" in next(update.error.message for update in updates if update.number == 3)
 
 
 def test_a_number_that_is_there_already_ends_the_stream(raw: Raw) -> None:
@@ -289,8 +419,8 @@ def test_rows_by_columns_are_the_rows(rows: list[dict[str, Any]]) -> None:
     update = pb.SubscriptionUpdate()
     if rows:
         column_writer(SCHEMA, names)(update.columns, [[row[name] for row in rows] for name in names])
-    read = row_reader(SCHEMA, names)
-    found = [read(row) for row in rows_of(pb.SubscriptionUpdate.FromString(update.SerializeToString()).columns)]
+    sent = pb.SubscriptionUpdate.FromString(update.SerializeToString())
+    found = rows_reader(SCHEMA, names)(rows_of(sent.columns))
     assert found == [SCHEMA.row_from_stored(row) for row in rows]
 
 

@@ -53,7 +53,7 @@ class NatsCluster:
         through: Callable[[int, str], str] = lambda i, address: address,
     ) -> None:
         ports = free_ports(2 * size)
-        self.login: dict[str, Any] = {} if secret is None else {"token": secret}
+        self.login: dict[str, Any] = {} if secret is None else {"user": "kivi", "password": secret}
         listened = [f"127.0.0.1:{port}" for port in ports[size:]]
         routes = [through(i, address) for i, address in enumerate(listened)]
         self.servers = [
@@ -61,9 +61,9 @@ class NatsCluster:
                 path / f"nats-{i}",
                 name=f"n{i}",
                 listen=f"127.0.0.1:{ports[i]}",
-                peers=Peers("kivi", listened[i], routes) if size > 1 else None,
+                peers=Peers("kivi", listened[i], routes, secret) if size > 1 else None,
                 max_bytes=max_bytes,
-                secret=secret,
+                password=secret,
                 binary=find_nats_server(),
             )
             for i in range(size)

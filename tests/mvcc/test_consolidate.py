@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
@@ -18,8 +19,10 @@ from kivi.delta.ops import Barrier, RowOp
 from kivi.encoding.keys import prefix_end
 from kivi.encoding.keyspaces import Space, space_prefix
 from kivi.encoding.pretty import table_of
+from kivi.engine import WriteBatch
 from kivi.engine.memory import MemoryEngine
 from kivi.errors import ResourceExhausted, SnapshotTooOld
+from kivi.mvcc import folding
 from kivi.mvcc.applied import Applied, PendingEvents
 from kivi.mvcc.pending import Pending
 from tests.golden.driver import EmbeddedDriver
@@ -504,3 +507,24 @@ def test_a_long_reader_never_makes_writers_wait(make: Make) -> None:
     assert driver.db.stats()["pending_operations"] == 0
     assert cell(snap, "n") == 0
     assert stored(driver, Space.VERSION) == 1
+
+
+def test_the_states_of_rows_with_history_are_written_in_portions(tmp_path: Any) -> None:
+    """However many commits each row had: what is made of them, and written, at once has a bound."""
+    sizes = list[int]()
+    with kivi.open(tmp_path / "db", background=False) as db, patch.object(folding, "_STATES", 512):
+        db.create_event_table("e", event_time="ts", columns={"k": "int64", "ts": "timestamp"})
+        db.create_aggregate("a", source="e", group_by=["k"], measures={"n": kivi.count()}, history="1h")
+        for _ in range(20):
+            db.append("e", [{"k": k, "ts": 1} for k in range(500)])
+        write = db.store.consolidator._folding.write
+
+        def noted(batch: WriteBatch) -> None:
+            sizes.append(len(list(batch)))
+            write(batch)
+
+        db.store.consolidator._folding.write = noted
+        db.store.consolidate()
+        with db.snapshot() as snapshot:
+            assert [row["n"] for row in snapshot.scan("a")] == [20] * 500
+    assert sum(sizes) >= 10_000 and max(sizes) <= 64 * 20

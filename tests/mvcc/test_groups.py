@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import kivi
@@ -18,6 +18,8 @@ from kivi.mvcc.groups import Outcome, Part, Writes, WriteSet, told
 from kivi.mvcc.pending import Pending
 from kivi.mvcc.record import BLIND, Commit, decode_commit
 from kivi.runtime.settings import Settings
+from kivi.store.commits import Commit as ToCommit
+from kivi.store.commits import Opened
 from kivi.store.facade import Store
 from kivi.store.transaction import payload_digest
 
@@ -118,7 +120,7 @@ def test_records_and_digests_are_the_same_bytes_as_of_any_other_commit():
         (301, b"x", RowOp(Barrier.PATCH, {3: "text", 0: 7}, {})),
     ]
     does = WriteSet(rows, [])
-    body = does.body("k1-1-abc")
+    body = WriteSet.bodies([does], ["k1-1-abc"])[0]
     general = Commit(BLIND, rows=list(rows))
     general.request = ("k1-1-abc", payload_digest(general))
     assert does.digest == general.request[1]
@@ -131,8 +133,7 @@ def test_each_member_says_that_it_has_read_nothing():
     one = WriteSet([(300, b"k", RowOp(Barrier.PATCH, {}, {0: 1}))], [])
     two = WriteSet([(300, b"k", RowOp(Barrier.PATCH, {}, {0: 1})), (300, b"m", RowOp(Barrier.PATCH, {1: 5}, {}))], [])
     does, tokens = [one, two, two, one, one], ["a", "a longer one", "b", "\N{SNOWMAN}", "d"]
-    for each, token in zip(does, tokens, strict=True):
-        body = each.body(token)
+    for each, token, body in zip(does, tokens, WriteSet.bodies(does, tokens), strict=True):
         assert decode_commit(body) == Commit(BLIND, rows=each.rows, request=(token, each.digest))
 
 
@@ -275,7 +276,8 @@ def test_the_parts_of_a_group_are_judged_as_if_one_had_come_after_the_other(db):
     def single(name: str, key: int) -> Part:
         txn = store.transaction()
         txn.put(table, (key,), {"v": name})
-        part = store.commits._prepare(txn, None, None, store.begin, store.begin)
+        commit = ToCommit(txn, None, None, lambda outcome: None)
+        part = store.commits._prepare(commit, store.changed_at, store.catalog.entered, Opened(store.leases))
         part.lease, part.answer = txn.lease, told(lambda outcome: outcomes.update({name: outcome}))
         return part
 
@@ -306,7 +308,6 @@ WRITES = st.lists(
 
 
 @given(groups=st.lists(WRITES, min_size=1, max_size=3))
-@settings(deadline=None, max_examples=60)
 def test_all_members_commit_and_every_prefix_is_their_replay(groups):
     with Database(Store.open(None, settings=Settings(background=False))) as db:
         db.create_table(

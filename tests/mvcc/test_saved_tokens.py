@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import kivi
@@ -115,7 +115,6 @@ STEPS = st.lists(
 
 
 @given(STEPS, st.integers(0, 2**32))
-@settings(max_examples=300, deadline=None)
 def test_r16_what_was_said_last_of_a_token_is_what_is_found(steps: list[Any], seed: int) -> None:
     """Groups that are remembered, fences before and after they were set aside, failing writes, and all of it reopened.
 

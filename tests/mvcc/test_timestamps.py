@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import kivi
@@ -224,7 +224,6 @@ STEPS = st.tuples(
 @given(
     st.lists(st.tuples(STEPS, st.sampled_from(["", "", "pass", "part", "reopen"])), max_size=60), st.integers(0, 2**50)
 )
-@settings(max_examples=200, deadline=None)
 def test_a_moment_has_one_answer_wherever_its_commits_are(history: Any, start_us: int) -> None:
     """In memory, in rows of any size, and after a crash that loses what no pass has saved and replays it."""
     engine = MemoryEngine()

@@ -30,7 +30,10 @@ from tests.serverproc import ROOT
 DOCKER = ROOT / "docker"
 TOOLS = Path(sysconfig.get_path("scripts"))
 NOBODY = 65_534
-COPIED = ("pyproject.toml", "setup.py", "constraints.txt", "README.md", "kivi", "server", "apm_demo", "docker")
+COPIED = (
+    *("pyproject.toml", "setup.py", "constraints.txt", "README.md"),
+    *("kivi", "server", "apm_demo", "docker", "tools/install.py"),
+)
 
 
 def test_the_dockerfile_is_linted() -> None:
@@ -110,7 +113,7 @@ def image() -> Iterator[Path]:
             if (ROOT / name).is_dir():
                 shutil.copytree(ROOT / name, folder / "src" / name, ignore=shutil.ignore_patterns("__pycache__"))
             else:
-                (folder / "src").mkdir(exist_ok=True)
+                (folder / "src" / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(ROOT / name, folder / "src" / name)
         for name in ("opt", "home", "data"):
             (folder / name).mkdir()

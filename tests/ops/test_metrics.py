@@ -157,7 +157,7 @@ def test_buckets_double_from_a_quarter_of_a_millisecond(loaded: tuple[Load, str]
 
 def test_no_label_has_a_value_that_users_choose(loaded: tuple[Load, str]) -> None:
     versions = {"version", "python", "grpcio", "pyarrow", "rocksdict"}
-    allowed = {"le", "by", "outcome", "reason", "state", "rpc", "code", *versions}
+    allowed = {"le", "by", "outcome", "kind", "reason", "state", "rpc", "code", *versions}
     for name, labels in values(loaded[1]):
         assert {label for label, _ in labels} <= allowed, name
         assert not {value for _, value in labels} & {"accounts", "calls", "by_endpoint"}

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx
 import numpy as np
 import pyarrow as pa
 from kivi_server.limits import SESSION_SCANS_MAX
@@ -35,6 +36,7 @@ import kivi
 from kivi.errors import KiviError
 from kivi.wire.v1 import session_pb2, types_pb2
 from tests.oracle import Mismatch
+from tests.proof import requests
 from tests.server.rawsession import RawSession, frame
 from tests.serverproc import ServerProcess
 from tests.waiting import wait_until
@@ -55,6 +57,7 @@ def make_tables(db: Any) -> None:
     db.create_table("keys", key={"k": "bytes"}, columns={"n": kivi.sum("int64")})
     db.create_event_table("e", event_time="ts", columns={"ts": "timestamp", "a": "int64", "s": "string"})
     db.create_aggregate("agg", source="e", group_by=["a"], measures={"calls": kivi.count()})
+    requests.make_tables(db)
 
 
 def resident_mb(pid: int) -> float:
@@ -68,6 +71,7 @@ class Bystander:
     """
 
     def __init__(self, endpoint: str) -> None:
+        """``endpoint``: of the server's HTTP listener, that it goes there."""
         self.latencies_ms: list[float] = []
         self.late_ms: list[float] = []
         command = [sys.executable, "-m", "tests.proof.hostile", endpoint]
@@ -110,15 +114,10 @@ def behave_well(endpoint: str) -> int:
         told.set()
 
     threading.Thread(target=listen, daemon=True).start()
-    with kivi.connect(endpoint, timeout=30.0) as db:
+    with _over_http(endpoint) if "://" in endpoint else _over_grpc(endpoint) as add_and_read:
         while not told.is_set():
             began = time.perf_counter()
-            with db.transaction() as tx:
-                tx.delta("t", (0,), n=1)
-            committed += 1
-            with db.snapshot() as snap:
-                row = snap.get("t", (0,))
-                found = row["n"] if row is not None else 0
+            committed, found = committed + 1, add_and_read()
             latency_s = time.perf_counter() - began
             if found != committed:
                 print(f"{found} instead of {committed}", file=sys.stderr)
@@ -127,6 +126,35 @@ def behave_well(endpoint: str) -> int:
             time.sleep(SLEEP_S)
             print(latency_s * 1e3, (time.perf_counter() - slept - SLEEP_S) * 1e3, flush=True)
     return 0
+
+
+@contextlib.contextmanager
+def _over_grpc(endpoint: str) -> Iterator[Callable[[], int]]:
+    """What it does, each time: a commit of one more, and what is there then."""
+
+    def add_and_read() -> int:
+        with db.transaction() as tx:
+            tx.delta("t", (0,), n=1)
+        with db.snapshot() as snap:
+            row = snap.get("t", (0,))
+        return row["n"] if row is not None else 0
+
+    with kivi.connect(endpoint, timeout=30.0) as db:
+        yield add_and_read
+
+
+@contextlib.contextmanager
+def _over_http(endpoint: str) -> Iterator[Callable[[], int]]:
+    """Of another row, through one connection that stays open."""
+    one_more = {"op": "delta", "table": "t", "key": [-1], "values": {"n": 1}}
+
+    def add_and_read() -> int:
+        http.post("/v1/transactions", json={"operations": [one_more]}).raise_for_status()
+        (row,) = http.get("/v1/tables/t/rows", params={"key": "-1"}).raise_for_status().json()["rows"]
+        return int(row["n"])
+
+    with httpx.Client(base_url=endpoint, timeout=30.0) as http:
+        yield add_and_read
 
 
 @contextlib.contextmanager
@@ -246,7 +274,7 @@ def mutated_frames(server: ServerProcess, scale: float) -> Answers:
     )
     session = RawSession(server.endpoint)
     for _ in range(int(100_000 * scale)):
-        session.frames.put(_mutated(good, rng))
+        session.frames.put(requests.bytes_changed(good, rng))
         out["frames"] += 1
         if out["frames"] % 200 == 0 and not _alive(session):
             out["sessions ended"] += 1
@@ -281,7 +309,7 @@ def mutated_arrow(server: ServerProcess, scale: float) -> Answers:
     with pa.ipc.new_stream(bomb_sink, zeros.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
         writer.write_table(zeros)
     payloads = [("bomb", bomb_sink.getvalue().to_pybytes())] * 3
-    payloads += [("mutated", _mutated(good, rng)) for _ in range(int(100_000 * scale))]
+    payloads += [("mutated", requests.bytes_changed(good, rng)) for _ in range(int(100_000 * scale))]
     for start in range(0, len(payloads), 50):
         session, some = RawSession(server.endpoint), payloads[start : start + 50]
         for number, (_, data) in enumerate(some, 1):
@@ -311,28 +339,13 @@ _NAMED = (
 )
 
 
-def _mutated(data: bytes, rng: random.Random) -> bytes:
-    out = bytearray(data)
-    match rng.randrange(4):
-        case 0:
-            del out[rng.randrange(len(out)) :]
-        case 1:
-            at = rng.randrange(len(out))
-            out[at:at] = rng.randbytes(rng.randint(1, 8))
-        case _:
-            for _ in range(rng.randint(1, 4)):
-                out[rng.randrange(len(out))] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
-    return bytes(out)
-
-
 # -- too many ---------------------------------------------------------------------------------------------
 
 
 def idle_connections(server: ServerProcess, scale: float) -> Answers:
     """Connections that say hello in HTTP/2 and nothing more, and connections that say nothing at all."""
     wanted = int(5_000 * scale)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, wanted + 1_000)), hard))
+    requests.may_open(wanted)
     held: list[socket.socket] = []
     out: Answers = Counter()
     try:
@@ -438,8 +451,9 @@ ASSAULTS: dict[str, Callable[[ServerProcess, float], Answers]] = {
     "open snapshots": open_snapshots,
     "cancels": cancels,
     "readers that stop": readers_that_stop,
+    **requests.ASSAULTS,
 }
-"""Each takes the server and a scale: 1 is the long form."""
+"""Each takes the server (with ``--http``) and a scale: 1 is the long form."""
 
 
 if __name__ == "__main__":

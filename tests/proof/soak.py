@@ -230,7 +230,7 @@ class Soak:
 
     def hostile(self, scale: float) -> None:
         part = self.part("hostile input and overload", least=len(ASSAULTS))
-        with ServerProcess(self.place("besieged") / "data") as server:
+        with ServerProcess(self.place("besieged") / "data", "--http", "localhost:0") as server:
             with server.connect(timeout=60) as db:
                 make_tables(db)
             bystander = Bystander(server.endpoint)

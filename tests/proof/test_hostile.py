@@ -17,7 +17,7 @@ SLOWER_MAX = 30
 @pytest.fixture(scope="module")
 def besieged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcess, Bystander, float]]:
     """A server, the well-behaved client that goes on all the time, and its quiet 99th percentile."""
-    with ServerProcess(tmp_path_factory.mktemp("besieged") / "data") as server:
+    with ServerProcess(tmp_path_factory.mktemp("besieged") / "data", "--http", "localhost:0") as server:
         with server.connect(timeout=60) as db:
             make_tables(db)
         bystander = Bystander(server.endpoint)

@@ -25,7 +25,7 @@ SHORT = {
     "settled files deleted": 2,
     "object written": 3,
     "object read back": 3,
-    "objects deleted": 2,
+    "objects deleted": 1,
     "backfill chunk": 4,
     "view filled in part": 4,
     "checkpoint copied": 1,

@@ -8,7 +8,9 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+from kivi_server import scheduler
 from kivi_server.asked import parsed
 from kivi_server.auth import Allowance, Grant
 from kivi_server.session import Session
@@ -21,7 +23,7 @@ from kivi.store.facade import Store
 from kivi.wire.frames import Packet
 from kivi.wire.v1 import session_pb2
 from tests.server.rawsession import Sent, each_alone, frame
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 __all__ = ["Peer", "hits", "log_of", "quick", "run", "slow"]
 
@@ -46,9 +48,10 @@ class Peer:
         self.threads.add(threading.get_ident())
         self.counted += answers
         responses = session_pb2.ServerFrame.FromString(data.header).responses
-        self.answers += responses
-        self.replies += [reply for answer in responses for reply in each_alone(answer)]
         self.pages |= {response.id: bytes(body) for response, body in zip(responses, data.bodies, strict=False)}
+        self.answers += responses
+        # Last, as this may be a thread of the pool, and the event loop waits for so many of them.
+        self.replies += [reply for answer in responses for reply in each_alone(answer)]
 
     def forget(self) -> None:
         """What was answered until now."""
@@ -114,8 +117,12 @@ def hits(store: Store, row: int = 1) -> int | None:
 
 @contextlib.asynccontextmanager
 async def served(path: Path, allowance: Allowance | None = None) -> AsyncIterator[Sessions]:
-    """Sessions of a store with a table of counters, whose log is idle and has been quick."""
-    with contextlib.closing(kivi.open(str(path / "data"))) as db:
+    """Sessions of a store with a table of counters, whose log is idle and has been quick.
+
+    No turn of their event loop ends, or is thought slow, because a machine is busy: what comes together is done so.
+    """
+    patient = patch.multiple(scheduler, _TURN_S=PATIENCE_S, _QUICK_S_MAX=PATIENCE_S, _STUCK_S_MAX=PATIENCE_S)
+    with patient, contextlib.closing(kivi.open(str(path / "data"))) as db:
         db.create_table("counters", key={"id": "int64"}, columns={"hits": kivi.sum("int64")})
         with db.transaction() as tx:
             tx.delta("counters", (0,), hits=1)

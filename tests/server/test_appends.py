@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,7 +14,7 @@ from kivi.arrow.ipc import encode_ipc
 from kivi.model.declarations import event_table_schema
 from kivi.store.facade import Scan
 from kivi.wire.v1 import session_pb2
-from tests.server.peers import Peer, hits, run
+from tests.server.peers import Peer, hits, quick, run
 from tests.server.rawsession import Sent
 from tests.waiting import until
 
@@ -78,6 +79,66 @@ def test_appends_and_other_commits_of_a_frame_keep_their_order(tmp_path: Path) -
         stamps = [peer.outcomes()[number] for number in (101, 1, 2, 102, 103, 3)]
         assert stamps == list(range(int(stamps[0]), int(stamps[0]) + 6))
         assert found(sessions) == [1, 2, 3] and hits(sessions.store) == 3
+
+    run(story, tmp_path)
+
+
+def test_transactions_that_have_read_enter_with_the_others_and_pass_reads(tmp_path: Path) -> None:
+    """Each once, though its commit comes twice; a read of one that is not theirs is passed, and answered."""
+
+    def get(number: int, txn: int) -> session_pb2.Request:
+        request = session_pb2.Request(id=number, txn=txn, first=session_pb2.Begin())
+        request.get.table = "counters"
+        request.get.keys.add().values.add(int_value=1)
+        return request
+
+    def commit(number: int, value: int, txn: int) -> Sent:
+        sent = append(number, value)
+        assert isinstance(sent, tuple)
+        sent[0].txn = txn
+        return sent
+
+    async def story(sessions: Sessions) -> None:
+        make_events(sessions)
+        peer, counters = Peer(sessions), sessions.store.committer.counters
+        await peer.ask(get(1, 1), get(2, 2), get(3, 3))
+        await until(lambda: peer.has(3))
+        peer.forget()
+        grouped, syncs = counters.commits_grouped, sessions.store.log.stats()["syncs"]
+        again = commit(7, 10, 1)
+        await peer.ask(commit(4, 10, 1), get(5, 4), commit(6, 20, 2), again, append(8, 30), commit(9, 40, 3))
+        await until(lambda: peer.has(6))
+        outcomes = peer.outcomes()
+        first = outcomes[4]
+        assert [outcomes[number] for number in (6, 8, 9)] == [first + 1, first + 2, first + 3]  # type: ignore[operator]
+        assert "transaction 1 has ended" in str(outcomes[7])
+        assert found(sessions) == [10, 20, 30, 40]
+        assert counters.commits_grouped == grouped + 4
+        assert sessions.store.log.stats()["syncs"] <= syncs + 2
+        assert len(sessions.store.leases) == 1 and [*peer.session.txns] == [4]
+
+    run(story, tmp_path)
+
+
+def test_appends_of_several_sessions_enter_as_a_group_and_those_of_each_in_its_order(tmp_path: Path) -> None:
+    async def story(sessions: Sessions) -> None:
+        make_events(sessions)
+        await quick(sessions.store)
+        one, other = Peer(sessions), Peer(sessions)
+        counters, log = sessions.store.committer.counters, sessions.store.log
+        grouped, syncs = counters.commits_grouped, log.stats()["syncs"]
+        await asyncio.gather(one.ask(append(1, 10), append(2, 20)), other.ask(append(1, 30)))
+        await until(lambda: one.has(2) and other.has(1))
+        assert counters.commits_grouped == grouped + 3 and log.stats()["syncs"] == syncs + 1
+        assert found(sessions) == [10, 20, 30]
+        one.forget()
+        other.forget()
+        counted = one.commit_each(one.commit(), one.commit())
+        await asyncio.gather(other.ask(append(1, 40)), one.ask(append(101, 50), counted, append(102, 60)))
+        await until(lambda: one.has(4) and other.has(1))
+        stamps = [other.outcomes()[1], *(one.outcomes()[number] for number in (101, 1, 2, 102))]
+        assert stamps == [*range(int(stamps[0]), int(stamps[0]) + 5)]
+        assert sessions.commits_in_flight == 0 and len(sessions.store.leases) == 0
 
     run(story, tmp_path)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from kivi_server import limits
 from kivi_server.asked import Asked
@@ -322,7 +322,6 @@ WRITES = [b"first", b"second", b"a third"]
 
 
 @given(st.lists(st.sampled_from(WRITES), min_size=1, max_size=20), st.integers(1, 8))
-@settings(deadline=None)
 def test_what_a_client_gathers_is_what_was_committed_in_its_order(given_: list[bytes], most: int) -> None:
     queued: list[Any] = []
     gathered, expected = Commits(queued.append), []

@@ -49,6 +49,8 @@ def test_what_is_small_in_its_frame_does_not_keep_it() -> None:
     for beside, in_place in ((0, True), ((KEPT_MAX - 1) * small - 200, True), (KEPT_MAX * small, False)):
         frame = joined([append(1, bytes(small)), append(2, bytes(beside))])
         assert (parsed(frame)[0].bodies.take(small).obj is frame) == in_place
+    frame = joined([append(i, bytes(1_000)) for i in range(6)])  # as of events that are each a commit
+    assert all(asked.bodies.take(1_000).obj is not frame for asked in parsed(frame))
 
 
 def test_a_body_that_is_not_there_is_refused() -> None:

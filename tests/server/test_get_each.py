@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kivi_server.row_sizes import RowSizes
 from kivi_server.sessions import Sessions
 
 import kivi
 from kivi.client.calls import received
 from kivi.client.steps import Rows
+from kivi.embedded.database import Database
 from kivi.wire.frames import Packet, joined
 from kivi.wire.v1 import session_pb2
 from tests.server.peers import Peer, run
@@ -95,7 +97,7 @@ def test_each_is_told_its_own_snapshot(tmp_path: Path) -> None:
 
 def test_very_many_cells_are_several_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of 256 rows of 32,000 columns fit into no message; each is counted with all that it answers."""
-    monkeypatch.setattr("kivi_server.reads._CELLS_MAX", 5 * 2 * 16)
+    monkeypatch.setattr("kivi_server.reads._CELLS_MAX", 5 * 2)
 
     async def story(sessions: Sessions) -> None:
         peer = Peer(sessions)
@@ -104,6 +106,85 @@ def test_very_many_cells_are_several_answers(tmp_path: Path, monkeypatch: pytest
         assert [*got(peer)] == [*range(1, 19)] and all(each.rows == [(0, 1)] for each in got(peer).values())
 
     run(story, tmp_path)
+
+
+async def _texts(sessions: Sessions, *lengths: int) -> Any:
+    """A table with text, of rows of these lengths; and what reads rows of it for a peer."""
+    db = Database(sessions.store)
+    db.create_table("texts", key={"id": "int64"}, columns={"n": "int64", "name": "string"})
+    for i, length in enumerate(lengths):
+        with db.transaction() as tx:
+            tx.put("texts", (i,), n=i, name="x" * length)
+
+    async def read(peer: Peer, *rows: int, columns: tuple[str, ...] = ()) -> bool:
+        """Whether the event loop did, and nobody else."""
+        wanted = gets(peer, *rows, columns=columns)
+        for request in wanted:
+            request.get.table, request.get.known_columns = "texts", 0 if columns else 3
+        peer.forget()
+        peer.threads.clear()
+        await peer.ask(*wanted)
+        await _answered(peer, len(wanted))
+        found = got(peer)
+        for row, request in zip(rows, wanted, strict=True):
+            (values,) = found[request.id].rows
+            there = {"n": row, "name": "x" * lengths[row]}
+            assert values == tuple(there[name] for name in columns) if columns else (row, *there.values())
+        return peer.threads == {threading.get_ident()}
+
+    return read
+
+
+def test_rows_with_text_are_read_together_once_they_are_known_to_be_short(tmp_path: Path) -> None:
+    """By the answers of a pool, whichever session they were for."""
+
+    async def story(sessions: Sessions) -> None:
+        read, first = await _texts(sessions, *range(20), 100_000), Peer(sessions)
+        for _ in range(4):
+            assert not await read(first, *range(16))
+        other = Peer(sessions)
+        assert await read(other, *range(18)) and len(other.answers) == 3
+        assert not await read(other, 1, 20)  # which it met, and a pool answers
+        for _ in range(5):
+            assert not await read(first, *range(16))  # it is not yet the time
+        assert sessions.row_sizes.are_short(sessions.store.table("texts").id) is False
+
+    run(story, tmp_path)
+
+
+def test_a_table_of_long_rows_never_holds_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kivi_server.row_sizes._SHORT", 1)
+    monkeypatch.setattr("kivi_server.row_sizes._PAUSE_S", 0.0)
+
+    async def story(sessions: Sessions) -> None:
+        read = await _texts(sessions, *[70_000] * 8)
+        for _ in range(4):  # by a session each
+            assert not await read(Peer(sessions), *range(8))
+            assert not await read(Peer(sessions), 1, columns=("n",))  # for which the whole row is read
+        assert not await read(Peer(sessions), 1, columns=("n",))
+        assert not await read(Peer(sessions), 1)
+
+    run(story, tmp_path)
+
+
+def test_a_table_with_long_rows_is_for_a_pool_for_a_time_that_doubles(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("kivi_server.row_sizes.time.monotonic", lambda: now)
+    sizes, pauses = RowSizes(), list[float]()
+    for _ in range(11):
+        assert not sizes.answered(1, 8, 100_000)
+        assert not sizes.answered(1, 1, 100_000)  # of those that came together with it
+        for _ in range(100):
+            assert sizes.answered(1, 1, 64 << 10) and sizes.answered(1, 100, 800_000)
+        pauses.append(0.0)
+        while not sizes.are_short(1):
+            now += 0.5
+            pauses[-1] += 0.5
+    assert pauses == [1, 2, 4, 8, 16, 32, 64, 128, 256, 256, 256]
+    assert not sizes.are_short(2)
+    for table in range(10, 10 + 2 * 4_096):
+        sizes.answered(table, 1, 10)
+    assert len(sizes._tables) <= 4_096
 
 
 async def _answered(peer: Peer, count: int) -> None:

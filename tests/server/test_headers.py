@@ -12,11 +12,12 @@ from typing import Any
 import grpc
 import pyarrow as pa
 import pytest
-from kivi_server import limits
+from kivi_server import limits, scheduler
 from kivi_server.asked import parsed
 from kivi_server.sessions import Sessions
 
 import kivi
+from bench.server import Server
 from kivi.api.arguments import TransactionArguments
 from kivi.api.tokens import new_token
 from kivi.api.writes import Write
@@ -31,7 +32,6 @@ from kivi.wire.frames import Packet, joined
 from kivi.wire.v1 import service_pb2, session_pb2
 from tests.server.peers import Peer, run
 from tests.server.rawsession import RawSession
-from tests.serverproc import ServerProcess
 from tests.waiting import until, wait_until
 
 pb = session_pb2
@@ -137,29 +137,27 @@ def test_a_session_that_sends_one_is_ended_and_others_go_on(server, db, accounts
     assert db.get(accounts, (1,))["balance"] == len(BOMBS)
 
 
-def peak_mib(server: ServerProcess) -> int:
-    lines = Path(f"/proc/{server.pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) // 1024 for line in lines if line.startswith("VmHWM"))
-
-
 def test_the_server_holds_little_for_frames_of_many_parts(tmp_path: Path) -> None:
-    with ServerProcess(tmp_path / "data") as server, server.connect() as db:
+    with Server(tmp_path / "data") as server, server.connect() as db:
         db.create_table("accounts", key={"id": "int64"}, columns={"balance": kivi.sum("int64")})
-        before = peak_mib(server)
+        before = server.peak_rss_bytes
         for name in BOMBS:
             stranger = RawSession(server.endpoint)
             stranger.frames.put(encoded_bomb(name))
             with pytest.raises(grpc.RpcError):
                 stranger.reply(1)
             stranger.close()
-        assert peak_mib(server) - before < 100  # one of these took 700
+        assert server.peak_rss_bytes - before < 100 * MIB  # one of these took 700
 
 
 # -- what goes on in one session is not felt in another -----------------------------------------------
 
 
-def test_a_session_of_many_requests_lets_others_have_their_turn(tmp_path):
+def test_a_session_of_many_requests_lets_others_have_their_turn(tmp_path, monkeypatch):
+    turn_s = scheduler._TURN_S
+
     async def story(sessions: Sessions) -> None:
+        monkeypatch.setattr(scheduler, "_TURN_S", turn_s)  # turns end here, on however busy a machine
         greedy = Peer(sessions)
         for f in range(2):
             greedy.hand_in(*[pb.Request(id=f * 30_000 + i, txn=9) for i in range(1, 30_001)])
@@ -238,18 +236,18 @@ def events_of(count: int) -> bytes:
 
 @pytest.mark.timeout(300)
 def test_a_transaction_of_very_many_small_appends_takes_little_more_than_its_events(tmp_path: Path) -> None:
-    with ServerProcess(tmp_path / "data") as server, server.connect(timeout=60) as db:
+    with Server(tmp_path / "data") as server, server.connect(timeout=60) as db:
         db.create_event_table("e", event_time="at", columns={"at": "timestamp", "n": "int64"})
         event = events_of(1)
         one = pb.Operation(kind=pb.Operation.KIND_APPEND, table="e", arrow_bytes=len(event))
         body = (event + bytes(-len(event) % 8)) * 1_000
-        raw, before = RawSession(server.endpoint, timeout_s=240), peak_mib(server)  # it is about memory
+        raw, before = RawSession(server.endpoint, timeout_s=240), server.peak_rss_bytes  # it is about memory
         raw.send(pb.Request(txn=1, begin=pb.Begin(ttl_ms=600_000)))
         for i in range(1, 41):
             raw.send((pb.Request(id=i, txn=1, operations=[one] * 1_000, apply=pb.Apply()), body))
         for i in range(1, 41):
             assert not raw.reply(i).HasField("error")
-        assert peak_mib(server) - before < 60  # 160 as 40,000 batches
+        assert server.peak_rss_bytes - before < 60 * MIB  # 160 as 40,000 batches
         raw.send(pb.Request(id=50, txn=1, commit=pb.Commit(token=new_token())))
         assert raw.reply(50).commit.commit_ts
         with db.snapshot() as snap:
@@ -259,9 +257,9 @@ def test_a_transaction_of_very_many_small_appends_takes_little_more_than_its_eve
 
 @pytest.mark.timeout(300)
 def test_a_stage_of_very_many_batches_of_nothing_takes_little(tmp_path: Path) -> None:
-    with ServerProcess(tmp_path / "data") as server, server.connect(timeout=60) as db:
+    with Server(tmp_path / "data") as server, server.connect(timeout=60) as db:
         db.create_event_table("e", event_time="at", columns={"at": "timestamp", "n": "int64"})
-        before, nothing = peak_mib(server), events_of(0)
+        before, nothing = server.peak_rss_bytes, events_of(0)
         channel = grpc.insecure_channel(server.endpoint)
         stage = channel.stream_unary(
             "/kivi.v1.Kivi/Stage",
@@ -271,9 +269,9 @@ def test_a_stage_of_very_many_batches_of_nothing_takes_little(tmp_path: Path) ->
         batches = [nothing] * 15_000 + [events_of(3)]
         with channel:
             named = stage(service_pb2.StageRequest(table="e", arrow=batch) for batch in batches).stage
-        grown = peak_mib(server) - before
+        grown = server.peak_rss_bytes - before
         with db.transaction() as tx:
             tx.append_stages("e", [named])
         with db.snapshot() as snap:
             assert snap.to_arrow("e").num_rows == 3
-        assert grown < 30  # 41 as 15,000 batches
+        assert grown < 30 * MIB  # 41 as 15,000 batches

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pyarrow as pa
@@ -22,6 +23,7 @@ import pytest
 
 import kivi
 from tests.serverproc import EndedError, ServerProcess
+from tests.waiting import wait_until
 
 BEGIN_US = 1_767_225_600_000_000  # 2026-01-01
 ARROW = {"Content-Type": "application/vnd.apache.arrow.stream"}
@@ -114,7 +116,29 @@ def test_conflicts_and_repetitions(server: ServerProcess, http: httpx.Client) ->
     first = transact(http, insert, token="insert-9")
     assert transact(http, insert, token="insert-9") == first
     assert transact(http, insert, status=409)["reason"] == "RowExists"
-    assert transact(http, {**insert, "key": [10]}, token="insert-9", status=400)["reason"] == "InvalidArgument"
+    assert transact(http, insert, token="insert-9", snapshot=seen) == first
+    for other in ({**insert, "key": [10]}, {**insert, "values": {"n": 10}}):
+        assert transact(http, other, token="insert-9", status=400)["reason"] == "InvalidArgument"
+
+
+def test_r16_what_happened_and_was_not_answered_is_answered_when_it_comes_again(
+    server: ServerProcess, http: httpx.Client
+) -> None:
+    """Its row is there, by its own first attempt, and that is no RowExists."""
+    insert = {"op": "insert", "table": "accounts", "key": [61], "values": {"name": "cy"}}
+    delta = {"op": "delta", "table": "accounts", "key": [62], "values": {"balance": "1.50"}}
+    body = json.dumps({"operations": [insert, delta]}).encode()
+    head = f"Content-Type: application/json\r\nIdempotency-Key: lost\r\nContent-Length: {len(body)}"
+    address = urlsplit(base(server))
+    with server.connect() as db:
+        with socket.create_connection((address.hostname, address.port)) as lost:
+            lost.sendall(f"POST /v1/transactions HTTP/1.1\r\nHost: {address.netloc}\r\n{head}\r\n\r\n".encode() + body)
+            wait_until(lambda: db.get("accounts", (61,)))
+        last = db.watermark()
+        again = [transact(http, insert, delta, token="lost")["commit_ts"] for _ in range(2)]
+        assert again[0] == again[1] <= last
+        assert transact(http, insert, delta, status=409)["reason"] == "RowExists"
+        assert db.get("accounts", (62,))["balance"] == Decimal("1.50")
 
 
 @pytest.mark.parametrize("form", ["json", "lines", "arrow", "gzip"])
@@ -169,6 +193,23 @@ def test_questions_are_those_of_a_client(server: ServerProcess, http: httpx.Clie
     ]
     assert http.post("/v1/sql", json={"sql": "drop table calls"}).status_code == 400
     assert http.post("/v1/query", json={"table": "calls", "measures": {"n": "nothing(us)"}}).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("sql", "said"),
+    [
+        ("select 1 as a, 2 as a", {"a": 1, "a_1": 2}),
+        ("select timestamp_ns '1970-01-19' as t", {"t": "1970-01-19T00:00:00Z"}),
+        ("select timestamp_s '2020-01-01' as t", {"t": "2020-01-01T00:00:00Z"}),
+        ("select date '2020-01-01' as d, time '10:00:00' as t", {"d": "2020-01-01", "t": "10:00:00"}),
+        ("select 'inf'::double as x, 'nan'::double as n", {"x": "Infinity", "n": None}),
+        ("select date '99999-01-01' as d", "OutOfRange"),
+        ("select timestamp 'infinity' as t", "OutOfRange"),
+    ],
+)
+def test_answers_of_sql_have_their_columns_and_values(http: httpx.Client, sql: str, said: Any) -> None:
+    reply = http.post("/v1/sql", json={"sql": sql}).json()
+    assert (reply.get("rows") or reply["reason"]) == ([said] if isinstance(said, dict) else said)
 
 
 def test_a_tag_is_the_last_change_of_its_table_and_no_other(server: ServerProcess, http: httpx.Client) -> None:
@@ -261,6 +302,69 @@ def test_errors_are_named(server: ServerProcess, http: httpx.Client) -> None:
     assert get("/healthz", headers={"X-Request-Id": "mine"}).headers["X-Request-Id"] == "mine"
 
 
+@pytest.mark.parametrize(
+    ("column", "value", "said"),
+    [
+        ("photo", "null", "the text 'null', which is no bytes"),
+        ("at", "null", "the text 'null', which is no timestamp"),
+        ("at", "'2026-01-01'", "no timestamp"),
+        ("photo", "'0xff'", "no bytes"),
+        ("photo", "AP8=", "write bytes as 0x and hexadecimal"),
+        ("at", "20260101", "write the day as 2026-01-01"),
+        ("balance", "1_000", "not a decimal"),
+        ("balance", "null", "no decimal"),
+    ],
+)
+def test_a_text_of_json_is_no_null_and_nothing_else_than_it_says(
+    http: httpx.Client, column: str, value: str, said: str
+) -> None:
+    put = {"op": "put", "table": "accounts", "key": [77], "values": {column: value}}
+    assert said in transact(http, put, status=400)["error"]
+    assert http.get("/v1/tables/accounts/rows", params={"key": 77}).status_code == 404
+
+
+@pytest.mark.parametrize("levels", [250, 985, 100_000])
+@pytest.mark.parametrize(
+    ("path", "before", "where"),
+    [
+        ("/v1/query", '{"table": "calls", "measures": ', "the body"),
+        ("/v1/sql", '{"sql": "select 1", "parameters": ', "the body"),
+        ("/v1/transactions", '{"operations": ', "the body"),
+        ("/v1/tables/calls/append", '[{"ts": ', "the body"),
+        ("/v1/tables/calls/append", '{"ts": 1}\n\n{"ts": ', "line 3 of the body"),
+        ("/v1/traces", '{"resourceSpans": ', "the export"),
+        ("/v1/metrics", '{"resourceMetrics": ', "the export"),
+    ],
+)
+def test_json_that_is_nested_deeply_is_refused_by_what_it_is(
+    http: httpx.Client, path: str, before: str, where: str, levels: int
+) -> None:
+    body = before + "[" * levels + "]" * levels + ("}]" if before[0] == "[" else "}")
+    headers = LINES if "line" in where else {"Content-Type": "application/json"}
+    reply = http.post(path, content=body, headers=headers)
+    said = reply.json()
+    assert reply.status_code == 400
+    assert f"{where} has more than 200 levels" in said.get("error", said.get("message"))
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/v1/query", '{"table": "\\ud800"}', 404),
+        ("/v1/query", '{"table": "calls", "where": "x = \\ud800"}', 400),
+        ("/v1/sql", '{"sql": "select \\ud800"}', 400),
+        ("/v1/transactions", '{"operations": [{"op": "delete", "table": "\\ud800", "key": [1]}]}', 404),
+        ("/v1/tables/calls/append", '[{"\\udfff": 1}]', 400),
+        ("/v1/traces", '{"\\ud800": []}', 400),
+        ("/v1/metrics", '{"resourceMetrics": [{"schemaUrl": "\\udfff"}]}', 400),
+        ("/v1/traces", '{"schemaUrl": "\\ud83d\\ude00"}', 200),
+    ],
+)
+def test_half_a_character_is_named_as_any_other_mistake(http: httpx.Client, path: str, body: str, status: int) -> None:
+    reply = http.post(path, content=body, headers={"Content-Type": "application/json"})
+    assert reply.status_code == status and isinstance(reply.json(), dict)
+
+
 def raw(server: ServerProcess, *parts: bytes, ends: bool = True) -> bytes:
     """What the server says to these bytes, and that it closes the connection then."""
     host, _, port = base(server).rpartition("/")[2].partition(":")
@@ -284,6 +388,13 @@ def test_bodies_that_lie_about_their_length(server: ServerProcess) -> None:
     assert raw(server, b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 100_000).startswith(b"HTTP/1.1 4")
     with server.connect() as db:
         assert "calls" in db.tables()
+
+
+def test_a_body_that_is_none_is_no_failure_of_the_server(server: ServerProcess, http: httpx.Client) -> None:
+    head = b" /healthz HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    for method in (b"GET", b"POST"):
+        assert raw(server, method + head + b"zz\r\n", ends=False).startswith(b"HTTP/1.1 400")
+    assert 'code="INTERNAL",rpc="HTTP/' not in http.get("/metrics").text
 
 
 def test_pages_of_others_get_nothing(server: ServerProcess, http: httpx.Client) -> None:
@@ -455,3 +566,11 @@ def test_the_console_is_there_for_everybody_and_asks_nobody_else(tmp_path: Path)
         assert http.get("/console/uPlot.LICENSE.txt").text.startswith("The MIT License")
         for path in ("/console/nobody.js", "/console/..%2Fconsole.py", "/console/"):
             assert http.get(path).status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/rows", "/v1/tables/{table}/rows", "/v1/live"])
+def test_each_parameter_is_described(http: httpx.Client, path: str) -> None:
+    described = http.get("/openapi.json").json()["paths"][path]["get"]["parameters"]
+    names = {each["name"] for each in described if each["in"] == "query"}
+    said = http.get(path.format(table="quiet"), params={"no_such": "x"}).json()["error"]
+    assert names - {"of"} == set(re.findall(r"\w+", said.partition("there are ")[2]))  # of: in place of all others

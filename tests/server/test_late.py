@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-import kivi
 from kivi.arrow.ipc import encode_ipc
 from kivi.wire.v1 import session_pb2
+from tests.server.killed import written_under_kills
 from tests.server.rawsession import RawSession
 from tests.serverproc import ServerProcess
 from tests.waiting import wait_until
@@ -62,28 +60,11 @@ def test_kill_9_and_repeats_count_every_late_event_once(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data") as server:
         with server.connect() as db:
             with_floor(db)
-        written, done = 0, threading.Event()
 
-        def write() -> None:
-            nonlocal written
-            while not done.is_set() or not written:
-                try:
-                    with server.connect(timeout=5) as db:
-                        for _ in range(50):
-                            for _ in range(1 if written % 7 else 2):  # some are sent again, though they were answered
-                                db.append("kept", events(2, 3), f"token-{written}", late="drop")
-                            written += 1
-                except (kivi.Unavailable, kivi.CommitUnknown):
-                    time.sleep(0.05)
+        def write(db: Any, number: int) -> None:
+            for _ in range(1 if number % 7 else 2):  # some are sent again, though they were answered
+                db.append("kept", events(2, 3), f"token-{number}", late="drop")
 
-        writer = threading.Thread(target=write)
-        writer.start()
-        try:
-            for _ in range(4):
-                time.sleep(0.5)
-                server.restart()
-        finally:
-            done.set()
-            writer.join()
+        written = written_under_kills(server, write, kills=4, pause_s=0.5)
         with server.connect() as db:
             assert found(db) == (3 * written, 2 * written)

@@ -8,11 +8,12 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx
 import numpy as np
 import pytest
 from google.rpc import error_details_pb2, status_pb2
@@ -29,7 +30,7 @@ from opentelemetry.trace import SpanKind, Status, StatusCode
 
 import kivi
 from kivi.arrow.id_window import ID, Window, first_ones
-from tests.otlp import EXPORT, PLACE, Recorder, Server, export
+from tests.otlp import EXPORT, PLACE, Recorder, Server, export, free_port
 from tests.serverproc import ROOT
 from tests.waiting import wait_until
 
@@ -257,14 +258,35 @@ def test_repeated_regrouped_and_concurrent_exports_count_once_and_so_after_a_kil
         assert server.stop() == 0
 
 
-def test_what_is_exported_while_the_server_is_killed_counts_once(tmp_path: Path) -> None:
+def over_grpc(server: Server, batch: list[ReadableSpan]) -> str:
+    """What an export is answered, where nobody may be there."""
+    try:
+        export(server.otlp, batch, timeout=5)
+    except grpc.RpcError as error:
+        return str(error.code().name)
+    return "OK"
+
+
+def over_http(server: Server, batch: list[ReadableSpan]) -> str:
+    body, headers = encode_spans(batch).SerializeToString(), {"Content-Type": "application/x-protobuf"}
+    try:
+        reply = httpx.post(f"http://{server.arguments[-1]}/v1/traces", content=body, headers=headers, timeout=5)
+    except httpx.TransportError:
+        return "UNAVAILABLE"
+    return {200: "OK", 503: "UNAVAILABLE"}.get(reply.status_code, reply.text)
+
+
+@pytest.mark.parametrize("over", [over_grpc, over_http])
+def test_what_is_exported_while_the_server_is_killed_counts_once(
+    over: Callable[[Server, list[ReadableSpan]], str], tmp_path: Path
+) -> None:
     """Senders go on until each batch is acknowledged, and batch anew what was not."""
     recorders = [Recorder() for _ in range(4)]
     acknowledged: list[ReadableSpan] = []
     failures: list[BaseException] = []
-    refused: set[grpc.StatusCode] = set()
+    refused: set[str] = set()
     stop = threading.Event()
-    with Server(tmp_path / "data") as server:
+    with Server(tmp_path / "data", "--http", f"localhost:{free_port()}") as server:
 
         def send(recorder: Recorder, seed: int) -> None:
             dice, left = random.Random(seed), list[ReadableSpan]()
@@ -273,10 +295,8 @@ def test_what_is_exported_while_the_server_is_killed_counts_once(tmp_path: Path)
                     if not stop.is_set():
                         left += recorder.spans(dice.randint(1, 30))
                     batch = dice.sample(left, dice.randint(1, len(left)))
-                    try:
-                        export(server.otlp, batch, timeout=5)
-                    except grpc.RpcError as error:
-                        refused.add(error.code())
+                    if (said := over(server, batch)) != "OK":
+                        refused.add(said)
                         time.sleep(0.05)
                         continue
                     acknowledged.extend(batch)
@@ -296,7 +316,7 @@ def test_what_is_exported_while_the_server_is_killed_counts_once(tmp_path: Path)
             thread.join()
         assert not failures
         assert len(acknowledged) > 100
-        assert refused and refused <= {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
+        assert refused and refused <= {"UNAVAILABLE", "DEADLINE_EXCEEDED"}
         check_counted_once(server, acknowledged)
 
 

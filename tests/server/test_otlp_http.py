@@ -110,6 +110,19 @@ def test_what_cannot_be_used_is_told(server: Server) -> None:
     assert reply.status_code == 200 and said.rejected_spans == 1 and "trace id" in said.error_message
     reply = httpx.post(url, content=as_json(request), headers=JSON)
     assert reply.json()["partialSuccess"]["rejectedSpans"] == "1"
+    span = {**json.loads(as_json(request))["resourceSpans"][0]["scopeSpans"][0]["spans"][1], "parentSpanId": None}
+    for spans in (None, [{**span, "links": None, "attributes": None}]):
+        scopes = [{"scope": None, "spans": spans}, {"spans": None}]
+        content = json.dumps({"resourceSpans": [{"scopeSpans": scopes}, {"scopeSpans": None}]}).encode()
+        reply = httpx.post(url, content=content, headers=JSON)
+        assert (reply.status_code, reply.json()) == (200, {})
+    for content in (
+        b"[]",
+        b"null",
+        b'{"resourceSpans": [null]}',
+        b'{"resourceSpans": [{"scopeSpans": [{"spans": [7]}]}]}',
+    ):
+        assert "another kind of value" in httpx.post(url, content=content, headers=JSON).json()["message"]
     for content, headers, status in (
         (b"\xff\xff", PROTOBUF, 400),
         (b"{}}", JSON, 400),
@@ -208,7 +221,7 @@ def test_a_table_that_does_not_fit_stops_nobody(tmp_path: Path) -> None:
             said = pb.ExportTraceServiceResponse.FromString(reply.content).partial_success
             assert reply.status_code == 200 and said.rejected_spans == 2 and "'llm_calls'" in said.error_message
         assert len(server.read("invocations")) == 1
-        assert "kivi_otlp_tables_unfit 1.0" in httpx.get(f"{base(server)}/metrics").text
+        assert 'kivi_otlp_tables_unfit{kind="llm_calls"} 1.0' in httpx.get(f"{base(server)}/metrics").text
         with server.connect() as db:
             db.drop("llm_calls")
         export(server.otlp, recorder.memory.get_finished_spans())

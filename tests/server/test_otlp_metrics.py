@@ -16,10 +16,11 @@ import httpx
 import numpy as np
 import pytest
 from google.protobuf import json_format
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from kivi_server.otlp.metric_tables import SCALE
 from kivi_server.otlp.points import Points, points_of
+from kivi_server.otlp.tables import INVOCATIONS_KIND, LLM_KIND
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2 as pb
@@ -29,9 +30,11 @@ from opentelemetry.sdk.metrics.export import AggregationTemporality, InMemoryMet
 from opentelemetry.sdk.metrics.view import ExponentialBucketHistogramAggregation
 from opentelemetry.sdk.resources import Resource
 
+from kivi.cli.commands import main
 from kivi.model.quantiles import accuracy_of, bias_of, codes_of, rank_of
 from tests.measures import code
-from tests.otlp import PLACE, Server
+from tests.otlp import PLACE, Recorder, Server
+from tests.otlp import export as export_spans
 from tests.server.test_otlp_http import JSON, PROTOBUF, base
 from tests.serverproc import ServerProcess
 
@@ -224,7 +227,7 @@ def test_explicit_buckets_and_what_is_refused(server: Server) -> None:
         assert httpx.post(f"{base(server)}/v1/metrics", content=body, headers=headers).status_code == 400
 
 
-def test_a_table_that_does_not_fit_and_a_token_for_some(tmp_path: Path) -> None:
+def test_a_table_that_does_not_fit_and_a_token_for_some(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What is for it is refused, point by point, and the rest is stored; the server starts, too."""
     tokens = tmp_path / "tokens"
     tokens.write_text("root admin\nsend writer tables=metric_*\nsums writer tables=metric_sums*\nread reader\n"
@@ -253,15 +256,56 @@ def test_a_table_that_does_not_fit_and_a_token_for_some(tmp_path: Path) -> None:
         said = sent(server, "send")
         assert said.rejected_data_points == 1 and "'metric_histograms'" in said.error_message
         page = httpx.get(f"{base(server)}/metrics", headers={"Authorization": "Bearer root"}).text
-        assert "kivi_otlp_tables_unfit 1.0" in page and 'kivi_otlp_points_total{outcome="repeated"} 1.0' in page
+        assert 'kivi_otlp_tables_unfit{kind="metric_histograms"} 1.0' in page
+        assert 'kivi_otlp_points_total{outcome="repeated"} 1.0' in page
+        code, problems = status(server, capsys)
+        assert code == 1 and "'metric_histograms'" in problems
+        assert "is no event table whose event time is 'ts': drop it" in problems
+        with server.connect(access_token="root") as db:
+            db.create_table(LLM_KIND.name, key={"id": "int64"}, columns={"n": "int64"})
+        assert status(server, capsys)[1] == problems  # nothing was sent for that one, and nothing refused
+        with server.connect(access_token="root") as db:
+            db.drop(LLM_KIND.name)
         server.restart()
+        assert status(server, capsys)[1] == ""  # nothing was refused yet
+        assert sent(server, "send").rejected_data_points == 1
         with server.connect(access_token="root") as db:
             db.drop("metric_histograms")
+            columns = {"ts": "timestamp", "namespace": "int64"}
+            db.create_event_table("metric_histograms", event_time="ts", columns=columns)
+        assert "it should have a column 'namespace' of type string, and has int64" in status(server, capsys)[1]
+        with server.connect(access_token="root") as db:
+            db.drop("metric_histograms")
+        assert status(server, capsys)[1] == ""
         assert sent(server, "send").rejected_data_points == 0
         (row,) = server.read("metric_sums_5m", access_token="root")
         assert (row["whole"], row["points"]) == (7, 1)
         (row,) = server.read("metric_histograms_5m", access_token="root")
         assert row["count"] == row["distribution"].count == 50
+
+
+def test_of_another_name_the_table_of_spans_is_not_taken_for_one_that_has_the_usual(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorder = Recorder()
+    recorder.span("/r")
+    with Server(tmp_path / "data", "--otlp-table", "mine") as server:
+        with server.connect(access_token="root") as db:
+            for name in ("mine_service_5m", "mine_endpoint_5m", "mine"):
+                db.drop(name)
+            for name in ("mine", INVOCATIONS_KIND.name):  # the second one is somebody's, and nothing comes for it
+                db.create_event_table(name, event_time="at", columns={"at": "timestamp"})
+        assert status(server, capsys) == (0, "")
+        said = export_spans(server.otlp, recorder.memory.get_finished_spans())
+        assert said.partial_success.rejected_spans == 1 and "'mine'" in said.partial_success.error_message
+        code, problems = status(server, capsys)
+        assert code == 1 and "the table of --otlp-table has other columns" in problems and "'" not in problems
+
+
+def status(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """The exit code of ``kivi status``, and the problems that it tells."""
+    code = main(["--endpoint", server.endpoint, "--token", "root", "-o", "json", "status"])
+    return code, json.loads(capsys.readouterr().out).get("problems", "")
 
 
 def histogram_of(values: Sequence[float], scale: int) -> pb.ExportMetricsServiceRequest:
@@ -283,7 +327,6 @@ FEW = st.floats(0.5, 64)
 VALUES = st.lists(st.one_of(st.just(0.0), FEW, st.floats(-64, -0.5)), min_size=1, max_size=40)
 
 
-@settings(max_examples=60, deadline=None)
 @given(VALUES, st.integers(-2, 9))
 def test_finer_histograms_are_scaled_down_exactly_and_coarser_ones_keep_their_scale(
     values: list[float], scale: int

@@ -217,12 +217,13 @@ def test_own_writes_after_a_scan_began_are_not_in_the_page_that_was_read_ahead(r
 
 def dropped(raw: RawSession, db, many: int, asked: int) -> list[str]:
     """What a scan answers, of which so many pages are asked for before its table is dropped: rows, or the reason."""
+    began = time.monotonic()
     raw.send(pb.Request(txn=1, begin=pb.Begin()), opening(1, 1, many))
-    page, found = raw.reply(1).page, []
+    page, found = raw.reply(1).page, list[str]()
     for number in range(2, 2 + asked):
         raw.send(following(number, 1, page.scan))
         assert not raw.reply(number).HasField("error") and ids(raw.pages[number])
-    time.sleep(0.5)  # a page takes some milliseconds
+    time.sleep(max(0.5, 20 * (time.monotonic() - began)))  # many times as long as the pages before have taken
     db.drop("many_5m")
     for number in range(100, 103):
         raw.send(following(number, 1, page.scan))

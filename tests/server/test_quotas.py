@@ -31,7 +31,7 @@ BEGIN_US: Final = 1_767_225_600_000_000  # 2026-01-01
 ROOT, METERED, BYTES, READER, FOLLOWER = "root-q1", "metered-q2", "bytes-q3", "reader-q4", "follower-q5"
 LINES = [
     f"{ROOT} admin",
-    f"{METERED} writer rows=customer:acme events=100/h",
+    f"{METERED} writer rows=customer:acme events=100/d",
     f"{BYTES} writer rows=customer:acme bytes=1KiB/h",
     f"{READER} reader rows=customer:acme query=0.000001/h",
     f"{FOLLOWER} reader rows=customer:acme subscriptions=2",
@@ -106,7 +106,7 @@ def test_events_beyond_the_quota_are_refused_everywhere_and_told_when_to_come_ag
                     with db.transaction() as tx:
                         tx.delta("accounts", ("acme", i), n=1)
                 written += 1
-        assert 100 <= written <= 110  # what a bucket holds, and one for each 36 s that this takes
+        assert 100 <= written <= 102  # what a bucket holds, one beyond it, and one for each 864 s that this takes
         db_refused = [
             lambda: db.append("calls", [event(1)]),
             lambda: db.append("calls", [event(i) for i in range(5_000)]),
@@ -114,7 +114,7 @@ def test_events_beyond_the_quota_are_refused_everywhere_and_told_when_to_come_ag
             lambda: db.stage("calls", [event(1)]),
         ]
         for call in db_refused:
-            assert 0 < refused(call, "client_events") <= 3_600 / 100
+            assert 0 < refused(call, "client_events") <= 86_400 / 100
         with contextlib.suppress(ResourceExhausted), db.appender("calls") as appender:
             appender.append(**event(1))
         with httpx.Client(base_url=base(server), headers={"Authorization": f"Bearer {METERED}"}, timeout=60) as http:
@@ -308,5 +308,8 @@ def test_a_tenant_at_ten_times_its_quota_is_refused_and_its_neighbour_goes_on(tm
             f"p50 {middle[0]:.1f} and {middle[1]:.1f} ms; "
             f"asked for {times:.1f} times the rate, refused {refused_} of {asked}"
         )
-        assert refused_ > asked / 2
+        # A machine that has little time for the one who presses lets it ask for less. What holds then, too: it is given
+        # no more than its rate, of which a second's worth may have been saved up before each of the two times.
+        assert refused_ > asked / 2 or (refused_ > 0 and times < 2)
+        assert asked - refused_ <= QUOTAS["rate"] * (2 * seconds + 4)
         assert len(found["busy"]) > len(found["quiet"]) / 10

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 from kivi_server import scheduler
@@ -24,9 +25,7 @@ from tests.server.peers import Peer, hits, log_of, quick, run, slow
 from tests.waiting import until
 
 
-def test_a_frame_of_plain_commits_is_done_in_the_next_turn_by_the_event_loop_itself(tmp_path, monkeypatch):
-    monkeypatch.setattr(scheduler, "_TURN_S", 60.0)
-
+def test_a_frame_of_plain_commits_is_done_in_the_next_turn_by_the_event_loop_itself(tmp_path):
     async def story(sessions: Sessions) -> None:
         peer, store = Peer(sessions), sessions.store
         syncs = store.log.stats()["syncs"]
@@ -44,9 +43,7 @@ def test_a_frame_of_plain_commits_is_done_in_the_next_turn_by_the_event_loop_its
     run(story, tmp_path)
 
 
-def test_frames_of_several_sessions_share_a_sync(tmp_path, monkeypatch):
-    monkeypatch.setattr(scheduler, "_TURN_S", 60.0)  # however slow the machine is: a turn of 5 ms may end between them
-
+def test_frames_of_several_sessions_share_a_sync(tmp_path):
     async def story(sessions: Sessions) -> None:
         peers = [Peer(sessions) for _ in range(8)]
         syncs = sessions.store.log.stats()["syncs"]
@@ -60,15 +57,15 @@ def test_frames_of_several_sessions_share_a_sync(tmp_path, monkeypatch):
     run(story, tmp_path)
 
 
-def test_what_is_too_much_for_a_turn_is_done_in_the_next(tmp_path, monkeypatch):
-    monkeypatch.setattr(scheduler, "_TURN_S", 0.0)
-
+def test_what_is_too_much_for_a_turn_is_done_in_the_next(tmp_path):
     async def story(sessions: Sessions) -> None:
         peers = [Peer(sessions) for _ in range(4)]
-        for peer in peers:
-            peer.hand_in(peer.commit(), peer.commit())
-        assert not any(peer.answers for peer in peers)
-        monkeypatch.setattr(scheduler, "_TURN_S", 0.005)
+        with patch.object(scheduler, "_TURN_S", 0.0):
+            for peer in peers:
+                peer.hand_in(peer.commit(), peer.commit())
+            assert not any(peer.answers for peer in peers)
+            await asyncio.sleep(0)
+            assert not all(peer.answers for peer in peers)
         await until(lambda: all(len(peer.replies) == 2 for peer in peers))
         assert hits(sessions.store) == 8
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import kivi
 import kivi.client.database
+from kivi.wire.v1 import service_pb2
 from tests.serverproc import ROOT, ServerProcess
 from tests.waiting import wait_until
 
@@ -56,6 +58,16 @@ def test_an_address_in_use(server, tmp_path):
     ended = run("--data", str(tmp_path / "d"), "--listen", server.endpoint)
     assert ended.returncode == 1
     assert "cannot listen" in ended.stderr
+
+
+def test_one_of_the_addresses_of_a_name_in_use(tmp_path):
+    """As a collector has 127.0.0.1 alone: what is sent to localhost would go to either."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        endpoint = f"localhost:{other.getsockname()[1]}"
+        for flag, others in (("--listen", ()), ("--otlp", ("--listen", "localhost:0"))):
+            ended = run("--data", str(tmp_path / "d"), flag, endpoint, *others)
+            assert ended.returncode == 1
+            assert f": {flag}: cannot listen on {endpoint}" in ended.stderr
 
 
 def test_access_tokens(tmp_path):
@@ -128,6 +140,19 @@ def test_health_and_metrics(tmp_path):
         assert float(values["kivi_commits_total"]) >= 1
         assert float(values["kivi_watermark"]) >= 1
         assert server.stop() == 0
+
+
+@pytest.mark.parametrize("path_", ["", "/nowhere/\0"])
+def test_a_path_that_is_none_is_the_callers_mistake_whatever_client_it_has(server, path_):
+    asked: list[tuple[str, Any]] = [
+        ("Checkpoint", service_pb2.CheckpointRequest(path=path_)),
+        ("Backup", service_pb2.BackupRequest(repository=path_)),
+    ]
+    with grpc.insecure_channel(server.endpoint) as channel:
+        for name, request in asked:
+            with pytest.raises(grpc.RpcError, match="a directory is named by a path") as refused:
+                channel.unary_unary(f"/kivi.v1.Kivi/{name}", bytes, bytes)(request.SerializeToString(), timeout=60)
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 def test_health_is_not_serving_before_a_stop_that_waits_for_commits(tmp_path):

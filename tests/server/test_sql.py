@@ -237,7 +237,7 @@ def those_who_wait(server: ServerProcess) -> None:
                 rows += sum(batch.num_rows for batch in read_batches(page.arrow))
                 if not page.scan:
                     break
-                page = db._run(snap._core.scan_next(page.scan))
+                page = db._run(snap._core.scan_next(page))
             assert rows == 30_000
         for thread in waiting:
             thread.join(60)

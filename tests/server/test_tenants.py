@@ -579,3 +579,11 @@ def test_an_error_is_that_of_a_store_without_the_others(two: Two) -> None:
                     snap.sql(query)
                 said.append(type(error.value))
             assert (said[0] is said[1] and not issubclass(said[0], NotFound)) or said[0] is said[1]
+
+
+def test_a_tenants_own_tokens_are_no_other_tenants() -> None:
+    kept = {
+        Tenant("customer", text).own_token(token)
+        for text, token in (("a", "b/x"), ("a/b", "x"), ("a%2Fb", "x"), ("a", "x"))
+    }
+    assert len(kept) == 4

@@ -28,15 +28,13 @@ from kivi.spark.source import KiviDataSource
 from tests.waiting import wait_until
 
 SPARK_COLUMNS = "seq long, endpoint_id long, ts timestamp, resp_time_us long"
-# Tests end before the second compiler of Java would pay off, and have little garbage to collect.
-JAVA_FLAGS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss4m"
 COLUMNS = {"seq": "int64", "endpoint_id": "int64", "ts": "timestamp", "resp_time_us": "int64"}
 
 
 def settings(folder: Path) -> dict[str, str]:
     """Of a session that starts fast and keeps its files to ``folder``: a killed one leaves nothing elsewhere."""
     return {
-        "spark.driver.extraJavaOptions": f'{JAVA_FLAGS} -Djava.io.tmpdir="{folder}"',
+        "spark.driver.extraJavaOptions": f'-Djava.io.tmpdir="{folder}"',
         "spark.local.dir": str(folder),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
     }
@@ -358,15 +356,17 @@ class Proxy:
         self.lost = 0
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.endpoint = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._accepting.start()
 
     def __enter__(self) -> Proxy:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._listener.close()
+        hang_up(self._listener)
+        self._accepting.join()  # it opens no more: what nobody closes is the error of whatever test runs then
         for connection in list(self._connections):
-            connection.close()
+            hang_up(connection)
 
     def up(self) -> None:
         self._down = False
@@ -380,7 +380,11 @@ class Proxy:
             if self._down:
                 client.close()
                 continue
-            server = socket.create_connection(("127.0.0.1", self._target))
+            try:
+                server = socket.create_connection(("127.0.0.1", self._target))
+            except OSError:  # it is down, and a client looks whether it is back
+                client.close()
+                continue
             self._connections |= {client, server}
             muted = threading.Event()
             threading.Thread(target=self._requests, args=(client, server, muted), daemon=True).start()

@@ -17,6 +17,7 @@ import kivi.spark
 from kivi.spark import foreach
 from kivi.spark.java import find_java
 from tests.spark import helpers
+from tests.spark.flags import JAVA_FLAGS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -56,7 +57,7 @@ def main(endpoint: str, tables: dict[str, str], input: str, scratch: str) -> Non
         "spark.speculation.multiplier": "1.5",
         "spark.speculation.minTaskRuntime": "100ms",
         "spark.executor.memory": "512m",
-        "spark.executor.extraJavaOptions": helpers.JAVA_FLAGS,
+        "spark.executor.extraJavaOptions": JAVA_FLAGS,
         "spark.executorEnv.PYTHONPATH": str(ROOT),
         "spark.executorEnv.KIVI_TEST_TWINS": str(twins),
         "spark.driver.host": "127.0.0.1",

@@ -25,7 +25,8 @@ import pytest
 import kivi
 from kivi.spark.java import JavaNotFound, find_java
 from tests.serverproc import ROOT
-from tests.spark.helpers import JAVA_FLAGS, create
+from tests.spark.flags import JAVA_FLAGS
+from tests.spark.helpers import create
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kivi.spark.java import LAUNCHER, JavaNotFound, find_java
-from tests.spark.helpers import JAVA_FLAGS
+from tests.spark.flags import JAVA_FLAGS
 
 ROOT = Path(__file__).resolve().parents[2]
 FLAG = "--add-modules=jdk.incubator.vector"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
+from decimal import Context, Decimal, localcontext
 from fractions import Fraction
 from typing import Any
 
@@ -163,13 +164,16 @@ def test_values_that_look_alike_are_told_apart() -> None:
     [
         [0], [5], [-1, 1], [2**63 - 1] * 3, [-(2**63)] * 5, [2**63 - 1, -(2**63)], [10**18 + i for i in range(100)],
         [(-1) ** i * 3**i for i in range(39)],
+        pytest.param(
+            np.repeat(range(-5, 6), [8, 17, 9, 7, 8, 12, 7, 14, 16, 8, 12]).tolist(), id="just above the middle of two"
+        ),
     ],
     ids=str,
 )  # fmt: skip
 def test_moments_of_integers_are_those_of_fractions(values: list[int]) -> None:
     n, numbers = len(values), [Fraction(v) for v in values]
-    mean = sum(numbers) / n
-    spread = sum((v - mean) ** 2 for v in numbers)
+    mean = sum(numbers, Fraction()) / n
+    spread = sum(((v - mean) ** 2 for v in numbers), Fraction())
     for call, exact in (
         (kivi.avg("x"), mean),
         (kivi.var("x"), spread / (n - 1) if n > 1 else None),
@@ -179,9 +183,14 @@ def test_moments_of_integers_are_those_of_fractions(values: list[int]) -> None:
         assert column.state is not None
         (found,) = kind_of(column.state).values(made)
         assert found == (None if exact is None else float(exact))  # the float64 that is nearest
-    column, made = states(kivi.stddev("x", population=True), "int64", [np.array(values, np.int64)])
-    assert column.state is not None
-    assert kind_of(column.state).values(made)[0] == pytest.approx(math.sqrt(spread / n), rel=1e-15)
+    with localcontext(Context(prec=80)):
+        for population, below in ((True, n), (False, n - 1)):
+            column, made = states(kivi.stddev("x", population=population), "int64", [np.array(values, np.int64)])
+            assert column.state is not None
+            nearest = (
+                float((Decimal(spread.numerator) / (Decimal(spread.denominator) * below)).sqrt()) if below else None
+            )
+            assert kind_of(column.state).values(made)[0] == nearest
 
 
 def test_moments_of_floats_are_their_sums_in_order() -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ from kivi.arrow.columns import rows_from_batch
 from kivi.encoding.base_rows import RowLayout, Version
 from kivi.errors import InvalidArgument, NotFound, OutOfRange, ResourceExhausted, SchemaError
 from kivi.model.declarations import row_table_schema, with_columns
+from kivi.model.rollups import rollup_of
 from kivi.model.scans import Scan
 from kivi.model.schema import ALTERATIONS_MAX, Column, TableSchema
 from kivi.store.staging import Staging
+from kivi.store.tables import Tables
 from tests.golden.driver import EmbeddedDriver
 from tests.mvcc.holding import hold
 from tests.waiting import wait_until
@@ -306,6 +309,9 @@ def test_who_read_the_definition_before_goes_on_with_it(driver: EmbeddedDriver) 
                     assert [row for batch in batches for row in rows_from_batch(batch)] == now
                     some = store.scan(snap._lease, schema, Scan(limit=3))
                     assert [row for batch in some for row in rows_from_batch(batch)] == now[:3]
+                rolled = store.answer(snap._lease, old["agg"], Scan(rollup=rollup_of(old["agg"])))
+                calls = sum(row["calls"] for row in snap.scan("agg"))
+                assert [row for batch in rolled for row in rows_from_batch(batch)] == [{"calls": calls}]
                 assert store.get(snap._lease, old["t"], [(5,)]) == [{"id": 5, "n": -5}]
             assert [row["n"] for row in seen.scan("t")] == [*range(100)]
             read = store.scan(seen._lease, old["t"], Scan())
@@ -383,6 +389,33 @@ def test_measures_that_cannot_be_built_are_given_up(
             assert snap.get("agg", (5,)) == {"a": 5, "calls": 120, "s": 1.0, "avg": 1.0 / 120}
 
 
+def test_who_tidies_up_after_one_alteration_leaves_the_stages_of_the_next(
+    driver: EmbeddedDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _filled(driver)
+    real, next_one, is_tidy = Tables.alter, threading.Event(), threading.Event()
+    second: list[Future[Any]] = []
+
+    def alter(self: Tables, name: str, altered: Any, commit_runs: Sequence[int] = ()) -> TableSchema:
+        if commit_runs and second:  # the next one, before it is there
+            next_one.set()
+            assert is_tidy.wait(60)
+        found = real(self, name, altered, commit_runs)
+        if commit_runs and not second:  # the first one, before it drops its stages
+            second.append(pool.submit(driver.db.alter_aggregate, "agg", add_measures={"most": kivi.max("x")}))
+            assert next_one.wait(60)
+        return found
+
+    with ThreadPoolExecutor() as pool:
+        monkeypatch.setattr(Tables, "alter", alter)
+        driver.db.alter_aggregate("agg", add_measures={"least": kivi.min("x")})
+        is_tidy.set()
+        second[0].result()
+    with driver.db.snapshot() as snap:
+        assert {"least", "most"} < snap.get("agg", (0,)).keys()
+    assert not driver.store.stages.live()
+
+
 def _read(db: Any) -> list[Any]:
     with db.snapshot() as snap:
         return [
@@ -404,13 +437,15 @@ def test_nobody_reads_measures_that_are_being_built_or_were_given_up(driver: Emb
         raise OSError("no")
 
     with pytest.raises(OSError, match="no"):
-        db.alter_aggregate("agg", add_measures={"s": kivi.sum("x")}, derived={"avg": "s / calls"}, progress=look)
+        added = {"s": kivi.sum("x"), "mean": kivi.avg("x")}
+        db.alter_aggregate("agg", add_measures=added, derived={"avg": "s / calls"}, progress=look)
     assert found == [before]
     for step in (lambda: None, lambda: driver.db.consolidate(), lambda: driver.reopen()):
         step()
         assert _read(driver.db) == before
-    driver.db.alter_aggregate("agg", add_measures={"s": kivi.min("x")}, derived={"avg": "s / calls"})
-    now = [row | {"s": 1.5, "avg": 1.5 / row["calls"]} for row in before[0]]
+    added = {"s": kivi.min("x"), "mean": kivi.avg("x")}  # under their names of before
+    driver.db.alter_aggregate("agg", add_measures=added, derived={"avg": "s / calls"})
+    now = [row | {"s": 1.5, "mean": 1.5, "avg": 1.5 / row["calls"]} for row in before[0]]
     assert _read(driver.db) == [now] * 5
 
 

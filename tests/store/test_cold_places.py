@@ -80,7 +80,7 @@ def retracted(db: Any, table: str, condition: Any) -> None:
 
 
 def test_an_object_store_that_cannot_be_reached_holds_no_other_up(tmp_path: Path, cold: Path) -> None:
-    with kivi.open(tmp_path / "data", background=False, block_rows=64, cold_timeout_s=0.2) as db:
+    with kivi.open(tmp_path / "data", background=False, block_rows=64, cold_timeout_s=1.0) as db:
         for name, where in (("a", "away"), ("b", "good"), ("c", "away")):
             url = f"file://{cold}/{where}"
             db.create_event_table(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,9 +13,10 @@ import pytest
 
 import kivi
 from kivi.embedded.database import Database
-from kivi.errors import DataLoss, InvalidArgument, KiviError, NotFound, SnapshotTooOld
+from kivi.errors import DataLoss, InvalidArgument, KiviError, NotFound, SnapshotTooOld, Unavailable
 from kivi.log.followed import FollowedLog, LeftBehind
 from kivi.runtime.settings import Settings
+from kivi.store.catalog import EARLIER_SUBSCRIPTIONS
 from kivi.store.checkpoint import followers_copy
 from kivi.store.facade import Store
 from kivi.store.following import Follower, open_follower
@@ -28,11 +30,11 @@ MEASURES = {"n": kivi.count(), "s": kivi.sum("x"), "p": kivi.quantiles("x"), "la
 class Pair:
     """An owner with small segments, and its follower."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
+        self.path, self.clock = path, clock
         self.copies = 0
         settings = Settings(segment_bytes=16 << 10, block_rows=50, background=False)
-        self.owner = Database(Store.open(str(path / "owner"), settings=settings))
+        self.owner = Database(Store.open(str(path / "owner"), settings=settings, clock=clock))
         self.follower: Follower | None = None
         self.db: Any = None
 
@@ -43,7 +45,8 @@ class Pair:
         copy = str(self.path / f"copy{self.copies}")
         followers_copy(self.owner.store, copy)
         meanwhile()
-        self.follower = open_follower(copy, str(self.path / "owner" / "log"), Settings(block_rows=70, background=False))
+        settings = Settings(block_rows=70, background=False)
+        self.follower = open_follower(copy, str(self.path / "owner" / "log"), settings, clock=self.clock)
         self.db = Database(self.follower.store)
 
     def caught_up(self) -> int:
@@ -192,6 +195,131 @@ def test_it_writes_nothing_and_says_where_to(pair: Pair) -> None:
     pair.owner.run(lambda tx: tx.delta("rows", (1,), n=1))
     with pair.db.snapshot(max_staleness=0) as snap:  # all that was acknowledged before
         assert [*snap.scan("rows")] == [{"id": 1, "n": 1}]
+
+
+def test_subscriptions_of_an_earlier_version_are_read_when_their_owner_has_taken_them_over(pair: Pair) -> None:
+    pair.owner.create_event_table("news", event_time="ts", columns={"ts": "timestamp", "topic": "string"})
+    row = {"table": pair.owner.store.table("news").origin, "name_of_table": "news", "since": 0, "ts": 0, "skip": 0}
+    query = '{"start":null,"end":null,"where":["==","topic","a"],"columns":["ts","topic"]}'
+    txn = pair.owner.store.transaction()
+    txn.put(EARLIER_SUBSCRIPTIONS, ("u", "0"), row | {"query": query, "ttl_us": 10**12, "expires_us": 4 * 10**15})
+    pair.owner.store.commits.commit_wait(txn)
+    pair.follow()
+    assert pair.db.subscriptions("u") == []
+    pair.owner.hub.durable.take_over()
+    ts = pair.owner.append("news", [{"ts": 1_750_000_000_000_000, "topic": "a"}])
+    pair.caught_up()
+    assert pair.db.reached("news", ts) == [1]
+    assert [one["name"] for one in pair.db.subscriptions("u")] == ["0"]
+
+
+def test_a_moment_is_the_snapshot_that_it_is_for_its_owner(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was acknowledged before it is asked has a time, too, that the follower has yet to hear of."""
+    pair.owner.create_table("rows", key={"id": "int64"}, columns={"n": kivi.sum("int64")})
+    pair.follow()
+    pair.caught_up()
+    assert pair.follower is not None
+    log, goes_on = pair.follower._log, threading.Event()
+    news = log.news
+    monkeypatch.setattr(log, "news", lambda: news() if goes_on.is_set() else [])
+    time.sleep(0.05)  # it may be in the middle of a look
+    pair.owner.run(lambda tx: tx.delta("rows", (1,), n=1))
+    moment_us = pair.owner.store.committer.now_us()
+    time.sleep(0.001)
+    with pytest.raises(Unavailable, match="not readable yet"):
+        pair.db.store.snapshots.begin(as_of_us=moment_us, timeout_s=0.05)
+    goes_on.set()
+    ours, theirs = (db.store.snapshots.begin(as_of_us=moment_us) for db in (pair.db, pair.owner))
+    assert ours.ts == theirs.ts == pair.owner.watermark()
+
+
+def answer(db: Any, table: str, ts: int) -> Any:
+    try:
+        with db.snapshot(as_of=ts) as snap:
+            return list(snap.scan(table))
+    except SnapshotTooOld:
+        return SnapshotTooOld
+
+
+def test_what_its_owner_has_forgotten_of_a_history_a_copy_does_not_answer(tmp_path: Path) -> None:
+    """The floor of a history is in base, in the batch that deletes what lies below it, so a copy begins with it. One
+    that was made before that may still have what its owner has deleted: that is the truth, or it is refused."""
+    at_s = 0.0
+    pair = Pair(tmp_path, lambda: at_s or time.time())
+    db = pair.owner
+    db.create_table("rows", key={"id": "int64"}, columns={"x": "int64"}, history="1m")
+    written: dict[int, int] = {}
+    for x in range(4):
+        time.sleep(0.02)
+        moment_us = db.store.committer.now_us()
+        time.sleep(0.02)
+        written[db.run(lambda tx: tx.put("rows", (1,), x=x)) or db.watermark()] = x  # noqa: B023
+        db.consolidate()
+    pair.follow()
+    pair.caught_up()
+    at_s = moment_us / 1e6 + 60  # a minute after the third was there, and before the fourth was so long ago
+    db.store.consolidator.sweep()
+    forgotten = [ts for ts in written if answer(db, "rows", ts) is SnapshotTooOld]
+    assert 0 < len(forgotten) < len(written)
+    for ts, x in written.items():
+        assert answer(pair.db, "rows", ts) in ([{"id": 1, "x": x}], SnapshotTooOld)
+    pair.db.consolidate()
+    pair.db.store.consolidator.sweep()  # it forgets by itself, by the same clock
+    for ts in written:
+        assert answer(pair.db, "rows", ts) == answer(db, "rows", ts)
+    pair.clock = time.time  # and by what the copy says, whatever its own clock does
+    pair.follow()
+    assert [answer(pair.db, "rows", ts) for ts in forgotten] == [SnapshotTooOld] * len(forgotten)
+    pair.close()
+
+
+def test_it_has_the_floors_of_its_owner_and_moves_none(tmp_path: Path) -> None:
+    """Floors of retention are records, so at each S both have the same: of events, of rows, and of what came late."""
+    now_s = 1_000.0
+    pair = Pair(tmp_path, lambda: now_s)
+    db = pair.owner
+    db.create_event_table("events", event_time="ts", columns=COLUMNS, retention=800)
+    slot, measures = kivi.time_slot("ts", 200), {"n": kivi.count()}
+    db.create_aggregate("by_g", source="events", group_by=["g", slot], measures=measures, retention=400)
+    db.create_aggregate("whole", source="events", group_by=["g", slot], measures=measures)
+    pair.follow()
+
+    def append(*times: int) -> None:
+        db.append("events", [{"g": 1, "ts": ts, "x": ts, "text": ""} for ts in times], late="drop")
+
+    append(*range(500, 1_000, 50))
+    before = db.watermark()
+    pair.caught_up()
+    held = db.snapshot(), pair.db.snapshot()
+    append(2_000)
+    db.consolidate()
+    db.store.housekeeping.move_floors()
+    append(1_100, 1_500, 1_900)  # below one floor or both, and below none
+    db.consolidate()
+    upto = pair.caught_up()
+    for name in ("events", "by_g", "whole"):
+        assert list(held[0].scan(name)) == list(held[1].scan(name))
+    for snap in held:
+        snap.close()
+    now_s += 3e7  # a year: by its own clock all would be gone
+    for _ in range(2):
+        assert_alike(pair.db, db, upto)
+        for name in ("events", "by_g", "whole"):
+            for ts in (before, upto):
+                assert floors(pair.db, name, ts) == floors(db, name, ts)
+        pair.db.store.housekeeping.move_floors()
+        pair.db.consolidate()
+    assert [floors(db, name, upto)[0] for name in ("events", "by_g", "whole")] == [1_200, 1_600, None]
+    assert floors(db, "events", upto)[1] == 1 and floors(db, "by_g", upto)[1]
+    assert [floors(db, name, before)[0] for name in ("events", "by_g")] == [None, None]
+    assert pair.db.watermark() == upto
+    pair.close()
+
+
+def floors(db: Any, name: str, ts: int) -> tuple[int | None, Any]:
+    """Of a table at a snapshot; and how many events have come below them by now."""
+    schema = db.store.table(name)
+    return db.store.retention.seen_at(schema.id, ts), db.store.statistics(schema).get("late_dropped")
 
 
 def test_who_is_left_behind_says_so_and_begins_anew(pair: Pair) -> None:

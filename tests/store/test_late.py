@@ -48,6 +48,7 @@ def check(driver: EmbeddedDriver, minutes: range, dropped: int) -> None:
         with db.snapshot() as snap:
             found = [row["x"] for row in snap.scan("e")]
             assert sorted(found) == sorted(i % 3 for i in minutes)
+            assert [row["x"] for row in snap.changes("e", since=0)] == found  # of a tail no floor hides anything
             assert {row["x"]: row["n"] for row in snap.scan("by_x")} == {x: found.count(x) for x in set(found)}
             assert snap.summary("e", {"n": kivi.count()}) == {"n": len(minutes)}
         statistics = db.describe("e")["statistics"]

@@ -1,12 +1,14 @@
 """Matches equal the naive matcher over the events that a snapshot sees (R24, R26), wherever these lie.
 
-Events come in disorder, with equal times, and are in pending, in blocks, in settled files, some retracted.
+Events come in disorder, with equal times, by batches and each as a commit, and are in pending, in blocks, in settled
+files, some retracted. Histories differ by seed: how many partitions there are, how rare the rarest symbol is, how many
+rows lie within ``within``, how much of it goes in columns, and whether what is far from candidates is left out.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -16,44 +18,69 @@ from hypothesis import strategies as st
 import kivi
 from kivi import col
 from tests.golden.driver import EmbeddedDriver
-from tests.naive_patterns import COLUMNS, Case, event
+from tests.naive_patterns import COLUMNS, Case, Stream, event
 
 S = 1_000_000
 T0 = 1_774_000_000 * S
 
 
-def check(snap: Any, rng: random.Random) -> None:
-    """One pattern at random, over all events or some."""
-    case = Case(rng, [1, 3 * S, 10 * S])
+def check(snap: Any, rng: random.Random, within: Sequence[int | None]) -> int:
+    """One pattern at random, over all events or some; how many matches it has."""
+    case = Case(rng, within)
     low, high = sorted(rng.sample(range(200), 2))
     start, end = rng.choice([None, T0 + low * S]), rng.choice([None, T0 + high * S])
     where, selects = rng.choice([(None, lambda row: True), (col("host") == 1, lambda row: row["host"] == 1)])
     result = snap.match("calls", case.pattern, start, end, where)
     rows = [row for row in snap.scan("calls", start=start, end=end) if selects(row)]
-    assert list(result) == case.answer(rows), (str(case.pattern), result.explain())
+    answer = case.answer(rows)
+    assert list(result) == answer, (str(case.pattern), result.explain())
+    return len(answer)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(6))
 def test_matches_equal_the_naive_matcher_r26(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With what is far from candidates left out, and the first seed without."""
-    monkeypatch.setattr("kivi.store.patterns._ROWS_MIN", 0 if seed else 2**62)
+    assert matched(seed, monkeypatch) > 100
+
+
+@pytest.mark.story
+@pytest.mark.hypothesis
+@pytest.mark.parametrize("seed", range(6, 6 + settings().max_examples // 5))
+def test_matches_of_more_streams_r26(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    matched(seed, monkeypatch)
+
+
+def matched(seed: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """A history, with what is far from candidates left out, and every third seed without; how many matches it had."""
+    rng = random.Random(seed)
+    monkeypatch.setattr("kivi.store.patterns._ROWS_MIN", 0 if seed % 3 else 2**62)
     monkeypatch.setattr("kivi.store.patterns._CANDIDATES_MAX", 0.7)
-    driver, rng = EmbeddedDriver(None, block_rows=64), random.Random(seed)
+    monkeypatch.setattr("kivi.patterns.automaton._TOGETHER_STEPS", rng.choice([1, 3, 64]))
+    stream, unit = Stream.of(rng), rng.choice([S, S // 7])  # many rows are within a match, or few
+    within: list[int | None] = [1, 3 * unit - 1, 3 * unit, 3 * unit + 1, 10 * S, None]
+    driver = EmbeddedDriver(None, block_rows=64)
     db = driver.db
     db.create_event_table("calls", event_time="ts", columns=COLUMNS)
     steps: list[Callable[[], Any]] = [db.consolidate, lambda: driver.store.settle(64), lambda: None]
+    found = 0
     for i in range(4):
-        moments = [T0 + rng.randrange(30 * i, 30 * i + 60) * S for _ in range(rng.choice([1, 15, 40]))]
-        db.append("calls", [event(rng, moment) for moment in moments])
+        span = rng.choice([1, 60, 120])  # a batch of late events goes back so far
+        moments = [T0 + (30 * i + rng.randrange(60 - span, 60)) * unit for _ in range(rng.choice([1, 15, 40]))]
+        events = [stream.event(rng, moment) for moment in moments]
+        if rng.random() < 0.3:
+            with db.appender("calls", each=True) as appender:
+                for one in events:
+                    appender.append(**one)
+        else:
+            db.append("calls", events)
         old = db.snapshot()
         if i == 2:
             with db.transaction() as tx:
-                tx.retract("calls", where=col("x") == rng.randrange(5), start=T0 + 40 * S)
+                tx.retract("calls", where=col("x") == rng.randrange(5), start=T0 + 40 * unit)
         rng.choice(steps)()
         for snap in (old, db.snapshot()):
-            for _ in range(20):
-                check(snap, rng)
+            found += sum(check(snap, rng, within) for _ in range(20))
     driver.close()
+    return found
 
 
 def test_reading_over_and_over_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +137,6 @@ def test_what_is_far_from_candidates_is_not_matched(monkeypatch: pytest.MonkeyPa
     driver.close()
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.integers(0, 2**32), st.lists(st.integers(0, 12), min_size=1, max_size=12))
 def test_small_patterns_equal_the_naive_matcher_r26(seed: int, moments: list[int]) -> None:
     rng = random.Random(seed)

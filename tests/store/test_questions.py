@@ -388,7 +388,7 @@ def test_coded_columns_and_null_groups(driver: EmbeddedDriver) -> None:
 
 def test_events_of_the_last_moment(driver: EmbeddedDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bounds and windows do not run over the end of time: not where events are in memory, nor in blocks."""
-    monkeypatch.setattr("kivi.arrow.records.check_event_time", lambda value, what: value)  # as earlier stores have them
+    monkeypatch.setattr("kivi.arrow.records.check_moment", lambda value, what: value)  # as earlier stores have them
     db, last = driver.db, 2**63 - 1
     db.create_event_table("ends", event_time="ts", columns={"ts": "timestamp"})
     db.append("ends", [{"ts": 0}])

@@ -211,8 +211,8 @@ class World:
             yield
 
     def move(self) -> None:
-        self.driver.db.consolidate()
         with self.floors_noted():
+            self.driver.db.consolidate()  # which keeps house itself where it takes long
             self.driver.store.housekeeping.move_floors()
         for table, (_, minutes, retention) in AGGREGATES.items():
             floor = self.model.floor(table, 2**62)

@@ -7,10 +7,11 @@ move the looked-up rows, consolidation, and stores that are let go of in the mid
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import random
-import threading
 from collections import defaultdict
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,10 @@ from kivi.log import Kind
 from kivi.log.memory import MemoryLog
 from kivi.mvcc.record import decode_commit, decode_events, is_events
 from kivi.runtime.settings import Settings
-from kivi.store import known_rows
-from kivi.store.facade import Store
+from kivi.store import commits, known_rows
+from kivi.store.event_commits import derived_together
+from kivi.store.facade import Commit, Outcome, Store
+from tests.server.killed import written_under_kills
 from tests.serverproc import ServerProcess
 
 SETTINGS = Settings.of({"background": False, "consolidate_rows": 4, "block_rows": 16})
@@ -115,8 +118,36 @@ class History:
             tx.append("e", rows)
         self.appended[tx.commit_ts] = rows
 
-    def limit(self) -> None:
-        key, value = self.random.randrange(KEYS), self.random.randrange(60)
+    def append_together(self) -> None:
+        """Transactions of an event each, mostly, as a group: one may conflict, and one comes again."""
+        rng, store, told = self.random, self.store, dict[str, list[Future[Outcome]]]()
+        schema, limits = store.table("e"), store.table("limits")
+        brought = {f"t{self.tokens + i}": self.events(rng.choice([1, 1, 1, 2])) for i in range(1, rng.choice([3, 9]))}
+        self.tokens += len(brought)
+        refused = rng.choice([None, *brought])
+
+        def commit(token: str) -> Commit:
+            txn = store.transaction()
+            txn.append(schema, event_batch(schema, brought[token]))
+            if token == refused:
+                txn.guard(limits, (0,), None)
+            told.setdefault(token, []).append(Future())
+            return Commit(txn, token, None, told[token][-1].set_result)
+
+        together = [commit(token) for token in (*brought, rng.choice([*brought]))]
+        if refused:
+            self.limit(0)
+        store.commit_together(together)
+        for token, waiting in told.items():
+            outcomes = [each.result(10) for each in waiting]
+            assert all((outcome.error is None) == (token != refused) for outcome in outcomes)
+            if token != refused:
+                (commit_ts,) = {outcome.commit_ts for outcome in outcomes}
+                assert commit_ts is not None
+                self.appended[commit_ts] = brought[token]
+
+    def limit(self, key: int | None = None) -> None:
+        key, value = self.random.randrange(KEYS) if key is None else key, self.random.randrange(60)
         with self.db.transaction() as tx:
             what = self.random.choice(["put", "delta", "delete"])
             match what:
@@ -145,9 +176,17 @@ class History:
         self.store.crash()
         self.open()
 
+    def alter(self) -> None:
+        """Rows of before have another layout, and those that rules look for and that are not there have none."""
+        if (number := len(self.store.table("slots").alterations)) < 3:
+            self.db.alter_aggregate(
+                "slots", add_measures={f"added{number}": kivi.min("x")}, backfill=self.random.choice([True, False])
+            )
+
     def step(self) -> None:
-        doing = [self.append, self.append, self.append_each, self.transact, self.limit, self.limit]
-        self.random.choice([*doing, self.retract, self.consolidate, self.reopen])()
+        doing = [self.append, self.append, self.append_each, self.append_together, self.append_together]
+        doing += [self.transact, self.limit, self.limit]
+        self.random.choice([*doing, self.retract, self.consolidate, self.reopen, self.alter])()
 
     # -- the brute force -------------------------------------------------------------------------------
 
@@ -245,9 +284,12 @@ class History:
             assert rule["failed"] == rule["late"] == 0
 
 
-@pytest.fixture(params=[1, 64], ids=["rows are followed", "rows are read"])
+@pytest.fixture(
+    params=[(1, 1 << 18), (1, 8), (64, 1 << 18)], ids=["rows are followed", "new rows are", "rows are read"]
+)
 def followed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known_rows, "_KEYS_MIN", request.param)
+    for name, value in zip(("_KEYS_MIN", "_ROWS_MAX"), request.param, strict=True):
+        monkeypatch.setattr(known_rows, name, value)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -259,6 +301,248 @@ def test_r25_what_is_raised_is_what_a_brute_force_finds(followed: None, seed: in
             history.check()
     history.reopen()
     history.check()
+
+
+@pytest.mark.parametrize("how", ["alone", "together", "each"])
+def test_r25_of_several_events_that_one_has_raised_the_last_is_the_last(how: str) -> None:
+    """Two rules raise into one table: what an aggregate has of it is what a question of its events finds (R20)."""
+    store = Store.open(None, settings=SETTINGS, engine=MemoryEngine(), log=MemoryLog())
+    db = Database(store)
+    for name in ("e", "r"):
+        db.create_event_table(name, event_time="ts", columns={"k": "int64", "ts": "timestamp", "x": "float64"})
+    for i in range(3):
+        db.create_rule(f"r{i}", source="e", into="r", select={"x": kivi.col("x") * 0.5 + i})
+    measures = {"n": kivi.count(), "first": kivi.first("x"), "last": kivi.last("x"), "sum": kivi.sum("x")}
+    db.create_aggregate("a", source="r", group_by=["k"], measures=measures)
+    events = [{"k": i % 2, "ts": 5, "x": float(i)} for i in range(6)]
+    if how == "each":
+        with db.appender("e", each=True) as appender:
+            for event in events:
+                appender.append(**event)
+    else:
+        told: list[Future[Outcome]] = [Future() for _ in events]
+        commits_ = []
+        for event, done in zip(events, told, strict=True):
+            txn = store.transaction()
+            txn.append(store.table("e"), event_batch(store.table("e"), [event]))
+            commits_.append(Commit(txn, None, None, done.set_result))
+        for some in [commits_] if how == "together" else [[one] for one in commits_]:
+            store.commit_together(some)
+        assert [done.result(10).error for done in told] == [None] * 6
+    with db.snapshot() as snapshot:
+        asked = snapshot.query("r", group_by=["k"], measures=measures, where=kivi.col("ts") >= 0)
+        assert list(snapshot.scan("a")) == list(asked)
+        assert [row["last"] for row in snapshot.scan("a")] == [2.0 + 2, 2.5 + 2]
+    db.close()
+
+
+@pytest.mark.parametrize("how", ["transaction", "each", "backfill"])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"x": 2**32},  # its square leaves the range, in what is measured
+        {"x": 2**40, "y": 1},  # or its cube, in what says which are measured
+        {"name": "n" * 70_000},  # its key is too long
+        {"name": "n" * 60_000},  # or it itself is, which the source had before there was such a limit
+    ],
+    ids=["expression", "where", "key", "value"],
+)
+def test_r25_what_is_raised_and_an_aggregate_cannot_have_fails_alone(how: str, bad: dict[str, Any]) -> None:
+    """Of two rules into one table, however many fail; others stay."""
+    db = Database(Store.open(None, settings=SETTINGS, engine=MemoryEngine(), log=MemoryLog()))
+    columns = {"k": "int64", "ts": "timestamp", "x": "int64", "y": "int64", "name": "string"}
+    for name in ("e", "r"):
+        db.create_event_table(name, event_time="ts", columns=columns)
+    x, y = kivi.col("x"), kivi.col("y")
+    squares, far = kivi.sum(x * x, where=y == 0), kivi.count(where=(y > 0) & (x * x * x > 0))
+    db.create_aggregate("a", source="r", group_by=["k"], measures={"n": kivi.count(), "s": squares, "far": far})
+    db.create_aggregate("b", source="r", group_by=["name", kivi.time_slot("ts", "7s")], measures={"n": kivi.count()})
+    events = [{"k": i % 3, "ts": 5, "x": i, "y": 0, "name": "", **(bad if i % 2 else {})} for i in range(200)]
+
+    limits = dataclasses.replace(SETTINGS, max_value_bytes=50_000)
+    if len(bad.get("name", "")) == 60_000:
+        db.store.commits.judging.settings = limits
+
+    def rules() -> None:
+        for name in ("one", "two"):
+            where = kivi.col("k") > 0 if name == "two" else None
+            db.create_rule(name, source="e", into="r", where=where, backfill=how == "backfill")
+
+    if how == "backfill":
+        db.append("e", events)
+        rules()
+    else:
+        rules()
+        if how == "each":
+            with db.appender("e", each=True) as appender:
+                for event in events:
+                    appender.append(**event)
+        else:
+            db.append("e", events)
+    good = [(event["k"], event["x"]) for i, event in enumerate(events) if i % 2 == 0]
+    twice = [*good, *(each for each in good if each[0] > 0)]
+    with db.snapshot() as snapshot:
+        assert sorted((row["k"], row["x"]) for row in snapshot.scan("r")) == sorted(twice)
+        sums = {row["k"]: (row["n"], row["s"]) for row in snapshot.scan("a")}
+        mine = [[x for k, x in twice if k == wanted] for wanted in range(3)]
+        assert sums == {k: (len(xs), sum(x * x for x in xs)) for k, xs in enumerate(mine)}
+        assert sum(row["n"] for row in snapshot.scan("b")) == len(twice)
+        assert len(list(snapshot.scan("e"))) == 200
+    counts = {rule["name"]: (rule["judged"], rule["raised"], rule["failed"]) for rule in db.rules()}
+    of_two = sum(event["k"] > 0 for event in events)
+    assert counts == {"one": (200, 100, 100), "two": (200, len(twice) - 100, of_two - len(twice) + 100)}
+    db.close()
+
+
+@pytest.mark.parametrize("how", ["transaction", "beside", "each", "backfill"])
+def test_r25_what_is_too_much_together_fails_in_the_order_of_the_events(how: str) -> None:
+    """Exactly those that a sum cannot have after those before them that it has: of two rules, whose events alternate,
+    and beside those that the transaction itself brings. Of events that are each a commit, those of one are together."""
+    db = Database(Store.open(None, settings=SETTINGS, engine=MemoryEngine(), log=MemoryLog()))
+    for name in ("e", "r"):
+        db.create_event_table(name, event_time="ts", columns={"ts": "timestamp", "k": "int64", "x": "float64"})
+    by_k = {"s": kivi.sum("x", where=kivi.col("k") > 0), "mean": kivi.avg("x")}
+    db.create_aggregate("a", source="r", group_by=["k"], measures=by_k)
+    db.create_aggregate("all", source="r", group_by=["ts"], measures={"s": kivi.sum("x")})
+    rng = random.Random(5)
+    events = [{"ts": 5, "k": rng.randrange(3), "x": rng.choice([1.0, 5e307, 1e308, -1e308])} for _ in range(400)]
+    own = [{"ts": 5, "k": 1, "x": 1.5e308}] if how == "beside" else []
+
+    def rules() -> None:
+        for name in ("one", "two"):
+            db.create_rule(name, source="e", into="r", backfill=how == "backfill")
+
+    if how == "backfill":
+        db.append("e", events[:150])
+        db.append("e", events[150:])
+        rules()
+        in_order = [[(0, event) for event in events], [(1, event) for event in events]]
+    else:
+        rules()
+        in_order = [[(i, event) for event in events for i in range(2)]]
+        if how == "each":
+            in_order = [[(i, event) for i in range(2)] for event in events]
+            with db.appender("e", each=True) as appender:
+                for event in events:
+                    appender.append(**event)
+        else:
+            with db.transaction() as tx:
+                tx.append("e", events)
+                if own:
+                    tx.append("r", own)
+    raised, failed = [(each["k"], each["x"]) for each in own], [0, 0]
+    for of_commit in in_order:
+        sums: dict[Any, float] = {k: event["x"] for event in own for k in (event["k"], -1)}
+        for i, event in of_commit:
+            more = {k: sums.get(k, 0.0) + event["x"] for k in (event["k"], -1)}
+            if all(map(math.isfinite, more.values())):
+                sums |= more
+                raised.append((event["k"], event["x"]))
+            else:
+                failed[i] += 1
+    assert 0 < sum(failed) < 800
+    with db.snapshot() as snapshot:
+        assert sorted((row["k"], row["x"]) for row in snapshot.scan("r")) == sorted(raised)
+        if how in ("transaction", "beside"):
+            assert {row["k"]: row["s"] for row in snapshot.scan("a") if row["k"]} == {k: sums[k] for k in (1, 2)}
+            assert [row["s"] for row in snapshot.scan("all")] == [sums[-1]]
+    counts = [(rule["judged"], rule["raised"], rule["failed"]) for rule in db.rules()]
+    assert counts == [(400, 400 - each, each) for each in failed]
+    db.close()
+
+
+@pytest.mark.parametrize("how", ["transaction", "each"])
+def test_r25_what_a_measure_of_ones_own_refuses_fails_alone(how: str) -> None:
+    """One that does not combine what it has observed, which breaks its law, has nothing of what was raised together."""
+
+    def known(values: Any) -> Any:
+        if (values < 0).any():
+            raise ValueError("a measure of what is not negative")
+        return values
+
+    def combined(a: Any, b: Any) -> Any:
+        if (a + b > 50).any():
+            raise ValueError("too much")
+        return a + b
+
+    own = {"evaluate": lambda states: states, "result": "int64", "takes": ["int64"]}
+    kivi.register_measure("not_negative", id=4_713, state="<i8", init=known, combine=combined, **own)
+    db = Database(Store.open(None, settings=SETTINGS, engine=MemoryEngine(), log=MemoryLog()))
+    for name in ("e", "r"):
+        db.create_event_table(name, event_time="ts", columns={"ts": "timestamp", "k": "int64", "x": "int64"})
+    measures = {"s": kivi.measure("not_negative", "x", where=kivi.col("k") > 0)}
+    db.create_aggregate("a", source="r", group_by=["k"], measures=measures)
+    db.create_rule("one", source="e", into="r")
+    events = [{"ts": 5, "k": i % 3, "x": -1 if i % 7 == 3 else i % 3} for i in range(30)]
+
+    def append(events: list[dict[str, int]]) -> None:
+        if how == "each":
+            with db.appender("e", each=True) as appender:
+                for event in events:
+                    appender.append(**event)
+        else:
+            db.append("e", events)
+
+    append(events)
+    good = [event for event in events if event["k"] == 0 or event["x"] >= 0]
+    with db.snapshot() as snapshot:
+        assert [(row["k"], row["x"]) for row in snapshot.scan("r")] == [(e["k"], e["x"]) for e in good]
+        sums = {row["k"]: row["s"] for row in snapshot.scan("a") if row["k"]}
+        assert sums == {k: sum(e["x"] for e in good if e["k"] == k) for k in (1, 2)}
+    (rule,) = db.rules()
+    assert (rule["judged"], rule["raised"], rule["failed"]) == (30, len(good), 30 - len(good))
+    if how == "transaction":
+        append([{"ts": 5, "k": 1, "x": 30}, {"ts": 5, "k": 1, "x": 31}])
+        (rule,) = db.rules()
+        assert (rule["judged"], rule["raised"], rule["failed"]) == (32, len(good), 32 - len(good))
+    db.close()
+
+
+def test_r25_of_events_that_are_judged_together_one_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be derived of one of them is no matter of the others."""
+    joint: list[bool] = []
+
+    def noted(*args: Any) -> Any:
+        joint.append(False)
+        found = derived_together(*args)
+        joint[-1] = found is not None
+        return found
+
+    monkeypatch.setattr(commits, "derived_together", noted)
+    store = Store.open(None, settings=SETTINGS, engine=MemoryEngine(), log=MemoryLog())
+    db = Database(store)
+    db.create_event_table("e", event_time="ts", columns={"k": "int64", "ts": "timestamp", "x": "float64"})
+    db.create_aggregate("of_k", source="e", group_by=["k"], measures={"n": kivi.count(), "s": kivi.sum("x")})
+    db.create_event_table("large", event_time="ts", columns={"k": "int64", "ts": "timestamp", "x": "float64"})
+    db.create_aggregate("large_of_x", source="large", group_by=["x"], measures={"n": kivi.count()})
+    db.create_rule("large", source="e", where=kivi.col("x") > 10.0, into="large")
+    schema = store.table("e")
+
+    def commit(*events: tuple[int | None, float | None]) -> list[Outcome]:
+        told: list[Future[Outcome]] = []
+        together = []
+        for k, x in events:
+            txn = store.transaction()
+            txn.append(schema, event_batch(schema, [{"k": k, "ts": 5, "x": x}]))
+            told.append(Future())
+            together.append(Commit(txn, None, None, told[-1].set_result))
+        store.commit_together(together)
+        return [each.result(10) for each in told]
+
+    assert [outcome.error for outcome in commit((1, 11.0), (2, 1.0), (1, 12.0))] == [None] * 3
+    assert joint == [True]
+    refused = [outcome.error for outcome in commit((1, 13.0), (None, 14.0), (3, None))]
+    assert [type(error) for error in refused if error is not None] == [kivi.InvalidArgument]
+    assert joint == [True, False]
+    with db.snapshot() as snapshot:
+        assert {row["k"]: (row["n"], row["s"]) for row in snapshot.scan("of_k")} == {
+            1: (3, 36.0), 2: (1, 1.0), 3: (1, 0.0),
+        }  # fmt: skip
+        assert sorted(row["x"] for row in snapshot.scan("large_of_x")) == [11.0, 12.0, 13.0]
+        assert sorted((row["k"], row["x"]) for row in snapshot.scan("large")) == [(1, 11.0), (1, 12.0), (1, 13.0)]
+    (rule,) = db.rules()
+    assert (rule["judged"], rule["raised"], rule["failed"], rule["missing"]) == (5, 3, 0, 0)
+    db.close()
 
 
 def test_r25_thousands_of_rows_are_followed(tmp_path: Path) -> None:
@@ -283,6 +567,45 @@ def test_r25_thousands_of_rows_are_followed(tmp_path: Path) -> None:
     assert sorted(raised) == sorted([(k, 5 + k) for k in endpoints] + [(0, 6)] * 2)
 
 
+def test_r25_rows_of_old_slots_are_forgotten_and_those_of_new_ones_known_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long the stream goes on, what it looks up is not read row by row."""
+    monkeypatch.setattr(known_rows, "_ROWS_MAX", 500)
+    read: list[int] = []
+    reading = known_rows._read
+
+    def noted(*args: Any) -> Any:
+        read.append(len(args[-1]))
+        return reading(*args)
+
+    monkeypatch.setattr(known_rows, "_read", noted)
+    with kivi.open(tmp_path / "db", background=False) as db:
+        db.create_event_table("e", event_time="ts", columns={"k": "int64", "ts": "timestamp", "x": "int64"})
+        slot = kivi.time_slot("ts", SLOT_US, name="slot")
+        db.create_aggregate("slots", source="e", group_by=["k", slot], measures={"s": kivi.sum("x")})
+        db.create_event_table("same", event_time="ts", columns={"k": "int64", "ts": "timestamp", "x": "int64"})
+        before = kivi.previous_slot("slots", by=["k"])
+        db.create_rule("same", source="e", against=before, where=kivi.col("x") == kivi.ref("s") + 1, into="same")
+
+        def append(number: int, x: int) -> None:
+            db.append("e", [{"k": k, "ts": number * SLOT_US, "x": x + k} for k in range(100)])
+
+        def raised() -> int:
+            with db.snapshot() as snapshot:
+                return len(list(snapshot.scan("same")))
+
+        for number in range(30):
+            append(number, number)
+        followed = db.store.commits.judging.known._followed[db.store.table("slots").id]
+        assert (read, raised()) == ([], 2_900)
+        assert followed.grid.cells <= 1_000
+        append(1, 1)  # once more: those of slot 0 are read
+        assert (read, raised()) == ([100], 3_000)
+        append(2, 3 + 2)  # slot 1 has 2 + 2k by now, and 5 + k = 3 + 2k for one k
+        assert raised() == 3_001
+
+
 @pytest.mark.timeout(120)
 def test_r25_an_event_and_what_it_raised_survive_a_kill_together_or_not_at_all(tmp_path: Path) -> None:
     """Writers retry under their tokens until they are answered, while the server is killed with SIGKILL."""
@@ -291,29 +614,12 @@ def test_r25_an_event_and_what_it_raised_survive_a_kill_together_or_not_at_all(t
             db.create_event_table("e", event_time="ts", columns={"k": "int64", "ts": "timestamp", "x": "int64"})
             db.create_event_table("high", event_time="ts", columns={"k": "int64", "ts": "timestamp", "x": "int64"})
             db.create_rule("high", source="e", where=kivi.col("x") >= 50, into="high")
-        killed = threading.Event()
 
-        def write(writer: int) -> int:
-            sent = 0
-            with server.connect(timeout=60) as db:
-                while sent < 40 or not killed.is_set():
-                    rows = [{"k": writer, "ts": sent, "x": (7 * sent + i) % 100} for i in range(40)]
-                    while True:
-                        try:
-                            db.append("e", rows, token=f"{writer}/{sent}")
-                            break
-                        except (kivi.CommitUnknown, kivi.Unavailable):
-                            killed.wait(0.05)
-                    sent += 1
-            return sent
+        def write(db: Any, number: int) -> None:
+            rows = [{"k": number % 2, "ts": number, "x": (7 * number + i) % 100} for i in range(40)]
+            db.append("e", rows, token=f"{number}")
 
-        with ThreadPoolExecutor(2) as pool:
-            writers = [pool.submit(write, i) for i in range(2)]
-            for _ in range(2):
-                killed.wait(0.7)
-                server.restart()
-            killed.set()
-            batches = sum(writer.result() for writer in writers)
+        batches = written_under_kills(server, write, kills=2, pause_s=0.7, writers=2, at_least=40)
         with server.connect(timeout=60) as db, db.snapshot() as snapshot:
             columns = ["_commit_ts", "k", "ts", "x"]
             brought, raised = (

@@ -34,6 +34,8 @@ from kivi.runtime.settings import Settings
 from kivi.store import reads as scans
 from kivi.store import transaction as transactions
 from kivi.store.facade import Store
+from kivi.wire.columns import column_writer
+from kivi.wire.v1 import session_pb2
 
 BIG = 2**62
 EVENT = {"name": "string", "id": "int64", "ts": "timestamp", "x": "int64", "f": "float64", "c": "decimal(18,3)"}
@@ -153,7 +155,10 @@ def first_rows(snap: Snapshot, table: str, **wanted: Any) -> tuple[str, Any]:
         found = store.few_rows(snap._lease, schema, scan)
         assert found is not None
         names = schema.output_columns(scan.columns)
-        seen = [tuple(type_of(schema, n).from_stored(v, n) for n, v in zip(names, row, strict=True)) for row in found]
+        count, columns = found
+        rows = [*zip(*columns, strict=True)]
+        assert len(rows) == count
+        seen = [tuple(type_of(schema, n).from_stored(v, n) for n, v in zip(names, row, strict=True)) for row in rows]
     except KiviError as error:
         return type(error).__name__, None
     return "rows", [repr(dict(zip(names, row, strict=True))) for row in seen]
@@ -246,7 +251,7 @@ RANGES: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
 
 @pytest.mark.timeout(300)
 @given(STEPS, SIZES, st.data())
-@settings(max_examples=50, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 def test_columns_answer_what_rows_do(steps: list[Any], chosen: dict[str, int], data: st.DataObject) -> None:
     db = opened()
     try:
@@ -320,7 +325,7 @@ CHANGES = st.lists(
     st.booleans(),
     st.sampled_from([None, ["n"], ["id", "hi"], ["c", "id"], ["f", "n"], ["at"]]),
 )
-@settings(max_examples=100, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 def test_the_first_rows_are_those_of_a_scan(
     steps: list[Any], limit: int, reverse: bool, columns: list[str] | None
 ) -> None:
@@ -352,7 +357,11 @@ def each(snap: Snapshot, keys: list[Any], columns: list[str] | None) -> Any:
     plan = store.get_plan(store.table("t"), columns)
     assert plan is not None
     try:
-        return [repr(row) for row in store.get_each(plan, [(snap._lease, plan.key(key)) for key in keys])]  # type: ignore[misc]
+        missing, values = store.get_each(plan, [(snap._lease, plan.key(key)) for key in keys])  # type: ignore[misc]
+        if values:
+            column_writer(plan.schema, plan.columns)(session_pb2.GetReply().columns, values)
+        rows = zip(*values, strict=True)
+        return [repr(None if i in missing else next(rows)) for i in range(len(keys))]
     except KiviError as error:
         return type(error).__name__
 

@@ -82,7 +82,7 @@ def test_events_of_few_moments_and_of_none(events):
 
 def test_moments_that_no_datetime_holds_are_not_where_it_is_cut(events, monkeypatch):
     """Earlier stores may have them; and one of them must not keep a job from reading the others."""
-    monkeypatch.setattr("kivi.arrow.records.check_event_time", lambda value, what: value)
+    monkeypatch.setattr("kivi.arrow.records.check_moment", lambda value, what: value)
     append(events, [2**62 + i * 2**40 for i in range(2_000)])
     for at in range(0, 2_000, 200):
         append(events, [START_US + (at + i) * 1_000_000 for i in range(200)])

@@ -128,7 +128,7 @@ def step(rng: random.Random, driver: EmbeddedDriver, snapshots: list[int], names
 
 
 @given(st.integers(0, 2**32), st.booleans())
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 def test_views_are_their_source_at_every_snapshot(seed: int, unique: bool) -> None:
     rng = random.Random(seed)
     driver = EmbeddedDriver(None, consolidate_rows=4)

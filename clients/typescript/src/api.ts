@@ -42,6 +42,10 @@ export interface LiveQuery {
   table: string;
   /** The first key columns, one parameter each. */
   prefix?: string[];
+  /** Of the time, inclusive: milliseconds since 1970, or ISO 8601. */
+  from?: string;
+  /** Of the time, exclusive. */
+  to?: string;
   /** Slots of so long, such as 1h. */
   step?: string;
   /** Combined to these key columns. */

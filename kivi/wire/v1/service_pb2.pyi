@@ -331,8 +331,12 @@ class SplitTableResponse(_message.Message):
     def __init__(self, points: _Optional[_Iterable[_Union[_types_pb2.Key, _Mapping]]] = ...) -> None: ...
 
 class WatermarkRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("min_snapshot", "fresh")
+    MIN_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    FRESH_FIELD_NUMBER: _ClassVar[int]
+    min_snapshot: int
+    fresh: bool
+    def __init__(self, min_snapshot: _Optional[int] = ..., fresh: _Optional[bool] = ...) -> None: ...
 
 class WatermarkResponse(_message.Message):
     __slots__ = ("watermark",)
@@ -370,7 +374,7 @@ class ClusterStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ClusterStatusResponse(_message.Message):
-    __slots__ = ("cluster", "node", "floor", "nodes", "log", "failed", "problems", "moves")
+    __slots__ = ("cluster", "node", "floor", "nodes", "log", "failed", "problems", "moves", "features", "copies_wanted", "growing", "content")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     FLOOR_FIELD_NUMBER: _ClassVar[int]
@@ -379,6 +383,10 @@ class ClusterStatusResponse(_message.Message):
     FAILED_FIELD_NUMBER: _ClassVar[int]
     PROBLEMS_FIELD_NUMBER: _ClassVar[int]
     MOVES_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
+    COPIES_WANTED_FIELD_NUMBER: _ClassVar[int]
+    GROWING_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
     cluster: str
     node: str
     floor: int
@@ -387,7 +395,45 @@ class ClusterStatusResponse(_message.Message):
     failed: str
     problems: _containers.RepeatedScalarFieldContainer[str]
     moves: _containers.RepeatedCompositeFieldContainer[MoveStatus]
-    def __init__(self, cluster: _Optional[str] = ..., node: _Optional[str] = ..., floor: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., log: _Optional[_Union[LogStatus, _Mapping]] = ..., failed: _Optional[str] = ..., problems: _Optional[_Iterable[str]] = ..., moves: _Optional[_Iterable[_Union[MoveStatus, _Mapping]]] = ...) -> None: ...
+    features: _containers.RepeatedCompositeFieldContainer[FeatureStatus]
+    copies_wanted: int
+    growing: str
+    content: _containers.RepeatedCompositeFieldContainer[ContentStatus]
+    def __init__(self, cluster: _Optional[str] = ..., node: _Optional[str] = ..., floor: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., log: _Optional[_Union[LogStatus, _Mapping]] = ..., failed: _Optional[str] = ..., problems: _Optional[_Iterable[str]] = ..., moves: _Optional[_Iterable[_Union[MoveStatus, _Mapping]]] = ..., features: _Optional[_Iterable[_Union[FeatureStatus, _Mapping]]] = ..., copies_wanted: _Optional[int] = ..., growing: _Optional[str] = ..., content: _Optional[_Iterable[_Union[ContentStatus, _Mapping]]] = ...) -> None: ...
+
+class FeatureStatus(_message.Message):
+    __slots__ = ("name", "what", "is_on", "lack")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    IS_ON_FIELD_NUMBER: _ClassVar[int]
+    LACK_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    what: str
+    is_on: bool
+    lack: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., what: _Optional[str] = ..., is_on: _Optional[bool] = ..., lack: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ContentStatus(_message.Message):
+    __slots__ = ("shards", "ts", "state", "nodes")
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    TS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    shards: str
+    ts: int
+    state: str
+    nodes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, shards: _Optional[str] = ..., ts: _Optional[int] = ..., state: _Optional[str] = ..., nodes: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class VerifyClusterRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class VerifyClusterResponse(_message.Message):
+    __slots__ = ("ts",)
+    TS_FIELD_NUMBER: _ClassVar[int]
+    ts: int
+    def __init__(self, ts: _Optional[int] = ...) -> None: ...
 
 class MoveStatus(_message.Message):
     __slots__ = ("id", "shards", "to", "source", "since", "problem")
@@ -433,8 +479,50 @@ class CancelMoveResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class RebalanceShardsRequest(_message.Message):
+    __slots__ = ("copies", "away_from", "keep", "keeps", "dry_run")
+    COPIES_FIELD_NUMBER: _ClassVar[int]
+    AWAY_FROM_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
+    KEEPS_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    copies: int
+    away_from: _containers.RepeatedScalarFieldContainer[str]
+    keep: _containers.RepeatedScalarFieldContainer[str]
+    keeps: bool
+    dry_run: bool
+    def __init__(self, copies: _Optional[int] = ..., away_from: _Optional[_Iterable[str]] = ..., keep: _Optional[_Iterable[str]] = ..., keeps: _Optional[bool] = ..., dry_run: _Optional[bool] = ...) -> None: ...
+
+class RebalanceShardsResponse(_message.Message):
+    __slots__ = ("moves",)
+    MOVES_FIELD_NUMBER: _ClassVar[int]
+    moves: _containers.RepeatedCompositeFieldContainer[PlannedMove]
+    def __init__(self, moves: _Optional[_Iterable[_Union[PlannedMove, _Mapping]]] = ...) -> None: ...
+
+class PlannedMove(_message.Message):
+    __slots__ = ("move", "shards", "to", "source")
+    MOVE_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    TO_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    move: str
+    shards: str
+    to: str
+    source: str
+    def __init__(self, move: _Optional[str] = ..., shards: _Optional[str] = ..., to: _Optional[str] = ..., source: _Optional[str] = ...) -> None: ...
+
+class ForgetNodeRequest(_message.Message):
+    __slots__ = ("node",)
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    def __init__(self, node: _Optional[str] = ...) -> None: ...
+
+class ForgetNodeResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class NodeStatus(_message.Message):
-    __slots__ = ("node", "state", "address", "version", "watermark", "applied", "behind", "behind_s", "needed", "silent_s", "disk_free_bytes", "disk_bytes", "agrees", "server_problem", "server_restarts", "shards")
+    __slots__ = ("node", "state", "address", "version", "watermark", "applied", "behind", "behind_s", "needed", "silent_s", "disk_free_bytes", "disk_bytes", "agrees", "server_problem", "server_restarts", "shards", "server")
     NODE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -451,6 +539,7 @@ class NodeStatus(_message.Message):
     SERVER_PROBLEM_FIELD_NUMBER: _ClassVar[int]
     SERVER_RESTARTS_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
+    SERVER_FIELD_NUMBER: _ClassVar[int]
     node: str
     state: str
     address: str
@@ -467,7 +556,8 @@ class NodeStatus(_message.Message):
     server_problem: str
     server_restarts: int
     shards: str
-    def __init__(self, node: _Optional[str] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., version: _Optional[str] = ..., watermark: _Optional[int] = ..., applied: _Optional[int] = ..., behind: _Optional[int] = ..., behind_s: _Optional[float] = ..., needed: _Optional[int] = ..., silent_s: _Optional[float] = ..., disk_free_bytes: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., agrees: _Optional[bool] = ..., server_problem: _Optional[str] = ..., server_restarts: _Optional[int] = ..., shards: _Optional[str] = ...) -> None: ...
+    server: str
+    def __init__(self, node: _Optional[str] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., version: _Optional[str] = ..., watermark: _Optional[int] = ..., applied: _Optional[int] = ..., behind: _Optional[int] = ..., behind_s: _Optional[float] = ..., needed: _Optional[int] = ..., silent_s: _Optional[float] = ..., disk_free_bytes: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., agrees: _Optional[bool] = ..., server_problem: _Optional[str] = ..., server_restarts: _Optional[int] = ..., shards: _Optional[str] = ..., server: _Optional[str] = ...) -> None: ...
 
 class LogStatus(_message.Message):
     __slots__ = ("stream", "leader", "first", "last", "nbytes", "limit_bytes", "copies")
@@ -596,7 +686,7 @@ class SoughtSnapshot(_message.Message):
     def __init__(self, number: _Optional[int] = ..., ts: _Optional[int] = ...) -> None: ...
 
 class BeginSubscription(_message.Message):
-    __slots__ = ("number", "room", "spec", "order_by", "offset", "interval_ms", "heartbeat_ms", "since", "skip", "until_us", "durable", "retractions", "min_snapshot", "shards", "lateness_us")
+    __slots__ = ("number", "room", "spec", "order_by", "offset", "interval_ms", "heartbeat_ms", "since", "skip", "until_us", "durable", "retractions", "min_snapshot", "shards", "lateness_us", "all_columns_of")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     ROOM_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
@@ -612,6 +702,7 @@ class BeginSubscription(_message.Message):
     MIN_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     LATENESS_US_FIELD_NUMBER: _ClassVar[int]
+    ALL_COLUMNS_OF_FIELD_NUMBER: _ClassVar[int]
     number: int
     room: int
     spec: _types_pb2.ScanSpec
@@ -627,7 +718,8 @@ class BeginSubscription(_message.Message):
     min_snapshot: int
     shards: int
     lateness_us: int
-    def __init__(self, number: _Optional[int] = ..., room: _Optional[int] = ..., spec: _Optional[_Union[_types_pb2.ScanSpec, _Mapping]] = ..., order_by: _Optional[_Iterable[str]] = ..., offset: _Optional[int] = ..., interval_ms: _Optional[int] = ..., heartbeat_ms: _Optional[int] = ..., since: _Optional[int] = ..., skip: _Optional[int] = ..., until_us: _Optional[int] = ..., durable: _Optional[_Union[DurableSubscription, _Mapping]] = ..., retractions: _Optional[str] = ..., min_snapshot: _Optional[int] = ..., shards: _Optional[int] = ..., lateness_us: _Optional[int] = ...) -> None: ...
+    all_columns_of: int
+    def __init__(self, number: _Optional[int] = ..., room: _Optional[int] = ..., spec: _Optional[_Union[_types_pb2.ScanSpec, _Mapping]] = ..., order_by: _Optional[_Iterable[str]] = ..., offset: _Optional[int] = ..., interval_ms: _Optional[int] = ..., heartbeat_ms: _Optional[int] = ..., since: _Optional[int] = ..., skip: _Optional[int] = ..., until_us: _Optional[int] = ..., durable: _Optional[_Union[DurableSubscription, _Mapping]] = ..., retractions: _Optional[str] = ..., min_snapshot: _Optional[int] = ..., shards: _Optional[int] = ..., lateness_us: _Optional[int] = ..., all_columns_of: _Optional[int] = ...) -> None: ...
 
 class DurableSubscription(_message.Message):
     __slots__ = ("user", "name", "ttl_us", "unseen")
@@ -704,7 +796,7 @@ class SubscribeResponse(_message.Message):
     def __init__(self, updates: _Optional[_Iterable[_Union[SubscriptionUpdate, _Mapping]]] = ...) -> None: ...
 
 class SubscriptionUpdate(_message.Message):
-    __slots__ = ("number", "accepted", "error", "ts", "kinds", "old", "new", "columns", "reset", "skip", "ended", "more", "moved_to_port", "from_ts")
+    __slots__ = ("number", "accepted", "error", "ts", "kinds", "old", "new", "columns", "reset", "skip", "ended", "more", "moved_to_port", "from_ts", "altered")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
@@ -719,6 +811,7 @@ class SubscriptionUpdate(_message.Message):
     MORE_FIELD_NUMBER: _ClassVar[int]
     MOVED_TO_PORT_FIELD_NUMBER: _ClassVar[int]
     FROM_TS_FIELD_NUMBER: _ClassVar[int]
+    ALTERED_FIELD_NUMBER: _ClassVar[int]
     number: int
     accepted: bool
     error: _types_pb2.Error
@@ -733,4 +826,5 @@ class SubscriptionUpdate(_message.Message):
     more: bool
     moved_to_port: int
     from_ts: int
-    def __init__(self, number: _Optional[int] = ..., accepted: _Optional[bool] = ..., error: _Optional[_Union[_types_pb2.Error, _Mapping]] = ..., ts: _Optional[int] = ..., kinds: _Optional[_Iterable[_Union[ChangeKind, str]]] = ..., old: _Optional[_Iterable[int]] = ..., new: _Optional[_Iterable[int]] = ..., columns: _Optional[_Iterable[_Union[_types_pb2.ColumnValues, _Mapping]]] = ..., reset: _Optional[bool] = ..., skip: _Optional[int] = ..., ended: _Optional[bool] = ..., more: _Optional[bool] = ..., moved_to_port: _Optional[int] = ..., from_ts: _Optional[int] = ...) -> None: ...
+    altered: _types_pb2.Table
+    def __init__(self, number: _Optional[int] = ..., accepted: _Optional[bool] = ..., error: _Optional[_Union[_types_pb2.Error, _Mapping]] = ..., ts: _Optional[int] = ..., kinds: _Optional[_Iterable[_Union[ChangeKind, str]]] = ..., old: _Optional[_Iterable[int]] = ..., new: _Optional[_Iterable[int]] = ..., columns: _Optional[_Iterable[_Union[_types_pb2.ColumnValues, _Mapping]]] = ..., reset: _Optional[bool] = ..., skip: _Optional[int] = ..., ended: _Optional[bool] = ..., more: _Optional[bool] = ..., moved_to_port: _Optional[int] = ..., from_ts: _Optional[int] = ..., altered: _Optional[_Union[_types_pb2.Table, _Mapping]] = ...) -> None: ...

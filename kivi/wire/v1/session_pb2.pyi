@@ -123,7 +123,7 @@ class Operation(_message.Message):
     def __init__(self, kind: _Optional[_Union[Operation.Kind, str]] = ..., table: _Optional[str] = ..., table_id: _Optional[int] = ..., key: _Optional[_Iterable[_Union[_types_pb2.Value, _Mapping]]] = ..., columns: _Optional[_Iterable[str]] = ..., values: _Optional[_Iterable[_Union[_types_pb2.Value, _Mapping]]] = ..., arrow_bytes: _Optional[int] = ..., stages: _Optional[_Iterable[bytes]] = ..., drop_late: _Optional[bool] = ..., insert: _Optional[bool] = ...) -> None: ...
 
 class Begin(_message.Message):
-    __slots__ = ("as_of_ts", "as_of_us", "min_snapshot", "ttl_ms", "shared", "lease", "max_staleness_us", "fresh")
+    __slots__ = ("as_of_ts", "as_of_us", "min_snapshot", "ttl_ms", "shared", "lease", "max_staleness_us", "fresh", "deferred")
     AS_OF_TS_FIELD_NUMBER: _ClassVar[int]
     AS_OF_US_FIELD_NUMBER: _ClassVar[int]
     MIN_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
@@ -132,6 +132,7 @@ class Begin(_message.Message):
     LEASE_FIELD_NUMBER: _ClassVar[int]
     MAX_STALENESS_US_FIELD_NUMBER: _ClassVar[int]
     FRESH_FIELD_NUMBER: _ClassVar[int]
+    DEFERRED_FIELD_NUMBER: _ClassVar[int]
     as_of_ts: int
     as_of_us: int
     min_snapshot: int
@@ -140,7 +141,8 @@ class Begin(_message.Message):
     lease: bytes
     max_staleness_us: int
     fresh: bool
-    def __init__(self, as_of_ts: _Optional[int] = ..., as_of_us: _Optional[int] = ..., min_snapshot: _Optional[int] = ..., ttl_ms: _Optional[int] = ..., shared: _Optional[bool] = ..., lease: _Optional[bytes] = ..., max_staleness_us: _Optional[int] = ..., fresh: _Optional[bool] = ...) -> None: ...
+    deferred: bool
+    def __init__(self, as_of_ts: _Optional[int] = ..., as_of_us: _Optional[int] = ..., min_snapshot: _Optional[int] = ..., ttl_ms: _Optional[int] = ..., shared: _Optional[bool] = ..., lease: _Optional[bytes] = ..., max_staleness_us: _Optional[int] = ..., fresh: _Optional[bool] = ..., deferred: _Optional[bool] = ...) -> None: ...
 
 class Get(_message.Message):
     __slots__ = ("table", "table_id", "keys", "columns", "known_columns")

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from kivi.wire.v1 import types_pb2 as kivi_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14kivi/v1/topics.proto\x12\x07kivi.v1\x1a\x13kivi/v1/types.proto\"%\n\x05\x41sked\x12\x1c\n\x05where\x18\x01 \x01(\x0b\x32\r.kivi.v1.Expr\"\x93\x01\n\x19StoreSubscriptionsRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\r\n\x05users\x18\x02 \x03(\t\x12\r\n\x05names\x18\x03 \x03(\t\x12\x1e\n\x06wheres\x18\x04 \x03(\x0b\x32\x0e.kivi.v1.Asked\x12\n\n\x02\x61t\x18\x05 \x03(\r\x12\x0e\n\x06ttl_us\x18\x06 \x01(\x03\x12\r\n\x05since\x18\x07 \x01(\x04\"/\n\x1aStoreSubscriptionsResponse\x12\x11\n\tcommit_ts\x18\x01 \x01(\x04\"I\n\x0eReachedRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\n\n\x02ts\x18\x02 \x01(\x04\x12\x12\n\x05since\x18\x03 \x01(\x04H\x00\x88\x01\x01\x42\x08\n\x06_since\"!\n\x0fReachedResponse\x12\x0e\n\x06\x63ounts\x18\x01 \x03(\x04\"M\n\x12SubscribersRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\n\n\x02ts\x18\x02 \x01(\x04\x12\r\n\x05place\x18\x03 \x01(\x04\x12\r\n\x05limit\x18\x04 \x01(\x04\"3\n\x13SubscribersResponse\x12\r\n\x05users\x18\x01 \x03(\t\x12\r\n\x05names\x18\x02 \x03(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14kivi/v1/topics.proto\x12\x07kivi.v1\x1a\x13kivi/v1/types.proto\"4\n\x05\x41sked\x12\x1c\n\x05where\x18\x01 \x01(\x0b\x32\r.kivi.v1.Expr\x12\r\n\x05texts\x18n \x03(\t\"\x93\x01\n\x19StoreSubscriptionsRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\r\n\x05users\x18\x02 \x03(\t\x12\r\n\x05names\x18\x03 \x03(\t\x12\x1e\n\x06wheres\x18\x04 \x03(\x0b\x32\x0e.kivi.v1.Asked\x12\n\n\x02\x61t\x18\x05 \x03(\r\x12\x0e\n\x06ttl_us\x18\x06 \x01(\x03\x12\r\n\x05since\x18\x07 \x01(\x04\"/\n\x1aStoreSubscriptionsResponse\x12\x11\n\tcommit_ts\x18\x01 \x01(\x04\"I\n\x0eReachedRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\n\n\x02ts\x18\x02 \x01(\x04\x12\x12\n\x05since\x18\x03 \x01(\x04H\x00\x88\x01\x01\x42\x08\n\x06_since\"!\n\x0fReachedResponse\x12\x0e\n\x06\x63ounts\x18\x01 \x03(\x04\"M\n\x12SubscribersRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\n\n\x02ts\x18\x02 \x01(\x04\x12\r\n\x05place\x18\x03 \x01(\x04\x12\r\n\x05limit\x18\x04 \x01(\x04\"3\n\x13SubscribersResponse\x12\r\n\x05users\x18\x01 \x03(\t\x12\r\n\x05names\x18\x02 \x03(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,17 +33,17 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kivi.v1.topics_pb2', _globa
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ASKED']._serialized_start=54
-  _globals['_ASKED']._serialized_end=91
-  _globals['_STORESUBSCRIPTIONSREQUEST']._serialized_start=94
-  _globals['_STORESUBSCRIPTIONSREQUEST']._serialized_end=241
-  _globals['_STORESUBSCRIPTIONSRESPONSE']._serialized_start=243
-  _globals['_STORESUBSCRIPTIONSRESPONSE']._serialized_end=290
-  _globals['_REACHEDREQUEST']._serialized_start=292
-  _globals['_REACHEDREQUEST']._serialized_end=365
-  _globals['_REACHEDRESPONSE']._serialized_start=367
-  _globals['_REACHEDRESPONSE']._serialized_end=400
-  _globals['_SUBSCRIBERSREQUEST']._serialized_start=402
-  _globals['_SUBSCRIBERSREQUEST']._serialized_end=479
-  _globals['_SUBSCRIBERSRESPONSE']._serialized_start=481
-  _globals['_SUBSCRIBERSRESPONSE']._serialized_end=532
+  _globals['_ASKED']._serialized_end=106
+  _globals['_STORESUBSCRIPTIONSREQUEST']._serialized_start=109
+  _globals['_STORESUBSCRIPTIONSREQUEST']._serialized_end=256
+  _globals['_STORESUBSCRIPTIONSRESPONSE']._serialized_start=258
+  _globals['_STORESUBSCRIPTIONSRESPONSE']._serialized_end=305
+  _globals['_REACHEDREQUEST']._serialized_start=307
+  _globals['_REACHEDREQUEST']._serialized_end=380
+  _globals['_REACHEDRESPONSE']._serialized_start=382
+  _globals['_REACHEDRESPONSE']._serialized_end=415
+  _globals['_SUBSCRIBERSREQUEST']._serialized_start=417
+  _globals['_SUBSCRIBERSREQUEST']._serialized_end=494
+  _globals['_SUBSCRIBERSRESPONSE']._serialized_start=496
+  _globals['_SUBSCRIBERSRESPONSE']._serialized_end=547
 # @@protoc_insertion_point(module_scope)

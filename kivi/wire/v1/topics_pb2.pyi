@@ -8,10 +8,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Asked(_message.Message):
-    __slots__ = ("where",)
+    __slots__ = ("where", "texts")
     WHERE_FIELD_NUMBER: _ClassVar[int]
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
     where: _types_pb2.Expr
-    def __init__(self, where: _Optional[_Union[_types_pb2.Expr, _Mapping]] = ...) -> None: ...
+    texts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, where: _Optional[_Union[_types_pb2.Expr, _Mapping]] = ..., texts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StoreSubscriptionsRequest(_message.Message):
     __slots__ = ("table", "users", "names", "wheres", "at", "ttl_us", "since")

@@ -2,9 +2,9 @@
 
 import { Chart } from "./chart.js";
 import { controls, effective, heading, RANGES } from "./controls.js";
-import { el, fill } from "./dom.js";
+import { el, fill, put } from "./dom.js";
 import { Feed, Past } from "./feed.js";
-import { duration, isNumeric, short, shown as text, title } from "./format.js";
+import { count, duration, isNumeric, short, shown as text, title } from "./format.js";
 import { Grid } from "./grid.js";
 import { link, place } from "./place.js";
 import { listening } from "./shell.js";
@@ -26,10 +26,12 @@ const DOWN = { services: "endpoints" };
 function stepOf(table, range) {
   if (table.slotText !== null) return table.slotText;
   const us = [table.slotUs, ...STEPS_US].find((each) => each >= table.slotUs && each % table.slotUs === 0 && RANGES[range] / each <= POINTS) ?? table.slotUs;
-  return us % 1e6 === 0 ? `${us / 1e6}s` : `${us / 1e3}ms`;
+  return lasting(us);
 }
 
-export function openAggregate({ main, tables, ofRole }, table, named, extra = null) {
+const lasting = (us) => (us % 1e6 === 0 ? `${us / 1e6}s` : `${us / 1e3}ms`);
+
+export function openAggregate({ main, ofRole }, table, named, extra = null) {
   const known = COLUMNS.filter((name) => name in table.types);
   const isKnown = known.includes("calls");
   const measures = isKnown ? known : table.measures.filter((name) => table.kindOf(name) !== "state").slice(0, 24);
@@ -40,6 +42,8 @@ export function openAggregate({ main, tables, ofRole }, table, named, extra = nu
   const step = stepOf(table, range);
   const selection = table.selected(keys);
   const columns = measures.join(",");
+  const namings = namingsOf(table, ofRole);
+  const anomalies = table.slotText !== null ? null : ofRole("anomalies").find((each) => each.name !== table.name && table.keys.every((name) => each.keys.includes(name))) ?? null;
   const common = { table: table.name, ...selection, slot: table.slot, interval_ms: INTERVAL_MS };
 
   // -- the page
@@ -48,42 +52,71 @@ export function openAggregate({ main, tables, ofRole }, table, named, extra = nu
     name, title: group.names.length > 1 ? title(name) : "", kind: table.kindOf(name), color: group.names.length > 1 ? (group.color + n) % 8 : group.color, bars: group.bars,
   }))));
   const isDetail = free.length === 0;
-  const grid = isDetail ? slots(table, measures) : list(table, named, free, keys, measures, tables, ofRole);
-  fill(main, heading(path(table, named, keys)), el("div", { class: "top" }, extra, controls({ slotUs: table.slotUs, canCompare: table.slotText === null })),
+  const grid = isDetail ? slots(table, measures) : list(table, named, free, keys, measures, namings, ofRole, anomalies !== null);
+  const steps = () => path(table, named, keys, namings);
+  const way = heading(steps());
+  fill(main, way, el("div", { class: "top" }, extra, controls({ slotUs: table.slotUs, canCompare: table.slotText === null })),
     tiles, el("div", { class: "charts" }, ...charts.map((chart) => chart.node)), grid.node);
 
   // -- its contents
-  let feed = null, compared = null;
-  const parts = (end) => {
-    const own = [
-      { ...common, by: "", last: range, columns },
-      { ...common, by: "", step, last: range, columns },
-      ...(isDetail ? [] : [{ ...common, by: free.join(","), last: range, columns }]),
-    ];
-    if (end === null) return own;
-    const then = { from: end - WEEK_MS - RANGES[range] / 1e3, to: end - WEEK_MS };
-    return [...own, ...own.map(({ last: _, ...rest }) => ({ ...rest, ...then }))];
+  // What is asked: [name, query], of one snapshot. `end`: of the range, for what was a week before; `from`: where the
+  // range begins, in milliseconds. Both are known by the newest slot: of anomalies, which may have come long before that,
+  // `last` would be another range.
+  let feed = null, compared = null, counted = null, asked = [];
+  const parts = (end, from) => {
+    const own = {
+      total: { ...common, by: "", last: range, columns },
+      series: { ...common, by: "", step, last: range, columns },
+      ...(isDetail ? {} : { entries: { ...common, by: free.join(","), last: range, columns } }),
+    };
+    const found = Object.entries(own);
+    for (const [n, each] of namings.entries()) found.push([`naming${n}`, { table: each.table, columns: `${each.column},name`, interval_ms: INTERVAL_MS }]);
+    if (anomalies !== null) found.push(["newest", { ...common, by: "", step: slotText, last: slotText, columns: measures[0] }]);
+    if (from !== null) {
+      const of = { table: anomalies.name, ...anomalies.selected(keys), slot: anomalies.slot, interval_ms: INTERVAL_MS, from, columns: "anomalies" };
+      found.push(["anomalies", { ...of, by: "" }]);
+      if (!isDetail) found.push(["anomaliesOf", { ...of, by: free.join(",") }]);
+    }
+    if (end !== null) {
+      const then = { from: end - WEEK_MS - RANGES[range] / 1e3, to: end - WEEK_MS };
+      for (const [name, { last: _, ...rest }] of Object.entries(own)) found.push([`${name}Before`, { ...rest, ...then }]);
+    }
+    return found;
   };
-  const endOf = (series) => (series.length ? Date.parse(series.at(-1)[table.slot]) + stepMs(step) : null);
+  const slotText = lasting(table.slotUs);
+  const endOf = (series, width) => (series.length ? Date.parse(series.at(-1)[table.slot]) + width : null);
 
-  function open(end) {
+  function open(end, from) {
     feed?.close();
     compared = end;
-    const on = listening({ pastOf: place.asOf, shown: (rows) => show(rows) });
-    feed = place.asOf === null ? new Feed(parts(end), on) : new Past(parts(end), place.asOf, on);
+    counted = from;
+    asked = parts(end, from);
+    const queries = asked.map(([, each]) => each);
+    const on = listening({ pastOf: place.asOf, shown: (rows) => show(Object.fromEntries(rows.map((each, n) => [asked[n][0], each]))) });
+    feed = place.asOf === null ? new Feed(queries, on) : new Past(queries, place.asOf, on);
   }
 
-  function show(rows) {
-    const size = isDetail ? 2 : 3;
-    const [total, series, entries] = rows;
-    const [totalBefore, seriesBefore, entriesBefore] = rows.length > size ? rows.slice(size) : [null, null, null];
-    const end = endOf(series);
-    if (place.compare && end !== null && end !== compared) open(end); // where the range ends has moved, or is known now
-    showTiles(tiles, table, measures, total[0] ?? null, totalBefore === null ? null : (totalBefore[0] ?? {}), range);
+  function show(found) {
+    for (const [n, each] of namings.entries()) each.told(found[`naming${n}`]);
+    if (namings.length) {
+      for (const [n, node] of [...way.querySelectorAll("h1, a")].entries()) put(node, steps()[n][0]);
+      document.title = `${way.querySelector("h1").textContent} · kivi`;
+    }
+    const { total, series, entries, totalBefore, seriesBefore = null, entriesBefore } = found;
+    const end = place.compare ? endOf(series, stepMs(step)) ?? compared : null;
+    const newest = anomalies === null ? null : endOf(found.newest, table.slotUs / 1e3);
+    const from = newest === null ? counted : newest - RANGES[range] / 1e3;
+    if (end !== compared || from !== counted) open(end, from); // where the range ends has moved, or is known now
+    const extra = anomalies === null ? [] : [["Anomalies", found.anomalies === undefined ? "–" : count(found.anomalies[0]?.anomalies ?? 0)]];
+    showTiles(tiles, table, measures, total[0] ?? null, totalBefore === undefined ? null : (totalBefore[0] ?? {}), range, extra);
     for (const chart of charts) chart.update(series, seriesBefore, table.slot, table.slotText === null ? stepMs(step) : 0, { day: RANGES[range] > 86400e6 });
     if (isDetail) grid.update(series.slice().reverse());
     else {
-      if (entriesBefore !== null) {
+      if (found.anomaliesOf !== undefined) {
+        const each = new Map(found.anomaliesOf.map((row) => [grid.key(row), row.anomalies]));
+        grid.anomalies = (row) => each.get(grid.key(row)) ?? 0;
+      }
+      if (entriesBefore !== undefined) {
         const before = new Map(entriesBefore.map((row) => [grid.key(row), row]));
         grid.before = (row) => before.get(grid.key(row));
         grid.table.classList.add("compared");
@@ -92,7 +125,7 @@ export function openAggregate({ main, tables, ofRole }, table, named, extra = nu
     }
   }
 
-  open(null);
+  open(null, null);
   return {
     close() {
       feed.close();
@@ -121,29 +154,51 @@ function addressOf(table, keys) {
   return table.role && table.role !== "traces" ? link(table.role, "", { keys }) : link("table", table.name, { keys });
 }
 
-function path(table, named, keys) {
+// What the values of key columns are called, by tables that have the role.
+function namingsOf(table, ofRole) {
+  return ofRole("names").filter((each) => table.keys.includes(each.keys[0])).map((each) => {
+    let rows = null, known = new Map();
+    const column = each.keys[0];
+    return {
+      table: each.name, column,
+      of: (value) => known.get(String(value)) ?? String(value),
+      told(found) {
+        if (found !== rows) known = new Map((rows = found).map((row) => [String(row[column]), row.name]));
+      },
+    };
+  });
+}
+
+function path(table, named, keys, namings) {
+  const called = (name) => namings.find((each) => each.column === name)?.of(keys[name]) ?? keys[name];
   const names = table.keys.filter((name) => name in keys);
   const steps = [[named, addressOf(table, {})]];
   const shownNames = names.filter((name) => keys[name] !== "" || names.length === 1);
   for (const [n, name] of shownNames.entries()) {
     const upto = Object.fromEntries(names.slice(0, names.indexOf(name) + 1).map((each) => [each, keys[each]]));
     const last = n === shownNames.length - 1;
-    steps.push([keys[name] || "(empty)", last ? null : addressOf(table, upto)]);
+    steps.push([called(name) || "(empty)", last ? null : addressOf(table, upto)]);
   }
   return steps;
 }
 
-function list(table, named, free, keys, measures, tables, ofRole) {
+function list(table, named, free, keys, measures, namings, ofRole, hasAnomalies) {
   const below = DOWN[table.role] ? ofRole(DOWN[table.role]).find((each) => table.keys.every((name) => each.keys.includes(name))) : null;
   const href = (row) => addressOf(below ?? table, { ...keys, ...Object.fromEntries(free.map((name) => [name, row[name]])) });
-  // A key that tells nothing apart, as an empty namespace, comes last; the first one of the others is the link.
+  // A key that tells nothing apart, as an empty namespace, comes last. Keys go from the general to the
+  // particular: the last one of the others is the link, where none is known to be.
   const order = [...free.filter((name) => name !== "namespace"), ...free.filter((name) => name === "namespace")];
-  const main = ["route", "model", "peer"].find((name) => order.includes(name)) ?? order[0];
+  const main = ["route", "model", "peer"].find((name) => order.includes(name)) ?? free.filter((name) => name !== "namespace").at(-1) ?? order[0];
   const columns = [main, ...order.filter((name) => name !== main)].map((name, n) => ({
     name, kind: table.kindOf(name) === "trace" ? "bytes" : table.kindOf(name) === "number" ? "text" : table.kindOf(name), isKey: true, wide: n === 0, href: n === 0 ? href : null,
-    isOptional: name === "namespace", isMinor: n > 1,
+    isOptional: name === "namespace", isMinor: n > 1, ...calledBy(namings.find((each) => each.column === name)),
   }));
-  const grid = new Grid(named, [...columns, ...measured(table, measures)], {
+  const found = measured(table, measures);
+  if (hasAnomalies) {
+    const anomalies = { name: "anomalies", kind: "number", title: "anomalies", value: (row) => grid.anomalies?.(row) ?? null };
+    found.splice(measures.includes("error_rate") ? measures.indexOf("error_rate") + 1 : found.length, 0, anomalies);
+  }
+  const grid = new Grid(named, [...columns, ...found], {
     what: named.toLowerCase(), key: (row) => JSON.stringify(free.map((name) => row[name])),
     sort: { name: measures.includes("calls") ? "calls" : columns[0].name, down: measures.includes("calls") },
     empty: "Nothing came in this range. Choose a longer one.",
@@ -158,6 +213,12 @@ function list(table, named, free, keys, measures, tables, ofRole) {
     };
   }
   return grid;
+}
+
+function calledBy(naming) {
+  if (!naming) return {};
+  const of = (row) => naming.of(row[naming.column]);
+  return { title: title(naming.column.replace(/_id$/, "")), value: of, text: of };
 }
 
 function slots(table, measures) {
@@ -175,9 +236,16 @@ const measured = (table, measures) => measures.map((name) => {
   };
 });
 
+// T of an Apdex, which its definition says.
+function toleratedText(table) {
+  const bound = /fraction_below\(\w+, ([\d.]+)/.exec(table.derived?.apdex ?? "")?.[1];
+  return bound ? `T = ${duration(Number(bound))}` : "";
+}
+
 // -- totals ---------------------------------------------------------------------------------------------
 
-function showTiles(node, table, measures, total, before, range) {
+// `extra`: [heading, text] of what is of other tables.
+function showTiles(node, table, measures, total, before, range, extra) {
   const cell = (name, ...content) => el("div", { class: "tile" }, el("h2", {}, name), el("p", {}, ...content));
   const value = (name) => (total === null ? "–" : text(table.kindOf(name), total[name] ?? null));
   const change = (name) => {
@@ -194,13 +262,14 @@ function showTiles(node, table, measures, total, before, range) {
       cell("Calls", value("calls"), " ", el("small", {}, perSecond === null ? "" : `${perSecond >= 10 ? Math.round(perSecond) : perSecond.toPrecision(2)} /s`), change("calls")),
       ...(has("error_rate") ? [cell("Error rate", el("span", { class: total?.error_rate >= 0.01 ? "hot" : "" }, value("error_rate")), change("error_rate"))] : []),
       cell("p50 · p95 · p99", el("span", { class: "several" }, total === null ? "–" : ["p50_us", "p95_us", "p99_us"].filter(has).map((name) => duration(total[name])).join(" · ")), before === null ? null : el("small", { class: "change" }, `a week ago: ${["p50_us", "p95_us", "p99_us"].filter(has).map((name) => duration(before[name] ?? null)).join(" · ")}`)),
-      ...(has("apdex") ? [cell("Apdex", value("apdex"), " ", el("small", {}, "T = 0.5 s"), change("apdex"))] : []),
+      ...(has("apdex") ? [cell("Apdex", value("apdex"), " ", el("small", {}, toleratedText(table)), change("apdex"))] : []),
       ...(has("slowest_us") ? [cell("Slowest", value("slowest_us"), " ", total?.slowest_trace_id ? el("a", { href: link("trace", total.slowest_trace_id), "data-key": "slowest" }, el("small", {}, "its trace")) : "", change("slowest_us"))] : []),
       ...(has("input_tokens") ? [cell("Tokens in · out", el("span", { class: "several" }, total === null ? "–" : `${short(total.input_tokens)} · ${short(total.output_tokens)}`))] : []),
     ];
   } else {
     found = measures.filter((name) => isNumeric(table.kindOf(name))).slice(0, 6).map((name) => cell(title(name), value(name), change(name)));
   }
+  found.push(...extra.map(([name, value]) => cell(name, value)));
   if (!node.children.length || node.children.length !== found.length) return fill(node, ...found);
   for (const [n, tile] of found.entries()) if (node.children[n].textContent !== tile.textContent || node.children[n].innerHTML !== tile.innerHTML) {
     const focused = node.children[n].contains(document.activeElement);

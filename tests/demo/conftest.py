@@ -1,7 +1,0 @@
-"""A browser for all tests of the demonstration."""
-
-from __future__ import annotations
-
-from tests.browsers import _driver, browser
-
-__all__ = ["_driver", "browser"]
