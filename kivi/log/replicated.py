@@ -208,6 +208,7 @@ class ReplicatedLog(CommitLog):
         self.on_arrival: Callable[[Arrived], None] = lambda arrived: None
         self.on_failure: Callable[[KiviError], None] = lambda error: None
         self._max_record_bytes = MAX_FRAME_BYTES
+        self._compare_reached()  # an earlier start may have saved the place where it noticed
 
     @property
     def place(self) -> Place:
@@ -474,11 +475,10 @@ class ReplicatedLog(CommitLog):
             step = _Step(at, part, None if frame is None else frame.id, entries)
             self._since.append(step if part is None else replace(step, part=replace(part, data=b"")))
             self._hashes.append((message.sequence, hash_))
-            if message.sequence == self.reached[0] and hash_ != self.reached[1]:
-                self._lost(f"message {message.sequence} of the log, or one before, is not what this node had applied")
             for id_ in self._now.step(step):
                 if self._is_mine(id_):
                     self.outbox.again(id_.n)
+            self._compare_reached()
 
         self._place = place
         if frame is not None:
@@ -532,6 +532,12 @@ class ReplicatedLog(CommitLog):
                 return
             if at < frame.applied:
                 return
+
+    def _compare_reached(self) -> None:
+        """At that place, with what this node had applied before it was started again."""
+        at = self.place
+        if 0 < at.sequence == self.reached[0] and at.hash != self.reached[1]:
+            self._lost(f"message {at.sequence} of the log, or one before, is not what this node had applied")
 
     def has_applied(self, sequence: int, hash_: str) -> bool | None:
         """Whether this node, too, had this hash there; None if it is not there yet, or has forgotten."""

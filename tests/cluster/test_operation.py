@@ -500,7 +500,7 @@ def test_what_the_log_lost_is_noticed_when_every_node_was_killed(
         (tmp_path / "other" / "reached").unlink()
         other = nodes.start("other")
         wait_until(lambda: other.log.place.sequence > mark)
-    for _ in range(2):
+    for _ in range(3):  # whatever of that place the first start, which stopped there, has saved
         with pytest.raises(kivi.Unavailable, match="has lost what it had acknowledged.*kivi cluster reseed"):
             nodes.start("one")
     if how == "it ends before":

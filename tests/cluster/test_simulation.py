@@ -11,6 +11,7 @@ from unittest.mock import patch
 import pytest
 
 from kivi.errors import SnapshotTooOld, Unavailable
+from kivi.log.replicated import ReplicatedLog
 from tests.cluster.simulation import Simulation
 from tests.oracle import Mismatch, Read
 
@@ -183,3 +184,16 @@ def test_a_log_that_has_lost_what_it_acknowledged_takes_no_writes_and_reads_go_o
         with node.db.snapshot() as snap:
             assert snap.ts == node.log.place.number
             assert node.scan(snap, "t") == simulation.oracle.state(snap.ts).answer(Read(snap.ts, "t", None, None))
+
+
+def test_a_node_that_has_saved_the_place_where_it_noticed_a_loss_notices_it_again() -> None:
+    simulation = Simulation(2)
+    simulation.run(50)
+    simulation.finish()
+    log = simulation.nodes[0].log
+    at, saved = log.place, log.save(log.last)
+    for hash_, is_lost in ((at.hash, False), (bytes(len(at.hash)), True)):
+        again = ReplicatedLog(
+            log._stream, generation=log.generation, node=log.node, boot=2, saved=saved, reached=(at.sequence, hash_)
+        )
+        assert (again.place, again.lost_suffix is not None) == (at, is_lost)
