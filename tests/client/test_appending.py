@@ -284,7 +284,7 @@ def test_bounds_do_not_wait_for_a_long_linger():
 def test_a_failed_batch_fails_its_own_events_only():
     db = Fake()
     db.failing = {2}
-    with appender(db, 0, 10) as app:
+    with appender(db, 60_000, 10) as app:
         batches = [[app.append(ts=1, who=1, i=i) for i in range(10)] for _ in range(3)]
         app.flush()
     numbers = [{future.result() for future in futures} for futures in batches[::2]]
@@ -388,7 +388,7 @@ def test_a_batch_that_is_bad_throughout_is_not_tried_for_ever():
 def test_an_appends_future_is_one_to_whoever_asks():
     db = Fake()
     db.gate.clear()
-    with appender(db) as app:
+    with appender(db, 60_000, 2) as app:
         future, other = app.append(ts=1, who=1, i=1), app.append(ts=1, who=1, i=2)
         assert isinstance(future, concurrent.futures.Future)
         assert future != other and len({future, other}) == 2 and weakref.ref(future)() is future
@@ -414,7 +414,8 @@ def test_an_appends_future_is_one_to_whoever_asks():
         assert heard == [future, future]
 
         async def awaited() -> int:
-            return await asyncio.wrap_future(app.append(ts=1, who=1, i=1))
+            mine, _ = app.append(ts=1, who=1, i=1), app.append(ts=1, who=1, i=2)
+            return await asyncio.wrap_future(mine)
 
         assert asyncio.run(awaited()) == 2
 
@@ -422,7 +423,7 @@ def test_an_appends_future_is_one_to_whoever_asks():
 def test_many_threads_wait_for_one_batch():
     db = Fake()
     db.gate.clear()
-    with appender(db) as app:
+    with appender(db, 60_000, 40) as app:
         futures = [app.append(ts=1, who=1, i=i) for i in range(40)]
         answers: list[Any] = []
 
