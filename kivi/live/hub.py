@@ -626,7 +626,7 @@ class Hub:
 
     def _find_end(self, live: EventsLive) -> None:
         """Whether the moment is over after which it is told nothing more, and which commits are before that."""
-        if live.until_us is None or live.end_ts is not None or self._store.committer.now_us() < live.until_us:
+        if live.until_us is None or live.end_ts is not None or self._store.committer.now_us() <= live.until_us:
             return
         try:
             lease = self._store.snapshots.begin(as_of_us=live.until_us, timeout_s=0.0)

@@ -18,6 +18,7 @@ from kivi.embedded.database import Database
 from kivi.errors import NotFound, OutOfRange, ResourceExhausted
 from kivi.live import schedule, windows
 from kivi.live.lives import Live
+from kivi.log.memory import MemoryLog
 from kivi.model.scans import Scan
 from kivi.model.subscriptions import Query, Terms, Update
 from kivi.runtime.settings import Settings
@@ -30,9 +31,22 @@ T0 = 1_750_000_000_000_000
 COLUMNS = {"seq": "int64", "ts": "timestamp"}
 
 
+class Clock:
+    """By which moments are over: its time goes on when a test says so, however long the machine takes until then."""
+
+    now_us = 1_760_000_000_000_000
+
+
 @pytest.fixture
-def db() -> Iterator[Any]:
-    with Database(Store.open(settings=Settings.of({"background": False}))) as db:
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def db(clock: Clock) -> Iterator[Any]:
+    log = MemoryLog(clock=lambda: clock.now_us * 1_000)
+    settings = Settings.of({"background": False})
+    with Database(Store.open(settings=settings, log=log, clock=lambda: clock.now_us / 1e6)) as db:
         db.create_event_table("calls", event_time="ts", columns=COLUMNS)
         db.create_table("rows", key={"id": "int64"}, columns={"n": kivi.sum("int64"), "v": "int64"}, history="1h")
         yield db
@@ -153,12 +167,12 @@ def test_after_a_rest_a_change_waits_for_two_intervals_at_most_and_no_heartbeat_
         assert 0.0 < live._live.beat - told <= 1.5 * interval_s
 
 
-def test_its_moment_is_over_while_a_commit_is_held_up(db: Any) -> None:
+def test_its_moment_is_over_while_a_commit_is_held_up(db: Any, clock: Clock) -> None:
     """It waits for that commit, others do not wait for it, and it ends behind it."""
     add(db, 0)
     with db.subscribe("calls", interval_ms=0) as live:
         assert drain(live, 1) == [0]  # and all that is needed for it is loaded
-    until, since = int(time.time() * 1e6) + 3_000_000, db.watermark()
+    until, since = clock.now_us + 3_000_000, db.watermark()
     with (
         db.subscribe("calls", since=since, until_time=until, interval_ms=0, heartbeat_ms=60_000) as live,
         db.subscribe("rows", interval_ms=0, heartbeat_ms=20) as other,
@@ -167,8 +181,10 @@ def test_its_moment_is_over_while_a_commit_is_held_up(db: Any) -> None:
         tx = db.transaction()
         tx.append("calls", [{"seq": 1, "ts": T0}])
         cts, _ = hold(db.store, tx)
-        assert time.time() * 1e6 < until
+        clock.now_us = until  # its last microsecond, in which more may be committed
         assert live.next(3.4) is None
+        clock.now_us += 1
+        assert live.next(0.4) is None
         assert other.next(0.1) is None
         assert other.silent_s < 2.5  # it is longer that the commit is held up
         db.store.committer.finish_held(cts)
@@ -178,36 +194,37 @@ def test_its_moment_is_over_while_a_commit_is_held_up(db: Any) -> None:
         assert other.next(30.0) is not None
 
 
-def test_a_commit_that_finishes_as_its_moment_is_over(db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_that_finishes_as_its_moment_is_over(db: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the hub's snapshot was taken, and before it looks which commits are within: that is the next tick's."""
     add(db, 0)
     find = db.hub._find_end
     held: list[int] = []
 
     def late(live: Any) -> None:
-        if held and time.time() * 1e6 >= live.until_us:
+        if held and clock.now_us > live.until_us:
             db.store.committer.finish_held(held.pop())
         find(live)
 
     monkeypatch.setattr(db.hub, "_find_end", late)
-    until, since = int(time.time() * 1e6) + 2_500_000, db.watermark()
+    until, since = clock.now_us + 500_000, db.watermark()
     with db.subscribe("calls", since=since, until_time=until, interval_ms=0, heartbeat_ms=60_000) as live:
         tx = db.transaction()
         tx.append("calls", [{"seq": 1, "ts": T0}])
         held.append(hold(db.store, tx)[0])
-        assert time.time() * 1e6 < until
+        clock.now_us = until + 1
         assert drain(live, 1, 30.0) == [1]
         assert live.ended
 
 
-def test_a_long_heartbeat_does_not_put_off_the_end(db: Any) -> None:
-    until = int(time.time() * 1e6) + 2_500_000
+def test_a_long_heartbeat_does_not_put_off_the_end(db: Any, clock: Clock) -> None:
+    began, until = time.monotonic(), clock.now_us + 500_000
     with db.subscribe("calls", until_time=until, interval_ms=0, heartbeat_ms=3_600_000) as live:
         assert live.next(0.1) is None
         add(db, 1)
+        clock.now_us = until + 1
         assert drain(live, 1, 30.0) == [1]
         assert live.ended
-        assert time.time() * 1e6 < until + 60_000_000
+        assert time.monotonic() - began < 60
 
 
 def test_a_heartbeat_between_updates_names_the_state_that_it_has(db: Any) -> None:
