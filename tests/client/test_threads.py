@@ -38,8 +38,8 @@ def test_closing_leaves_no_thread_behind(server, events):
             db.drop("threads_sum")
             for i in range(5):
                 db.append(events, [{"ts": i, "v": i}])
-            assert _threads() > before
-        assert _threads() == before
+            assert not _threads() <= before
+        assert _threads() <= before  # one that an earlier test has left may end meanwhile
 
 
 def _threads() -> set[threading.Thread]:
@@ -54,7 +54,7 @@ def test_connecting_that_is_interrupted_leaves_nothing_behind():
         before = _threads()
         with pytest.raises(KeyboardInterrupt), interrupted():
             kivi.connect(endpoint)
-        assert _threads() == before
+        assert _threads() <= before
 
         async def cancelled() -> set[Any]:
             with pytest.raises(TimeoutError):
