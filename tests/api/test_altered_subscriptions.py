@@ -304,7 +304,7 @@ def test_a_durable_subscription_goes_on_over_an_alteration(db: Any) -> None:
     def told(**wanted: Any) -> list[Any]:
         with db.subscribe("e", name="one", user="ada", where=costly, interval_ms=0, heartbeat_ms=20, **wanted) as live:
             rows: list[Any] = []
-            while (update := live.next(timeout_s=2.0)) is not None:
+            while (update := live.next(timeout_s=60.0)) is not None:
                 rows += [change.row for change in update.changes]
                 if len(rows) == 2:
                     break

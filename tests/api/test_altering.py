@@ -177,10 +177,11 @@ def test_clients_that_described_the_table_before_go_on(server: Any) -> None:
 
 
 def test_a_subscription_waits_for_a_node_that_does_not_know_the_columns_yet(server: Any) -> None:
-    with kivi.connect(server.endpoint, timeout=0.5) as db:
+    with kivi.connect(server.endpoint) as db:
         for name in sorted(db.tables(), key=lambda name: db.describe(name)["kind"]):
             db.drop(name)
         filled(db)
         db._core.schemas["t"] = with_columns(db._core.schemas["t"], {"later": "int64"})  # as another node told it
+        db._core.timeout_s = 0.5
         with pytest.raises(Unavailable, match="was altered"):
             db.subscribe("t")

@@ -164,9 +164,10 @@ def test_the_writes_of_a_read_cancelled_between_two_sessions_are_not_forgotten(a
 
 def test_the_writes_of_a_read_that_was_refused_until_its_time_was_up_are_not_forgotten(alone: ServerProcess) -> None:
     refused = pytest.raises(kivi.errors.Disconnected, match="nothing was applied")
-    with alone.connect(timeout=1) as db, refused, db.transaction() as tx:
+    with alone.connect() as db, refused, db.transaction() as tx:
         tx.put("t", (1,), n=2)
         alone.kill()
+        db._core.timeout_s = 1.0
         with _refusing(alone.port), pytest.raises(kivi.errors.Unavailable):
             tx.get("t", (1,))
         alone.start()
@@ -316,7 +317,7 @@ def test_snapshots_that_could_not_leave_in_time_hold_up_no_later_ones(alone: Ser
     """Their message is still queued when others gather."""
 
     async def test() -> None:
-        async with await kivi.aio.connect(alone.endpoint, timeout=1) as db:
+        async with await kivi.aio.connect(alone.endpoint) as db:
 
             async def reads() -> int:
                 async with db.snapshot() as snap:
@@ -325,6 +326,7 @@ def test_snapshots_that_could_not_leave_in_time_hold_up_no_later_ones(alone: Ser
 
             assert await reads() == 1
             alone.kill()
+            db._core.timeout_s = 1.0
             assert isinstance((await asyncio.gather(reads(), return_exceptions=True))[0], kivi.errors.Unavailable)
             await asyncio.to_thread(alone.start)
 

@@ -263,10 +263,11 @@ def test_tokens(tmp_path: Path) -> None:
 
 def test_a_server_that_stops(tmp_path: Path) -> None:
     """It stops at once, whoever subscribes; who waits is told when it stays away."""
-    with ServerProcess(tmp_path / "store") as server, server.connect(timeout=1.0) as db:
+    with ServerProcess(tmp_path / "store") as server, server.connect() as db:
         create(db)
         with db.subscribe("rows") as live:
             assert live.next(60.0) is not None
+            db._core.timeout_s = 1.0
             began = time.monotonic()
             assert server.stop() == 0
             assert time.monotonic() - began < 30
