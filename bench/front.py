@@ -39,7 +39,8 @@ from bench.server import Server
 from bench.sheet import Figures, Ratio, Sheet, percentile
 from bench.together import in_threads, run
 from bench.verify import WrongTotals, each_own
-from tests.otlp import EXPORT, Recorder, free_port
+from tests.otlp import EXPORT, Recorder
+from tests.ports import Port
 from tests.proof.requests import ASSAULTS, beside_neighbours, may_open
 
 __all__ = ["sheet", "take"]
@@ -199,7 +200,8 @@ def _sender(how: str, target: str) -> Iterator[Callable[[bytes], None]]:
 
 def _spans(context: Context, sheet: Sheet, how: str) -> None:
     count = max(20, int(_EXPORTS_A_SECOND * context.seconds))
-    arguments = ("--otlp", f"localhost:{free_port()}", "--http", "localhost:0")
+    otlp = Port()
+    arguments = ("--otlp", f"localhost:{otlp.number}", "--http", "localhost:0")
     with context.server(*arguments) as server, ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as sender:
 
         def send(*which: Any) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,24 +15,19 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind
 
+from tests.ports import Port
 from tests.serverproc import ServerProcess
 
 EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 PLACE = {"service.namespace": "acme", "service.name": "shop", "service.instance.id": "shop-1"}
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 class Server(ServerProcess):
     """One that takes spans, at ``otlp``, after a restart too."""
 
     def __init__(self, data: Path, *arguments: str) -> None:
-        self.otlp = f"localhost:{free_port()}"
+        self._otlp = Port()
+        self.otlp = f"localhost:{self._otlp.number}"
         super().__init__(data, "--otlp", self.otlp, *arguments)
 
     def read(self, table: str, **arguments: Any) -> list[dict[str, Any]]:

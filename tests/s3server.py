@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http.client
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+
+from tests.ports import Port
 
 __all__ = ["Faulty", "Reply", "faulty", "s3_server"]
 
@@ -21,8 +22,8 @@ CREDENTIALS = {"AWS_ACCESS_KEY_ID": "somebody", "AWS_SECRET_ACCESS_KEY": "secret
 @contextlib.contextmanager
 def s3_server() -> Iterator[int]:
     """A port with an empty bucket ``bucket``."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    held = Port()
+    port = held.number
     process = subprocess.Popen(
         [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
         stdout=subprocess.DEVNULL,

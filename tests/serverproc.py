@@ -23,6 +23,7 @@ from typing import Any, ClassVar, Self
 
 import kivi
 from tests.forkserver import ROOT, Forked
+from tests.ports import Port
 
 __all__ = ["ROOT", "EndedError", "ServerProcess"]
 
@@ -32,7 +33,7 @@ class EndedError(RuntimeError):
 
 
 class ServerProcess:
-    """``kivi serve`` on a directory; the port is picked at the first start and kept."""
+    """``kivi serve`` on a directory, at a port of its own, which it keeps while it is away."""
 
     may_fork: ClassVar[bool] = hasattr(os, "pidfd_open")
 
@@ -42,7 +43,8 @@ class ServerProcess:
         self.host = host
         self.command = [sys.executable, "-m", "kivi_server"]
         self.environment: dict[str, str] = {}
-        self.port = 0
+        self._held = Port()
+        self.port = self._held.number
         self.process: subprocess.Popen[str] | Forked | None = None
         self.output: list[str] = []
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -90,7 +92,6 @@ class ServerProcess:
                 self.process.wait()
                 raise EndedError("the server ended: " + "".join(self.output[before:]))
             if line.startswith("listening on "):
-                self.port = int(line.rpartition(":")[2])
                 return self
 
     def _read(self, process: subprocess.Popen[str] | Forked, lines: queue.SimpleQueue[str | None]) -> None:

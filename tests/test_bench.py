@@ -33,7 +33,7 @@ from bench.streaming import stream
 from bench.together import run
 from bench.verify import WrongTotals
 from bench.writing import Written, at_a_pace
-from tests.otlp import free_port
+from tests.ports import Port
 from tests.waiting import wait_until
 
 KINDS = ("hot", "wide", "even-50")
@@ -333,7 +333,8 @@ def test_a_course_goes_from_phase_to_phase() -> None:
 
 @pytest.mark.timeout(300)
 def test_spans_are_counted_once_however_they_are_sent_and_one_that_lacks_is_refused(tmp_path: Path) -> None:
-    arguments = ("--otlp", f"localhost:{free_port()}", "--http", "localhost:0")
+    otlp = Port()
+    arguments = ("--otlp", f"localhost:{otlp.number}", "--http", "localhost:0")
     with Server(tmp_path / "data", *arguments) as server:
         for i, how in enumerate(front._HOW):
             target = arguments[1] if how.startswith("gRPC") else server.http

@@ -14,6 +14,7 @@ import pytest
 
 import kivi
 from tests.browsers import press, shown, until
+from tests.ports import Port
 from tests.serverproc import ServerProcess
 
 pytestmark = pytest.mark.browser
@@ -291,19 +292,18 @@ def test_nothing_sticks_out_and_axe_finds_nothing(stand: Stand, browser: Any, wi
 
 
 def test_a_server_that_goes_away_is_said_and_come_back_from(tmp_path: Path, browser: Any) -> None:
-    with otlp(tmp_path) as server:
+    port = Port()
+    with ServerProcess(tmp_path / "data", "--http", f"localhost:{port.number}") as server:
         stand = Stand(server)
         opened(browser, stand, "#/tables")
         assert "OTEL_EXPORTER_OTLP_ENDPOINT" in shown(browser, "main") or "invocations" in shown(browser, "main")
         stand.send("shop", "/cart", stand.now_s, 100)
         opened(browser, stand, "#/endpoints")
         until(browser, lambda: table_of(browser).keys() == {"/cart"})
-        port = stand.address.rpartition(":")[2]
         server.kill()
         until(browser, lambda: shown(browser, "#status-text") == "reconnecting")
         assert "cannot be reached" in shown(browser, "#error") or "lost" in shown(browser, "#error")
         assert table_of(browser).keys() == {"/cart"}  # marked as old
-        server.arguments = ["--http", f"localhost:{port}"]
         server.start()
         stand.send("shop", "/new", stand.now_s, 100)
         until(browser, lambda: table_of(browser).keys() == {"/cart", "/new"})

@@ -24,7 +24,7 @@ import pytest
 import kivi
 from tests.browsers import until
 from tests.console.test_console import table_of
-from tests.otlp import free_port
+from tests.ports import Port
 from tests.test_packaging import built, installed, wheel
 from tests.waiting import wait_until
 
@@ -79,7 +79,8 @@ def test_from_an_empty_home_to_a_percentile_in_a_browser(wheel: Path, tmp_path: 
     home.mkdir()
     (home / "service.py").write_text(SERVICE)
     env = {"HOME": str(home), "PATH": os.defpath, "LANG": "C.UTF-8", "PYTHONUNBUFFERED": "1"}
-    listen, http, grpc, otlp, port = (free_port() for _ in range(5))
+    held = [Port() for _ in range(5)]
+    listen, http, grpc, otlp, port = (each.number for each in held)
     ports = f"--listen localhost:{listen} --http localhost:{http},localhost:{otlp} --otlp localhost:{grpc}".split()
 
     began = time.monotonic()

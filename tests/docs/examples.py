@@ -24,7 +24,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sysconfig
 import threading
@@ -35,6 +34,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tests.forkserver import Forked
+from tests.ports import Port
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")} - {ROOT / "soak-report.md"})
@@ -231,7 +231,8 @@ class Page:
         self.folder = folder
         self.used = set[Exempt]()
         self._timeout_s = timeout_s
-        self._ports = {port: _free_port() for port in PORTS}
+        self._held = {port: Port() for port in PORTS}
+        self._ports = {port: held.number for port, held in self._held.items()}
         self._running: list[Running] = []
         self._python: Interpreter | None = None
         home = folder.parent / f"{folder.name}-home"
@@ -359,12 +360,6 @@ class Page:
         raise Failed(
             f"{block.where}: {command}\n--- the page says\n{wanted}\n--- it printed\n{''.join(running.printed)}"
         )
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def statements(text: str) -> Iterator[tuple[int, str]]:

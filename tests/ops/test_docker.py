@@ -9,7 +9,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -25,6 +24,7 @@ from ruamel.yaml import YAML
 
 from kivi.cluster import peers_of
 from tests.conftest import require
+from tests.ports import Port
 from tests.serverproc import ROOT
 
 DOCKER = ROOT / "docker"
@@ -163,9 +163,8 @@ def run(folder: Path, *command: str, **environment: str) -> subprocess.Completed
 @pytest.mark.timeout(600)
 def test_the_image_serves_is_healthy_and_stops(image: Path) -> None:
     entry = str(image / "src/docker/entrypoint.sh")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"localhost:{probe.getsockname()[1]}"
+    port = Port()
+    address = f"localhost:{port.number}"
     options = as_nobody(image)
     options["env"]["KIVI_LISTEN"] = address
     server = subprocess.Popen([entry], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)

@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import json
 import re
-import socket
 import subprocess
 import threading
 import urllib.parse
@@ -24,6 +23,7 @@ import kivi
 from kivi.store.facade import Store
 from tests.conftest import require
 from tests.log.natscluster import NatsCluster
+from tests.ports import Port
 from tests.serverproc import ROOT, ServerProcess
 from tests.waiting import wait_until
 
@@ -187,9 +187,8 @@ class Prometheus:
         config = config.replace("kivi:9464", target).replace("5s", "1s")
         (directory / "prometheus.yml").write_text(config)
         (directory / RULES.name).write_text(RULES.read_text())
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{probe.getsockname()[1]}"
+        self._port = Port()
+        self.address = f"127.0.0.1:{self._port.number}"
         self.log = directory / "log"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(

@@ -30,7 +30,8 @@ from opentelemetry.trace import SpanKind, Status, StatusCode
 
 import kivi
 from kivi.arrow.id_window import ID, Window, first_ones
-from tests.otlp import EXPORT, PLACE, Recorder, Server, export, free_port
+from tests.otlp import EXPORT, PLACE, Recorder, Server, export
+from tests.ports import Port
 from tests.serverproc import ROOT
 from tests.waiting import wait_until
 
@@ -286,7 +287,8 @@ def test_what_is_exported_while_the_server_is_killed_counts_once(
     failures: list[BaseException] = []
     refused: set[str] = set()
     stop = threading.Event()
-    with Server(tmp_path / "data", "--http", f"localhost:{free_port()}") as server:
+    http = Port()
+    with Server(tmp_path / "data", "--http", f"localhost:{http.number}") as server:
 
         def send(recorder: Recorder, seed: int) -> None:
             dice, left = random.Random(seed), list[ReadableSpan]()

@@ -20,7 +20,7 @@ from kivi_server.http.promql import Evaluation, parsed
 
 import kivi
 from tests.conftest import require
-from tests.otlp import free_port
+from tests.ports import Port
 from tests.serverproc import ServerProcess
 from tests.waiting import wait_until
 
@@ -105,14 +105,14 @@ def real(tmp_path_factory: pytest.TempPathFactory, api: httpx.Client) -> Iterato
     (home / "prometheus.yml").write_text("")
     command = [promtool, "tsdb", "create-blocks-from", "openmetrics", str(home / "samples"), str(home / "data")]
     subprocess.run(command, check=True, capture_output=True)
-    port = free_port()
+    port = Port()
     process = subprocess.Popen(
         [prometheus, f"--config.file={home}/prometheus.yml", f"--storage.tsdb.path={home}/data",
-         "--storage.tsdb.retention.time=100y", f"--web.listen-address=localhost:{port}", "--log.level=error"],
+         "--storage.tsdb.retention.time=100y", f"--web.listen-address=localhost:{port.number}", "--log.level=error"],
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        with httpx.Client(base_url=f"http://localhost:{port}/api/v1", timeout=60) as client:
+        with httpx.Client(base_url=f"http://localhost:{port.number}/api/v1", timeout=60) as client:
 
             def ready() -> bool:
                 try:

@@ -19,6 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 import kivi
 import kivi.client.database
 from kivi.wire.v1 import service_pb2
+from tests.ports import Port
 from tests.serverproc import ROOT, ServerProcess
 from tests.waiting import wait_until
 
@@ -68,6 +69,19 @@ def test_one_of_the_addresses_of_a_name_in_use(tmp_path):
             ended = run("--data", str(tmp_path / "d"), flag, endpoint, *others)
             assert ended.returncode == 1
             assert f": {flag}: cannot listen on {endpoint}" in ended.stderr
+
+
+def test_the_port_of_a_server_of_the_tests_is_its_own_while_it_is_away(tmp_path):
+    """Whoever asks for any port, or connects from any, gets none that is bound; else it could not come back."""
+    with ServerProcess(tmp_path / "data") as server:
+        server.kill()
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", server.port))
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", server.port), 60)
+        server.start()
+        with server.connect() as db:
+            assert db.tables() == []
 
 
 def test_access_tokens(tmp_path):
@@ -121,12 +135,8 @@ def test_tls_and_client_certificates(tmp_path, require):
 
 
 def test_health_and_metrics(tmp_path):
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
-    with ServerProcess(tmp_path / "data", "--metrics", f"localhost:{port}") as server:
+    port = Port()
+    with ServerProcess(tmp_path / "data", "--metrics", f"localhost:{port.number}") as server:
         with grpc.insecure_channel(server.endpoint) as channel:
             health: Any = health_pb2_grpc.HealthStub(channel)
             for name in ("", "kivi.v1.Kivi"):
@@ -134,7 +144,7 @@ def test_health_and_metrics(tmp_path):
                 assert reply.status == health_pb2.HealthCheckResponse.SERVING
         with server.connect() as db:
             db.create_table("t", key={"id": "int64"}, columns={"v": kivi.sum("int64")})
-        with urllib.request.urlopen(f"http://localhost:{port}/metrics", timeout=60) as page:
+        with urllib.request.urlopen(f"http://localhost:{port.number}/metrics", timeout=60) as page:
             lines = page.read().decode().splitlines()
         values = dict(line.split() for line in lines if not line.startswith("#"))
         assert float(values["kivi_commits_total"]) >= 1
