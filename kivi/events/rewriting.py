@@ -53,6 +53,8 @@ def rewrite(store: EventStore, engine: Engine, begin: Callable[[], Wanted], *, l
         with lock:
             order = store.set_apart(_BLOCKS_MAX)
             wanted = begin()
+            if wanted.upto < store.events_upto:  # what lies between them would be in no block any more
+                raise Unavailable(f"{store.schema.name!r} has events above {wanted.upto} in blocks: it is tried again")
             erased_upto = store.parts[0].meta().erased_upto
         for chunk in _of_a_block(wanted.batches, *store.block_size):
             if len(made) == _BLOCKS_MAX:
