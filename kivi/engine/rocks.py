@@ -116,6 +116,8 @@ class Records(NamedTuple):
 class RocksEngine(Engine):
     """A RocksDB directory, opened for this process alone. ``records``: what a new one keeps as such.
 
+    ``owed``: keys that begin with this note what it owes to the disk; without it that is forgotten when it is closed.
+
     Raises `StoreInUse` if another process (or another engine in this one) has it open, `DataLoss`
     if RocksDB finds its files damaged or missing.
     """
@@ -128,6 +130,7 @@ class RocksEngine(Engine):
         memtable_bytes: int = 64 << 20,
         background_jobs: int = 2,
         records: Records | None = None,
+        owed: bytes | None = None,
     ) -> None:
         self.path = os.fspath(path)
         self._closed = False
@@ -149,7 +152,9 @@ class RocksEngine(Engine):
             if isinstance(found, Unavailable) and any(text in str(error) for text in _UNREADABLE):
                 found = self._damaged(str(error))
             raise found from error
-        self._giving_back = GivingBack(partial(_compacted, self._db))
+        self._owed = owed
+        forget = partial(_forgotten, self._db, self._write_options, owed)
+        self._giving_back = GivingBack(partial(_compacted, self._db), forget)
         self._records: frozenset[bytes] = frozenset()  # of keys that begin with one of these
         if records is not None:
             try:
@@ -255,7 +260,14 @@ class RocksEngine(Engine):
                 native.delete(key)
             else:
                 native.put(key, value + key if key[:1] in records else value)
-        with self._translated():
+        if not batch.owed:
+            with self._translated():
+                self._db.write(native, self._write_options)
+            return
+        if self._owed is not None:
+            for start, last in batch.owed.items():
+                native.put(_note(self._owed, start), last or b"")
+        with self._giving_back.owing(batch.owed), self._translated():
             self._db.write(native, self._write_options)
 
     def flush(self) -> None:
@@ -277,6 +289,11 @@ class RocksEngine(Engine):
 
     def give_back(self, start: bytes, end: bytes | None) -> None:
         self._giving_back.ask(start, end)
+
+    def give_back_owed(self) -> None:
+        if (owed := self._owed) is not None:
+            for key, end in self.scan(owed, owed[:-1] + bytes([owed[-1] + 1])):
+                self.give_back(bytes.fromhex(key[len(owed) :].decode()), end or None)
 
     def checkpoint(self, path: str) -> None:
         if os.path.exists(path):
@@ -345,6 +362,17 @@ def _compacted(db: rocksdict.Rdict, start: bytes, end: bytes | None) -> Iterator
         db.compact_range(start, cut, options)
         yield
         start = cut or start
+
+
+def _note(owed: bytes, start: bytes) -> bytes:
+    return owed + start.hex().encode()
+
+
+def _forgotten(db: rocksdict.Rdict, options: rocksdict.WriteOptions, owed: bytes | None, start: bytes) -> None:
+    if owed is not None:
+        native = rocksdict.WriteBatch(raw_mode=True)
+        native.delete(_note(owed, start))
+        db.write(native, options)
 
 
 def _cuts(files: list[dict[str, Any]], start: bytes, end: bytes | None) -> Iterator[bytes]:

@@ -181,6 +181,7 @@ def _erase(store: Running, schema: TableSchema, shards: int, goes_on: Callable[[
             if not len(gone):
                 continue
             batch = WriteBatch()
+            batch.owe(prefix, prefix_end(prefix))
             for at in gone.tolist():
                 batch.delete(keys[at])
             with store.consolidator.mutex:
