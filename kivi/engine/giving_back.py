@@ -28,14 +28,12 @@ _log = logging.getLogger("kivi.engine")
 
 
 class GivingBack:
-    """``compact`` compacts a range, and yields after each part of it; ``forget`` deletes the note of the range that
+    """``compact`` compacts a range, and yields after each part of it; ``done`` deletes the note of the range that
     begins there. Thread safe; the thread begins with the first range that is asked for.
     """
 
-    def __init__(
-        self, compact: Callable[[bytes, bytes | None], Iterator[None]], forget: Callable[[bytes], None]
-    ) -> None:
-        self._compact, self._forget = compact, forget
+    def __init__(self, compact: Callable[[bytes, bytes | None], Iterator[None]], done: Callable[[bytes], None]) -> None:
+        self._compact, self._done = compact, done
         self._asked: dict[bytes, bytes | None] = {}
         self._owed_since: set[bytes] = set()
         """Something was deleted there after the last compaction began."""
@@ -76,7 +74,7 @@ class GivingBack:
                     if not self._rested(took):
                         break
                 else:
-                    self._done(found[0])
+                    self._end(found[0])
             except Exception as error:  # nothing depends on it, and the next that is asked for tries again
                 _log.warning("deleted values could not be given back to the disk: %s", error)
 
@@ -89,10 +87,10 @@ class GivingBack:
             self._owed_since.discard(start)
             return start, self._asked.pop(start)
 
-    def _done(self, start: bytes) -> None:
+    def _end(self, start: bytes) -> None:
         with self._changed:
             if start not in self._owed_since:
-                self._forget(start)
+                self._done(start)
 
     def _rested(self, took: float) -> bool:
         """Whether there may be another part, after a rest."""

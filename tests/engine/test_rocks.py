@@ -449,6 +449,31 @@ def test_what_was_deleted_is_given_back_to_the_disk(tmp_path: Path) -> None:
     engine.close()
 
 
+def test_blobs_beside_others_that_stay_are_given_back_though_nothing_compacts_the_keys_of_these(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two tables that grew together one is dropped: each blob file has some of both."""
+    monkeypatch.setattr(rocks, "_GARBAGE_BYTES_MIN", 1 << 20)
+    engine = RocksEngine(str(tmp_path))
+    for part in range(4):
+        made = WriteBatch()
+        for i in range(20 * part, 20 * (part + 1)):
+            for table in (b"0", b"1"):
+                made.put(table + b"%05d" % i, random.Random(i).randbytes(100_000))
+        engine.write(made)
+        engine.flush()
+    gone = WriteBatch()
+    gone.owe(b"0", b"1")
+    for i in range(80):
+        gone.delete(b"0%05d" % i)
+    engine.write(gone)
+    engine.flush()
+    engine.give_back(b"0", b"1")
+    wait_until(lambda: engine.stats()["blob_bytes"] < 1.2 * 80 * 100_000)
+    assert len(list(engine.scan(b"1", None))) == 80
+    engine.close()
+
+
 def test_giving_back_goes_part_by_part_and_rests_and_closing_ends_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
