@@ -609,6 +609,56 @@ def test_what_was_rewritten_is_given_back_after_a_crash(monkeypatch):
     assert asked.data == [1]
 
 
+class _Interrupting:
+    """Stands for some methods, and raises at the ``at``-th call of any, or right after it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, at: int, after: bool, *methods: tuple[Any, str]) -> None:
+        self.left, self.after = at, after
+        for owner, name in methods:
+            monkeypatch.setattr(owner, name, self._around(getattr(owner, name)))
+
+    def _around(self, method: Any) -> Any:
+        def called(*args: Any) -> Any:
+            self.left -= 1
+            if not self.left and not self.after:
+                raise KeyboardInterrupt
+            result = method(*args)
+            if not self.left:
+                raise KeyboardInterrupt
+            return result
+
+        return called
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["at", "after"])
+@pytest.mark.parametrize("crashes", [False, True], ids=["goes on", "crashes"])
+def test_a_rewriting_that_is_interrupted_loses_no_block_and_leaves_none(after: bool, crashes: bool) -> None:
+    for at in itertools.count(1):
+        engine = MemoryEngine()
+        events = filled(engine, [(cts, 2) for cts in range(1, 9)], block_rows=4)
+        settle(events)
+        with pytest.MonkeyPatch.context() as patched:
+            methods = [(engine, "write"), (events, "retire"), (events, "rejoin"), (events._readers, "newest")]
+            interrupting = _Interrupting(patched, at, after, *methods)
+            try:
+                _rewritten(events, engine, _Eager(events))
+            except KeyboardInterrupt:
+                assert interrupting.left <= 0
+        if interrupting.left > 0:
+            assert at > 10, "there is more in it than that"
+            return
+        if crashes:
+            engine.flush()
+            engine.crash()
+            events = EventStore(engine, TABLE, block_rows=4)
+        seal(events, [(9, rows_of(9, 2))], 9)
+        settle(events)
+        events.drop_below_floor(9)
+        with events.view(9) as view:
+            assert stored_ids(engine) == {block.data for block in view.blocks}
+        assert names_of(scanned(events, 9)) == [f"{cts}/{i}" for cts in range(1, 10) for i in range(2)]
+
+
 def test_data_held_by_a_view_at_the_crash_go_afterwards():
     engine = MemoryEngine()
     events = filled(engine, [(cts, 2) for cts in range(1, 9)])

@@ -307,6 +307,8 @@ def _converted(column: Column, array: Any, pandas: bool, validated: bool) -> Any
             array = _scaled(type_, array)
         elif type_.name == "timestamp" and pa.types.is_integer(given):
             array = array.cast(pa.int64()).cast(TIMESTAMP)
+        elif type_.name == "float64" and pa.types.is_integer(given):
+            array = _floats(column, array)
         elif array.type != arrow_type(type_):
             array = array.cast(arrow_type(type_))
     except FAILURES as error:
@@ -332,6 +334,15 @@ def _codes(type_: ColumnType, array: Any) -> Any:
 
 def _too_long(column: Column) -> ResourceExhausted:
     return ResourceExhausted(f"column {column.name!r} has more than 2 GiB in one append: send less at a time")
+
+
+def _floats(column: Column, integers: Any) -> Any:
+    """Whole numbers as floats. Raises InvalidArgument for one that is none."""
+    try:
+        return integers.cast(pa.float64())
+    except pa.ArrowInvalid:  # some are beyond 2**53, from where on not all are floats
+        values = integers.to_pylist()
+        return stored_column(column.type, [_stored_value(column, value, i) for i, value in enumerate(values)])
 
 
 def _scaled(type_: ColumnType, integers: Any) -> Any:

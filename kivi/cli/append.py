@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from kivi.errors import InvalidArgument, KiviError
-from kivi.model.json_texts import read_json
+from kivi.model.json_texts import as_float, read_json
 from kivi.model.predicate_text import parse_value, type_names
 
 __all__ = ["LONG", "ZEROS", "Progress", "batches", "format_of", "located", "loses_digits", "mistaken", "reading"]
@@ -251,6 +251,8 @@ class Rows:
                 raise InvalidArgument(
                     f"{where}, column {name!r}: {value} has more digits than {self.types[name]} keeps"
                 )
+            if type(value) is int and self.types.get(name) == "float64":
+                row[name] = as_float(value)
             if isinstance(value, str) and name in self.types:
                 if self.kind == "csv" and value == "":
                     row[name] = None

@@ -316,11 +316,8 @@ def append(db: Any, args: argparse.Namespace) -> None:
     from kivi.cli.append import Progress, batches, located, mistaken
     from kivi.cli.create import create_for
 
-    if args.create and args.table not in db.tables():
+    if made := args.create and args.table not in db.tables():
         create_for(db, args)
-    found = db.describe(args.table)
-    if found["kind"] != "event":
-        raise InvalidArgument(f"{args.table} is not an event table: use put, delta or an application")
     stops: tuple[type[BaseException], ...] = ()
     if args.follow:
         # a shell starts background jobs with SIGINT ignored; here it is how one says that it is enough
@@ -328,6 +325,9 @@ def append(db: Any, args: argparse.Namespace) -> None:
         stops = (KeyboardInterrupt,)
     count, commit_ts = 0, None
     try:
+        found = db.describe(args.table)
+        if found["kind"] != "event":
+            raise InvalidArgument(f"{args.table} is not an event table: use put, delta or an application")
         with Progress(f"{args.table} <- {args.file}") as progress, contextlib.suppress(*stops):
             for batch in batches(args.file, found, follow=args.follow):
                 if not count and (wrong := mistaken(batch.rows, found["event_time"])):
@@ -340,7 +340,10 @@ def append(db: Any, args: argparse.Namespace) -> None:
                 count += len(batch.rows)
                 progress.update(batch.done, count, batch.total)
     except KiviError as error:
-        error.message += f" (the {count:,} events before it are appended)" if count else ""
+        if count:
+            error.message += f" (the {count:,} events before it are appended)"
+        elif made:  # it stays: others may have appended to it since, and this append may be there, too
+            error.message += f" (the table was created: append to {args.table} again, or kivi drop {args.table})"
         raise
     print_value({"events": count, "commit_ts": commit_ts}, args.output)
 

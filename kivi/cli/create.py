@@ -13,7 +13,8 @@ too, if ``--event-time`` names them. Those that must be seconds or milliseconds 
 them. On a terminal the columns are shown and asked for before the table is there.
 
 **Invariant.** No table is made for a file that has a row which does not fit it: ``create_for`` reads the file to its
-end before, batch by batch, as it is read again to be appended.
+end before, batch by batch, as it is read again to be appended. An append that fails after that leaves the table, which
+others may have appended to since, and its error says that it is there.
 """
 
 from __future__ import annotations

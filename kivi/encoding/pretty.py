@@ -218,6 +218,8 @@ def _meta(name: str, data: bytes, stamp: Stamp) -> str:
         return ", ".join(Space(first).name for first in data)
     if name.startswith("scope/"):
         return str(int.from_bytes(data, "little"))
+    if name.startswith("owed/"):
+        return f"up to 0x{data.hex()}"
     if name.startswith("history/"):
         return f"from @{stamp(int.from_bytes(data, 'little'))} on"
     if name.startswith("floors/"):

@@ -43,11 +43,13 @@ class WriteBatch:
     among them.
     """
 
-    __slots__ = ("ops", "ranges", "size_bytes")
+    __slots__ = ("ops", "owed", "ranges", "size_bytes")
 
     def __init__(self) -> None:
         self.ops: list[tuple[bytes, bytes | None]] = []
         self.ranges: list[tuple[bytes, bytes]] = []
+        self.owed: dict[bytes, bytes | None] = {}
+        """The ends of the ranges of `owe`, by their starts."""
         self.size_bytes = 0
         """Bytes of all keys and values; what a caller limits a batch by."""
 
@@ -73,6 +75,14 @@ class WriteBatch:
         """
         self.ranges.append((start, end))
         self.size_bytes += len(start) + len(end)
+
+    def owe(self, start: bytes, end: bytes | None) -> None:
+        """What this batch deletes between these keys takes space that is owed to the disk until `Engine.give_back`.
+
+        An engine on disk notes it with the batch, so it is still owed after a crash. Ranges that begin at the same key
+        end at the same.
+        """
+        self.owed[start] = end
 
     def __len__(self) -> int:
         return len(self.ops) + len(self.ranges)
@@ -149,7 +159,14 @@ class Engine(ABC):
 
     @abstractmethod
     def give_back(self, start: bytes, end: bytes | None) -> None:
-        """Much was deleted between these keys: have its space leave the disk soon, in the background. A hint."""
+        """Much was deleted between these keys: have its space leave the disk soon, in the background. A hint.
+
+        From then on it is no longer owed (`WriteBatch.owe`), but for what was deleted meanwhile.
+        """
+
+    @abstractmethod
+    def give_back_owed(self) -> None:
+        """Have what batches of before the engine was opened owe leave the disk likewise, and nothing else."""
 
     @abstractmethod
     def checkpoint(self, path: str) -> None:

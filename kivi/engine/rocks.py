@@ -38,8 +38,8 @@ the lower bound and the snapshots also the finding itself, so that an upgrade wh
 
 Values of `BLOB_BYTES_MIN` and more (event blocks) go to blob files and are not rewritten by
 every compaction of the keys. While RocksDB collects garbage there, they are, whether or not there is any. So it is set
-to collect only while there is garbage worth it (`_collect`, looked at after each flush; decision 0004); files that
-hold nothing else are dropped without.
+to collect only while there is garbage worth it (`_collect`, looked at after each flush, and where space was given back;
+decision 0004); files that hold nothing else are dropped without.
 """
 
 from __future__ import annotations
@@ -69,6 +69,9 @@ _UNREADABLE: Final = ("Invalid argument", "NotFound", "Not implemented", "Not su
 BLOB_BYTES_MIN = 64 * 1024
 _GARBAGE_BYTES_MIN: Final = 64 << 20
 _GARBAGE_SHARE: Final = 0.1  # of what blob files hold; half of it ends the collecting
+_FORCED_SHARE: Final = "0.4"
+"""While it collects, blob files of which so much is garbage are written again, though nothing compacts their keys: at
+most one and a half bytes for each that is given back."""
 
 _PROPERTIES = {
     "keys_estimate": "rocksdb.estimate-num-keys",
@@ -116,6 +119,8 @@ class Records(NamedTuple):
 class RocksEngine(Engine):
     """A RocksDB directory, opened for this process alone. ``records``: what a new one keeps as such.
 
+    ``owed``: keys that begin with this note what it owes to the disk; without it that is forgotten when it is closed.
+
     Raises `StoreInUse` if another process (or another engine in this one) has it open, `DataLoss`
     if RocksDB finds its files damaged or missing.
     """
@@ -128,6 +133,7 @@ class RocksEngine(Engine):
         memtable_bytes: int = 64 << 20,
         background_jobs: int = 2,
         records: Records | None = None,
+        owed: bytes | None = None,
     ) -> None:
         self.path = os.fspath(path)
         self._closed = False
@@ -149,7 +155,8 @@ class RocksEngine(Engine):
             if isinstance(found, Unavailable) and any(text in str(error) for text in _UNREADABLE):
                 found = self._damaged(str(error))
             raise found from error
-        self._giving_back = GivingBack(partial(_compacted, self._db))
+        self._owed = owed
+        self._giving_back = GivingBack(partial(_compacted, self._db), self._given_back)
         self._records: frozenset[bytes] = frozenset()  # of keys that begin with one of these
         if records is not None:
             try:
@@ -255,7 +262,14 @@ class RocksEngine(Engine):
                 native.delete(key)
             else:
                 native.put(key, value + key if key[:1] in records else value)
-        with self._translated():
+        if not batch.owed:
+            with self._translated():
+                self._db.write(native, self._write_options)
+            return
+        if self._owed is not None:
+            for start, last in batch.owed.items():
+                native.put(_note(self._owed, start), last or b"")
+        with self._giving_back.owing(batch.owed), self._translated():
             self._db.write(native, self._write_options)
 
     def flush(self) -> None:
@@ -270,13 +284,29 @@ class RocksEngine(Engine):
             worth_it = max(_GARBAGE_BYTES_MIN, _GARBAGE_SHARE * (held or 0)) / (2 if self._collects else 1)
             collects = (garbage or 0) >= worth_it
             if collects is not self._collects:
-                self._db.set_options({"enable_blob_garbage_collection": "true" if collects else "false"})
+                self._db.set_options({
+                    "enable_blob_garbage_collection": "true" if collects else "false",
+                    "blob_garbage_collection_force_threshold": _FORCED_SHARE if collects else "1.0",
+                })  # fmt: skip
                 self._collects = collects
         except Exception as error:  # the flush has happened: the next one looks again
             _log.warning("could not tell RocksDB whether to collect garbage: %s", error)
 
     def give_back(self, start: bytes, end: bytes | None) -> None:
         self._giving_back.ask(start, end)
+
+    def _given_back(self, start: bytes) -> None:
+        if self._owed is not None:
+            native = rocksdict.WriteBatch(raw_mode=True)
+            native.delete(_note(self._owed, start))
+            self._db.write(native, self._write_options)
+        self._collect()  # of blobs it is known only now what is garbage
+
+    def give_back_owed(self) -> None:
+        self._collect()
+        if (owed := self._owed) is not None:
+            for key, end in self.scan(owed, owed[:-1] + bytes([owed[-1] + 1])):
+                self.give_back(bytes.fromhex(key[len(owed) :].decode()), end or None)
 
     def checkpoint(self, path: str) -> None:
         if os.path.exists(path):
@@ -345,6 +375,10 @@ def _compacted(db: rocksdict.Rdict, start: bytes, end: bytes | None) -> Iterator
         db.compact_range(start, cut, options)
         yield
         start = cut or start
+
+
+def _note(owed: bytes, start: bytes) -> bytes:
+    return owed + start.hex().encode()
 
 
 def _cuts(files: list[dict[str, Any]], start: bytes, end: bytes | None) -> Iterator[bytes]:

@@ -3,7 +3,8 @@
 ::
 
     apart     what is there is kept from what comes meanwhile, with room for the new blocks between both in the order
-    make      block by block, each named in meta as out of use: what a crash leaves is deleted when the table is opened
+    make      block by block, each named in meta as out of use: what a crash or an error leaves is deleted, and nothing
+              that the table's headers name by then
     swap      one engine batch: the new headers, and no longer those that were there and the settled files
 
 What comes meanwhile is sealed and compacted as ever, and stays as it is. Nothing is settled until the swap.
@@ -47,12 +48,14 @@ class Wanted:
 def rewrite(store: EventStore, engine: Engine, begin: Callable[[], Wanted], *, lock: Lock) -> int:
     """``begin`` is called with the lock held: what comes after that is not among the blocks that are made anew. How
     many events there are of these now."""
-    made, headers, count = list[int](), list[tuple[bytes, bytes]](), 0
+    headers, count = list[tuple[bytes, bytes]](), 0
     last, in_commit = 0, 0
     try:
         with lock:
-            order = store.set_apart(_BLOCKS_MAX)
+            order, made = store.set_apart(_BLOCKS_MAX), store.made
             wanted = begin()
+            if wanted.upto < store.events_upto:  # what lies between them would be in no block any more
+                raise Unavailable(f"{store.schema.name!r} has events above {wanted.upto} in blocks: it is tried again")
             erased_upto = store.parts[0].meta().erased_upto
         for chunk in _of_a_block(wanted.batches, *store.block_size):
             if len(made) == _BLOCKS_MAX:
@@ -88,7 +91,6 @@ def rewrite(store: EventStore, engine: Engine, begin: Callable[[], Wanted], *, l
             store.rejoin()
     except BaseException:
         with lock:
-            store.let_go(made)
             store.rejoin()
         raise
     return count

@@ -300,24 +300,29 @@ class Settling:
     ) -> bool:
         base, manifest, settled = parts
         with lock:
-            meta, blocks, files = manifest.read()
-            batch = WriteBatch()
-            dead = swap(batch, meta, blocks, files)
-            if dead is not None:
-                for file, data, retracted in made.files:
-                    if settled.place.in_engine:
-                        settled.place.write(batch, file.number, data)
-                    for cts, rows in retracted.items():
-                        file = file.with_erased(base.add_erased(batch, cts, meta.next, rows))
-                        meta.next += 1
-                    manifest.put(batch, file)
-                for file in inputs:
-                    manifest.delete(batch, file)
-                meta.manifest += 1
-                meta.blanked = max([meta.blanked, *made.gone.erased_at.tolist()])
-                self._owner.retire(meta, dead, inputs, batch)
-                self.written_bytes += sum(file.nbytes for file, _, _ in made.files)
-                return True
+            try:
+                meta, blocks, files = manifest.read()
+                batch = WriteBatch()
+                dead = swap(batch, meta, blocks, files)
+                if dead is not None:
+                    for file, data, retracted in made.files:
+                        if settled.place.in_engine:
+                            settled.place.write(batch, file.number, data)
+                        for cts, rows in retracted.items():
+                            file = file.with_erased(base.add_erased(batch, cts, meta.next, rows))
+                            meta.next += 1
+                        manifest.put(batch, file)
+                    for file in inputs:
+                        manifest.delete(batch, file)
+                    meta.manifest += 1
+                    meta.blanked = max([meta.blanked, *made.gone.erased_at.tolist()])
+                    self._owner.retire(meta, dead, inputs, batch)
+                    self.written_bytes += sum(file.nbytes for file, _, _ in made.files)
+                    return True
+            except BaseException:  # before the batch was written, or when it was: the rows say which
+                named = {file.number for file in manifest.read()[2]}
+                settled.place.delete(file.number for file, _, _ in made.files if file.number not in named)
+                raise
         settled.place.delete(file.number for file, _, _ in made.files)
         self.retried += 1
         return False

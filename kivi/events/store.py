@@ -72,17 +72,17 @@ class EventStore:
         self._files = SettledFiles(place or InEngine(engine, schema.id), schema, cold)
         self._manifest = Manifest(engine, schema.id, schema.name)
         self._readers = Readers()
-        self._waiting: list[tuple[int, list[int]]] = []
+        self._waiting: dict[int, int] = {}  # data out of use, and the newest view that may need them
+        self._made: list[int] = []  # by a rewriting in progress: out of use for whoever comes after a crash alone
         self._waiting_files: list[tuple[int, list[SettledFile]]] = []
         self._deleted = 0  # data, since the engine was asked to give back what they took
-        self._owed = True  # it is asked however few they are; what was deleted before a restart was not counted
         self._files.place.keep_only(file.number for file in self._manifest.read()[2] if file.cold is None)
         self.settling = Settling(self)
         self.cooling = Cooling(self)
         self._compacted = 0, 0  # by so many rows a block, compaction need not look at what is before this order
         self._apart = 0  # what is before this order is being made anew
-        if dead := self._base.meta().dead:
-            self._waiting.append((0, dead))  # no view of before the restart is open
+        self._wait_for(self._base.meta())  # no view of before the restart is open
+        self._owed = True  # it is asked however few they are: there may be no more
 
     @property
     def schema(self) -> TableSchema:
@@ -400,13 +400,18 @@ class EventStore:
         """What is there now is neither compacted with what comes from here on nor settled, until ``rejoin``. The first
         of so many orders between both."""
         first = self._reserve(self._base.meta(), orders)
-        self._apart = first + orders
+        self._apart, self._made = first + orders, []
         return first
+
+    @property
+    def made(self) -> list[int]:
+        """Data that are not deleted until ``rejoin``, although meta names them as dead."""
+        return self._made
 
     def rejoin(self) -> None:
         """Called before anybody else can delete what was replaced: that is much, however few data it is, and its space
         is given back when the last of it has gone."""
-        self._apart, self._compacted, self._owed = 0, (0, 0), True
+        self._apart, self._made, self._compacted, self._owed = 0, [], (0, 0), True
 
     def reserve(self, count: int) -> int:
         """The first of so many numbers that nothing else has or will have."""
@@ -476,33 +481,40 @@ class EventStore:
         data = data + ([file.number for file in files] if in_engine else [])
         meta.dead += data
         batch.put(event_meta_key(self.schema.id), meta.encode())
-        self._engine.write(batch)
-        self._waiting.append((self._readers.newest(), data))
-        if files and not in_engine:
-            self._waiting_files.append((self._readers.newest(), files))
+        written = False
+        try:
+            self._engine.write(batch)
+            written = True
+        finally:  # whoever is interrupted asks the rows
+            if files and not in_engine and (written or files[0] not in self.files()):
+                self._waiting_files.append((self._readers.newest(), files))
+        self._wait_for(meta)
 
-    def let_go(self, data: list[int]) -> None:
-        """Data that meta names as out of use, and that no view has seen."""
-        self._waiting.append((0, data))
+    def _wait_for(self, meta: Meta) -> None:
+        """What meta names as dead, and nothing else, is deleted when the views that are open now have closed."""
+        newest, made = self._readers.newest(), set(self._made)
+        self._waiting = {data: self._waiting.get(data, newest) for data in meta.dead if data not in made}
 
     def _delete_dead(self) -> int:
+        meta = self._base.meta()
+        self._wait_for(meta)  # whoever wrote it may have been interrupted since
         oldest = self._readers.oldest()
-        unneeded = (data for ticket, ids in self._waiting if ticket < oldest for data in ids)
+        unneeded = (data for data, ticket in self._waiting.items() if ticket < oldest)
         gone = list(itertools.islice(unneeded, _STEP_DELETES))
         if not gone:
             return 0
-        meta, found = self._base.meta(), set(gone)
+        found = set(gone)
         meta.dead = [data for data in meta.dead if data not in found]
         batch = WriteBatch()
+        prefix = table_prefix(Space.EVENT_DATA, self.schema.id)
+        batch.owe(prefix, prefix_end(prefix))
         for data in gone:
             batch.delete(event_data_key(self.schema.id, data))
         batch.put(event_meta_key(self.schema.id), meta.encode())
         self._engine.write(batch)
-        kept = [(ticket, [data for data in ids if data not in found]) for ticket, ids in self._waiting]
-        self._waiting = [(ticket, ids) for ticket, ids in kept if ids]
+        self._wait_for(meta)
         self._deleted += len(gone)
         if self._deleted >= _GIVEN_BACK or (self._owed and not self._waiting):
-            prefix = table_prefix(Space.EVENT_DATA, self.schema.id)
             self._engine.give_back(prefix, prefix_end(prefix))
             self._deleted, self._owed = 0, self._owed and bool(self._waiting)
         return len(gone)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import re
+from decimal import Decimal
 from typing import Any, Final
 
 import numpy as np
 
 from kivi.errors import InvalidArgument
 
-__all__ = ["LEVELS_MAX", "read_json"]
+__all__ = ["LEVELS_MAX", "as_float", "read_json"]
 
 LEVELS_MAX: Final = 200
 _ESCAPED: Final = re.compile(rb"\\.", re.DOTALL)
@@ -36,6 +37,15 @@ def read_json(data: bytes | str, what: str, **how: Any) -> Any:
             f"{what} has more than {LEVELS_MAX} levels of arrays and objects in JSON: write the inner ones as text"
         )
     return found
+
+
+def as_float(number: int | Decimal) -> float | int | Decimal:
+    """A number for a column of float64: the nearest one, since others write large ones without a point, and with zeros
+    for the digits that they leave out. One that no float64 is stays as it is, and is refused."""
+    try:
+        return float(number)
+    except OverflowError:
+        return number
 
 
 def _levels(data: bytes) -> int:

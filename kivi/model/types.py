@@ -7,7 +7,7 @@ type           a caller gives and gets               stored form
 ============== ===================================== ==============================
 bool           bool                                  bool
 int64          int                                   int, -2**63 .. 2**63-1
-float64        float (int accepted), finite          float, -0.0 normalised to 0.0
+float64        float (or int that is one), finite    float, -0.0 normalised to 0.0
 decimal(p, s)  decimal.Decimal (int, str accepted)   int, unscaled: value * 10**s
 string         str                                   str, valid UTF-8
 bytes          bytes                                 bytes
@@ -19,9 +19,9 @@ top(type, k)   gets a ``Top``                        bytes, the state of a measu
 
 The last three are what some measures of an aggregate are read as, and nothing that a caller declares or gives.
 
-Going in, a value of another type is a SchemaError, one that does not fit is InvalidArgument, and a decimal is never
-rounded. Coming out, a sum that has outgrown its column is OutOfRange, and kept exactly. Whole columns go the same way
-in ``kivi.arrow``, by the same rules.
+Going in, a value of another type is a SchemaError, one that does not fit is InvalidArgument, and neither a decimal nor
+an integer is ever rounded. Coming out, a sum that has outgrown its column is OutOfRange, and kept exactly. Whole
+columns go the same way in ``kivi.arrow``, by the same rules.
 """
 
 from __future__ import annotations
@@ -239,16 +239,20 @@ def _to_int64(type_: ColumnType, value: Any, what: str) -> int:
 
 
 def _to_float64(type_: ColumnType, value: Any, what: str) -> float:
-    if isinstance(value, float) or (number := _as_int(value)) is not None:
-        try:
-            result = float(value)
-        except OverflowError:
-            raise InvalidArgument(f"{what} is too large for a float64") from None
-        if not math.isfinite(result):
-            raise InvalidArgument(f"{what} is {value!r}: NaN and infinities are not accepted")
-        return result + 0.0  # -0.0 + 0.0 is 0.0
-    del number
-    raise _bad(what, value, type_)
+    if not isinstance(value, float) and (value := _as_int(given := value)) is None:
+        raise _bad(what, given, type_)
+    try:
+        result = float(value)
+    except OverflowError:
+        raise InvalidArgument(f"{what} is too large for a float64") from None
+    if not math.isfinite(result):
+        raise InvalidArgument(f"{what} is {value!r}: NaN and infinities are not accepted")
+    if result != value:
+        raise InvalidArgument(
+            f"{what} is {shown(value)}, which has more digits than a float64 keeps: round it with float(), or keep it "
+            "in a column of int64 or decimal"
+        )
+    return result + 0.0  # -0.0 + 0.0 is 0.0
 
 
 def _to_decimal(type_: ColumnType, value: Any, what: str) -> int:

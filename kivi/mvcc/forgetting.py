@@ -13,7 +13,8 @@ fifth larger than what it shows.
 The rows of a group that go are neighbours, so they go as one range, however many they are. When a walk ends, the engine
 is asked to give back what they took (decision 0038).
 
-A walk that a crash ends is not remembered: the next one begins at the first group and finds what is left.
+How far a walk has come is not remembered, but that it has not ended is: after a restart it begins again at the first
+group and finds what is left, though no floor may ever move again.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Forgetting:
         """
         walk = self._walks.get(schema.id)
         if walk is None:
-            floor = self._due(schema, position, slack)
+            floor = self._floors.unfinished(schema.id) or self._due(schema, position, slack)
             if floor is None:
                 return False
             walk = self._walks[schema.id] = _Walk(floor, 0, table_prefix(_SPACES[0], schema.id))
@@ -101,6 +102,10 @@ class Forgetting:
             batch.delete(name)
         for span in spans:
             batch.delete_range(*span)
+        prefix = table_prefix(space, schema.id)
+        batch.owe(prefix, prefix_end(prefix))
+        if at is None and space is _SPACES[-1]:
+            self._floors.end_erasing(batch, schema.id)
         versions = []
         if space is Space.VERSION:
             stored = zip(found, self._engine.get_many(found), strict=True)

@@ -5,7 +5,8 @@ invisible to every snapshot at or past the CTS; no delta for them enters after i
 includes, in one row of META for each table; newer ones are in the log and in ``Retention``'s memory.
 
 ``erased``: the floor below which rows were erased from base, or are being erased. It is recorded in the batch that
-erases the first of them, so nobody who needs these rows is answered without them.
+erases the first of them, so nobody who needs these rows is answered without them. ``unfinished`` goes in the batch that
+erases the last of them: so a restart in between is known, and what is left is erased then.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from kivi.engine import Engine, WriteBatch
 __all__ = ["Floor", "RowFloors"]
 
 _FLOORS: Final = "floors/"
-"""META rows: {"floors": [[cts, time]], "erased": [cts, time]} of an aggregate, by table id (JSON)."""
+"""META rows: {"floors": [[cts, time]], "erased": [cts, time], "unfinished": bool}, by id of the aggregate (JSON)."""
 
 
 class Floor(NamedTuple):
@@ -33,6 +34,7 @@ class Floor(NamedTuple):
 class _Table(NamedTuple):
     floors: tuple[Floor, ...] = ()  # ascending in both
     erased: Floor | None = None
+    unfinished: bool = False
 
 
 _NONE: Final = _Table()
@@ -62,6 +64,11 @@ class RowFloors:
         """The floor below which rows are erased: of a snapshot below its CTS some may be missing."""
         return self._of.get(table, _NONE).erased
 
+    def unfinished(self, table: int) -> Floor | None:
+        """The floor below which not all rows are erased, though some may be."""
+        known = self._of.get(table, _NONE)
+        return known.erased if known.unfinished else None
+
     def tables(self) -> list[int]:
         return list(self._of)
 
@@ -75,7 +82,11 @@ class RowFloors:
     def begin_erasing(self, batch: WriteBatch, table: int, floor: Floor) -> None:
         """Rows below ``floor`` may be missing from here on; what came before it is not asked for any more."""
         kept = tuple(one for one in self._of.get(table, _NONE).floors if one.cts >= floor.cts)
-        self._set(batch, table, _Table(kept, floor))
+        self._set(batch, table, _Table(kept, floor, True))
+
+    def end_erasing(self, batch: WriteBatch, table: int) -> None:
+        """All rows below the floor are erased with this batch."""
+        self._set(batch, table, self._of[table]._replace(unfinished=False))
 
     def forget(self, batch: WriteBatch, table: int) -> None:
         """The table was dropped."""
@@ -89,4 +100,5 @@ class RowFloors:
 
 def _decoded(data: bytes) -> _Table:
     known = json.loads(data)
-    return _Table(tuple(Floor(*floor) for floor in known["floors"]), known["erased"] and Floor(*known["erased"]))
+    floors, erased = tuple(Floor(*floor) for floor in known["floors"]), known["erased"] and Floor(*known["erased"])
+    return _Table(floors, erased, known.get("unfinished", False))

@@ -140,6 +140,7 @@ class Store(Wiring):
         self.cooler = Cooler(self, self.settler)
         self.expiry = Expiry(self)
         if settings.background:
+            self.engine.give_back_owed()
             self.consolidator.start(self.housekeeping.step)
             if settings.settle:
                 self.settler.start()

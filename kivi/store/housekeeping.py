@@ -180,7 +180,10 @@ class Housekeeping:
                 batch.delete(key)
         if not len(batch):
             batch = next(destroy(engine, table), batch)
+        prefixes = [table_prefix(space, table) for space in (*self._SPACES, Space.EVENT_DATA)]
         if len(batch):
+            for prefix in prefixes:
+                batch.owe(prefix, prefix_end(prefix))
             engine.write(batch)
         else:
             self._store.forgetting.forget(batch, table)
@@ -189,6 +192,5 @@ class Housekeeping:
             self._store.consolidator.sweeper.forget_versions(table)
             self._store.event_tables.forget(table)
             self._dropped.remove(table)
-            for space in (*self._SPACES, Space.EVENT_DATA):
-                prefix = table_prefix(space, table)
+            for prefix in prefixes:
                 engine.give_back(prefix, prefix_end(prefix))

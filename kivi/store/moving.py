@@ -181,6 +181,7 @@ def _erase(store: Running, schema: TableSchema, shards: int, goes_on: Callable[[
             if not len(gone):
                 continue
             batch = WriteBatch()
+            batch.owe(prefix, prefix_end(prefix))
             for at in gone.tolist():
                 batch.delete(keys[at])
             with store.consolidator.mutex:
@@ -278,7 +279,7 @@ def _erase_events(store: Owner, schema: TableSchema, shards: int, check: Callabl
     with contextlib.ExitStack() as opened:
 
         def begin() -> Wanted:
-            upto = store.consolidator.position
+            upto = events.events_upto  # which may be above the position of base, as full blocks are made before a pass
             return Wanted(kept(opened.enter_context(events.everything(upto))), upto, forgets=False)
 
         rewrite(events, store.engine, begin, lock=store.consolidator.mutex)

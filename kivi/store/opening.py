@@ -151,6 +151,7 @@ def open_parts(
             cache_bytes=settings.cache_bytes,
             memtable_bytes=settings.memtable_bytes,
             records=Records(meta_key("records"), space_prefix(Space.ROW)),
+            owed=meta_key("owed/"),
         )
         opened.callback(rocks.close)
         if make_log is not None:

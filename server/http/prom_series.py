@@ -194,7 +194,9 @@ class Reading:
         if len(codes) * sum(len(found) for _, found in named) > SAMPLES_MAX:
             raise InvalidArgument(f"the histograms have more than {SAMPLES_MAX:,} samples here: select fewer series")
         ends = upper_bounds(codes, parts[0].scale) if parts else codes
-        bounds = [repr(float(bound)) for bound in np.where((codes == -1) & (ends == 0), _BELOW_ZERO, ends)]
+        ends = np.where((codes == -1) & (ends == 0), _BELOW_ZERO, ends)
+        ends, last = np.unique(ends[::-1], return_index=True)  # those of subnormal values are rounded to few float64
+        codes, bounds = codes[::-1][last], [repr(float(end)) for end in ends]
         out = list[_Found]()
         for labels, found in named:
             below = [(start, [*part.counts_up_to(codes), part.count]) for start, part in found]

@@ -39,6 +39,7 @@ from kivi.api.arguments import check_token, drops_late
 from kivi.api.writes import Write
 from kivi.arrow.records import event_batch
 from kivi.errors import CommitUnknown, InvalidArgument, NotFound, SnapshotTooOld
+from kivi.model.json_texts import as_float
 from kivi.model.predicate_text import parse_value
 from kivi.model.schema import TableSchema
 from kivi.model.tenants import Tenant
@@ -212,8 +213,8 @@ def _value(type_: str, value: Any, what: str) -> Any:
         if type_ == "bytes" and not value.startswith("0x"):
             raise InvalidArgument(f"{what} is {shown(value)}: write bytes as 0x and hexadecimal, like 0x00ff")
         return parse_value(type_, value, what)
-    if isinstance(value, Decimal) and type_ == "float64":
-        return float(value)
+    if type_ == "float64" and type(value) in (Decimal, int):  # whose digits are those of a float that others wrote
+        return as_float(value)
     return value
 
 

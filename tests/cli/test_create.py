@@ -379,10 +379,39 @@ def test_no_table_is_made_for_columns_that_do_not_fit_it(cli: Any, server: Serve
         assert "half" not in db.tables()
 
 
+def test_whoever_cannot_append_to_the_table_that_was_made_for_it_is_told_that_it_is_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "x.csv").write_text("ts,n\n" + "2026-01-01T00:00:00Z,1\n" * 20)
+    server = ServerProcess(tmp_path / "data")
+    server.environment = {"KIVI_STORE_MAX_APPEND_ROWS": "10"}
+    with server:
+        words = ["--endpoint", server.endpoint, "append", "x", str(tmp_path / "x.csv"), "--create"]
+        assert main(words) == 1
+        said = capsys.readouterr().err
+        assert "the table was created: append to x again, or kivi drop x" in said
+        with server.connect() as db, db.snapshot() as snap:
+            assert db.tables() == ["x"] and not list(snap.scan("x"))
+        assert main(words) == 1  # it is there already, and not of this command
+        assert "was created" not in capsys.readouterr().err
+        (tmp_path / "x.csv").write_text("ts,n\n" + "2026-01-01T00:00:00Z,1\n" * 5)
+        assert main(words) == 0
+
+
 def test_what_the_server_refuses_is_said_of_its_line(cli: Any, tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("ts,x\n2026-01-01,1\n\n2026-01-01,inf\n")
     cli("create", "located", "ts=timestamp", "x=float64", "--event-time", "ts")
     assert f"{tmp_path}/x.csv, line 4, column 'x' is inf" in cli("append", "located", tmp_path / "x.csv", code=1)[1]
+
+
+def test_a_number_of_json_is_the_nearest_float_where_its_column_is_of_floats(cli: Any, tmp_path: Path) -> None:
+    """Many write large floats without a point, and zeros for the digits that they leave out."""
+    (tmp_path / "x.json").write_text('{"ts": 1, "x": 123456789012345680000}\n')
+    cli("create", "nearest", "ts=timestamp", "x=float64", "--event-time", "ts")
+    cli("append", "nearest", tmp_path / "x.json")
+    assert json.loads(cli("scan", "nearest")[0])["x"] == 1.2345678901234568e20
+    (tmp_path / "x.json").write_text('{"ts": 1, "x": 1' + "0" * 400 + "}\n")
+    assert "too large for a float64" in cli("append", "nearest", tmp_path / "x.json", code=1)[1]
 
 
 def test_a_file_that_is_still_being_written_is_checked_up_to_its_last_whole_line(tmp_path: Path) -> None:

@@ -41,8 +41,10 @@ from kivi.log.moves import Move, asked_entry
 from kivi.log.shards import EVERY, SHARDS, parse_shards, refined, shown_shards
 from kivi.model.declarations import aggregate_schema, event_table_schema
 from kivi.model.tenants import Tenant
+from kivi.runtime.settings import Settings
 from kivi.store.backfill import Backfill
 from kivi.store.facade import Store
+from kivi.store.moving import erase
 from kivi.store.reads import Reads
 from kivi.store.shards import Shards
 from kivi.store.spanning import Spanning
@@ -892,6 +894,32 @@ def test_what_a_node_gave_up_leaves_its_disk(nodes: Nodes, tmp_path: Path) -> No
     nodes.stop("low")
     low = nodes.start("low")
     is_small_again()
+
+
+def test_what_base_has_above_its_position_stays_where_shards_are_erased() -> None:
+    """Full blocks are made before base is folded up to them."""
+    with contextlib.closing(Store.open(None, settings=Settings.of({"background": False, "block_rows": 8}))) as store:
+        db = Database(store)
+        columns = {"ts": "timestamp", "user": "string", "us": "int64"}
+        db.create_event_table("calls", event_time="ts", columns=columns, shard_by=["user"])
+        schema = store.table("calls")
+        for us in range(2):
+            db.append("calls", [{"ts": us, "user": user, "us": us} for user in USERS])
+            if not us:
+                db.consolidate()
+        store.consolidator.run_light()
+        events = store.event_tables.of(schema.id)
+        assert events is not None and events.events_upto > store.consolidator.position
+        store.shards.held = HALF
+        erase(store, EVERY & ~HALF, check=lambda: None)
+        db.append("calls", [{"ts": 2, "user": USERS[0], "us": 2}])
+        db.consolidate()
+        held = [user for user in USERS if HALF >> shard_of(schema, (user,), SHARDS) & 1]
+        assert 0 < len(held) < len(USERS)
+        with db.snapshot() as snap:
+            for user in held:
+                found = [row["us"] for row in snap.scan("calls", where=kivi.col("user") == user)]
+                assert found == [0, 1, *([2] if user == USERS[0] else [])]
 
 
 def test_shards_move_with_copies(nodes: Nodes, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import random
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -448,6 +449,31 @@ def test_what_was_deleted_is_given_back_to_the_disk(tmp_path: Path) -> None:
     engine.close()
 
 
+def test_blobs_beside_others_that_stay_are_given_back_though_nothing_compacts_the_keys_of_these(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two tables that grew together one is dropped: each blob file has some of both."""
+    monkeypatch.setattr(rocks, "_GARBAGE_BYTES_MIN", 1 << 20)
+    engine = RocksEngine(str(tmp_path))
+    for part in range(4):
+        made = WriteBatch()
+        for i in range(20 * part, 20 * (part + 1)):
+            for table in (b"0", b"1"):
+                made.put(table + b"%05d" % i, random.Random(i).randbytes(100_000))
+        engine.write(made)
+        engine.flush()
+    gone = WriteBatch()
+    gone.owe(b"0", b"1")
+    for i in range(80):
+        gone.delete(b"0%05d" % i)
+    engine.write(gone)
+    engine.flush()
+    engine.give_back(b"0", b"1")
+    wait_until(lambda: engine.stats()["blob_bytes"] < 1.2 * 80 * 100_000)
+    assert len(list(engine.scan(b"1", None))) == 80
+    engine.close()
+
+
 def test_giving_back_goes_part_by_part_and_rests_and_closing_ends_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -470,6 +496,56 @@ def test_giving_back_goes_part_by_part_and_rests_and_closing_ends_it(
     again = RocksEngine(str(tmp_path))
     assert sum(len(keys) for keys in again.keys(b"", None, 1_000)) == 80_000
     again.close()
+
+
+def test_what_is_owed_is_noted_until_it_was_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = RocksEngine(str(tmp_path), owed=b"owed/")
+
+    def notes() -> dict[bytes, bytes]:
+        return dict(engine.scan(b"owed/", b"owed0"))
+
+    for at in (b"0", b"1"):
+        made = WriteBatch()
+        made.put(at + b"5", b"v")
+        engine.write(made)
+        gone = WriteBatch()
+        gone.owe(at, None if at == b"1" else b"1")
+        gone.delete(at + b"5")
+        engine.write(gone)
+    assert notes() == {b"owed/30": b"1", b"owed/31": b""}
+    monkeypatch.setattr(giving_back, "_REST_S", 1e6)
+    engine.give_back(b"1", None)
+    wait_until(lambda: not engine._giving_back._asked)
+    engine.give_back(b"0", b"1")  # it comes to neither end before it is closed
+    engine.close()
+    engine = RocksEngine(str(tmp_path), owed=b"owed/")
+    assert notes() == {b"owed/30": b"1", b"owed/31": b""}
+    monkeypatch.setattr(giving_back, "_REST_S", 0.0)
+    engine.give_back_owed()
+    wait_until(lambda: not notes())
+    engine.close()
+
+
+def test_what_is_deleted_while_its_range_is_compacted_is_still_owed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(giving_back, "_REST_S", 0.0)
+    forgotten, begun, goes_on = list[bytes](), threading.Event(), threading.Event()
+
+    def compact(start: bytes, end: bytes | None) -> Iterator[None]:
+        begun.set()
+        goes_on.wait()
+        yield
+
+    giving = giving_back.GivingBack(compact, forgotten.append)
+    giving.ask(b"0", b"1")
+    begun.wait()
+    with giving.owing([b"0"]):
+        pass
+    goes_on.set()
+    giving.ask(b"2", b"3")
+    wait_until(lambda: forgotten == [b"2"])
+    giving.ask(b"0", b"1")
+    wait_until(lambda: forgotten == [b"2", b"0"])
+    giving.stop()
 
 
 @pytest.mark.parametrize("what", ["flush", "checkpoint"])

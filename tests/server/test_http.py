@@ -95,6 +95,11 @@ def test_a_transaction_is_one_commit_and_its_values_are_exact(server: ServerProc
         assert (ada["name"], ada["photo"], ada["balance"]) == ("ada", b"\x00\xff", Decimal("12345678.91"))
         assert bob["name"] == "bob" and ada["at"] == event["ts"]
         assert (event["cost"], event["x"]) == (Decimal("0.10"), 0.1)
+    large = '[{"endpoint": 8, "ts": 0, "x": 123456789012345680000}]'  # as JavaScript writes that float64
+    reply = http.post("/v1/tables/calls/append", content=large, headers={"Content-Type": "application/json"})
+    assert reply.status_code == 200, reply.text
+    with server.connect() as db, db.snapshot(min_snapshot=reply.json()["commit_ts"]) as snap:
+        assert [row["x"] for row in snap.scan("calls", where=kivi.col("endpoint") == 8)] == [1.2345678901234568e20]
     reply = http.get("/v1/tables/accounts/rows", params={"key": "1", "min_snapshot": ts})
     (row,) = reply.json()["rows"]
     assert (row["balance"], row["photo"], row["at"]) == ("12345678.91", "0x00ff", at)

@@ -613,6 +613,28 @@ def test_a_slot_longer_than_others_has_the_sample_of_before_until_it_ends(
                 assert number == count, moment
 
 
+def test_buckets_of_subnormal_values_are_as_many_as_their_bounds(tmp_path: Path) -> None:
+    """The bounds of many buckets are rounded to one float64 there."""
+    values = [0.0, 5e-324, 1e-323, 1.5e-323, 9.9e-322, -5e-324, -1e-323, 2.2250738585072014e-308, 1.0]
+    with ServerProcess(tmp_path / "data", "--http", "localhost:0") as server, server.connect() as db:
+        db.create_event_table("e", event_time="ts", columns={"ts": "timestamp", "x": "float64"})
+        slot = kivi.time_slot("ts", "5m", name="slot")
+        db.create_aggregate("a", source="e", group_by=[slot], measures={"x": kivi.quantiles("x")})
+        db.append("e", [{"ts": BEGIN_S * 1_000_000, "x": value} for value in values])
+        with httpx.Client(base_url=base(server) + "/api/v1", timeout=60) as api:
+            found = asked(api, "/query", query="a_x_bucket", time=BEGIN_S + 300)
+            counts = {float(dict(labels)["le"]): float(number) for labels, ((_, number),) in found.items()}
+            assert len(counts) == len(found)
+            for bound, count in counts.items():  # an accuracy of 1 % is none of so few digits
+                assert sum(value <= bound - 5e-324 for value in values) <= count
+                assert count <= sum(value <= 1.02 * bound + 5e-324 for value in values)
+            assert [counts[bound] for bound in sorted(counts)] == sorted(counts.values()) and counts[math.inf] == 9
+            for q, exact in ((0.05, -1e-323), (0.4, 0.0), (0.5, 5e-324), (0.99, 1.0)):
+                query = f"histogram_quantile({q}, a_x_bucket)"
+                ((_, number),) = asked(api, "/query", query=query, time=BEGIN_S + 300)[()]
+                assert float(number) == pytest.approx(exact, rel=0.012, abs=1e-322)
+
+
 def test_tokens_hide_tables(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("root admin\ndash reader tables=a*\n")

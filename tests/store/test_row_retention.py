@@ -487,6 +487,29 @@ def test_erasing_waits_until_it_is_worth_a_walk_and_is_done_in_steps(driver: Emb
     assert stored(driver, "fine") == 10 * 13
 
 
+@pytest.mark.parametrize("end", ["crash", "reopen"])
+def test_a_walk_that_a_restart_ended_is_finished_though_no_floor_moves_any_more(
+    driver: EmbeddedDriver, end: str
+) -> None:
+    for a in range(10):
+        driver.db.append("e", events(range(100), a))
+    for minute in (60, 61):
+        set_floor(driver, "fine", minute)
+    driver.db.consolidate()
+    with patch("kivi.mvcc.forgetting._ROWS", 7), patch("kivi.mvcc.forgetting._SEEKS", 3):
+        schema = driver.store.table("fine")
+        while stored(driver, "fine") == 10 * 100:
+            assert driver.store.forgetting.step(schema, driver.store.consolidator.position)
+    assert stored(driver, "fine") > 10 * 40
+    driver.store.engine.flush()
+    getattr(driver, end)()
+    for _ in range(4):
+        driver.store.housekeeping._forget_rows()
+    assert stored(driver, "fine") == 10 * 40
+    assert seen(driver, "fine") == list(range(61, 100))
+    assert not driver.store.forgetting.step(driver.store.table("fine"), driver.store.consolidator.position)
+
+
 def test_a_floor_that_moves_between_deriving_and_entering_is_met(driver: EmbeddedDriver) -> None:
     """The commit is derived again."""
     driver.db.append("e", events(range(60)))

@@ -178,6 +178,46 @@ def test_a_step_that_fails_leaves_everything_as_it_was(
         assert events(db) == before and db.stats()["settling"] == 0
 
 
+@pytest.mark.parametrize("after", [False, True], ids=["at", "after"])
+@pytest.mark.parametrize("step", ["_settle", "_combine"])
+def test_a_swap_that_is_interrupted_leaves_no_file_that_nothing_names_and_deletes_none_that_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, after: bool
+) -> None:
+    """Base takes no more for a while, or whoever settles is interrupted when it has taken the swap."""
+    with opened(tmp_path / "data") as db:
+        append(db, 0, 300)
+        if step == "_combine":
+            db.store.settle(64)
+            monkeypatch.setattr("kivi.events.settling.combinable", lambda files, rows: list(files)[:2])
+        before, engine, swaps = events(db), db.store.engine, list[int]()
+        write, swap = engine.write, Settling._swap
+
+        def interrupted(*args: Any) -> bool:
+            swaps.append(1)
+            with monkeypatch.context() as patched:
+                patched.setattr(engine, "write", written)
+                return swap(*args)
+
+        def written(batch: Any) -> None:
+            if after:
+                write(batch)
+                raise KeyboardInterrupt
+            raise Unavailable("injected")
+
+        with monkeypatch.context() as patched, pytest.raises((Unavailable, KeyboardInterrupt)):
+            patched.setattr(Settling, "_swap", interrupted)
+            db.store.settle(64)
+        assert swaps and events(db) == before
+        monkeypatch.setattr("kivi.events.settling.combinable", lambda files, rows: [])
+        table = db.store.event_tables.of(db.store.table("calls").id)
+        named = {file.number for file in table.files()}
+        there = {int(path.stem) for path in files(tmp_path / "data")}
+        assert there >= named and (after or there == named)
+        db.store.settle(64)
+        assert events(db) == before and db.stats()["settling"] == 0
+        assert len(files(tmp_path / "data")) == db.stats()["settled_files"]
+
+
 @pytest.mark.parametrize("at", ["written", "swapped"])
 def test_what_a_crash_leaves_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
     class Crash(Exception):
