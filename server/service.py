@@ -335,6 +335,7 @@ class Service(RuleCalls, alerting.AlertCalls, topics.TopicCalls):
         return reply
 
     def TailPoints(self, request: pb.TailPointsRequest, _: Grant) -> pb.TailPointsResponse:
+        self.store.snapshots.hear_of(max(request.since, request.upto))
         schema = self.store.table(request.table)
         wanted = TailArguments(
             request.table,

@@ -597,7 +597,8 @@ class Session(Requests):
     def _waits_for_others(self, begin: session_pb2.Begin) -> bool:
         """Whether a snapshot may have to wait for what the log of a cluster brings."""
         is_bounded = begin.HasField("max_staleness_us")
-        if begin.fresh or (is_bounded and begin.max_staleness_us == 0):
+        is_new = begin.fresh or (is_bounded and begin.max_staleness_us == 0)
+        if is_new or begin.as_of_ts > self.store.watermark():
             return True
         return (is_bounded or self._is_pin(begin)) and self.store.is_node
 

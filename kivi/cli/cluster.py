@@ -194,7 +194,7 @@ def begin(args: argparse.Namespace) -> int:
         print("nothing of the log that was there is lost: this node had applied all of it")
     if replace and not args.nats:
         print("delete the folder nats-server in the directory of every node, if they are one another's --peers")
-    print(f"next: copy {args.dir} to every other node's machine, or begin these with a checkpoint of the first one")
+    print(f"next: copy {args.dir} to every other node's machine: one with an empty directory would begin with nothing")
     servers = f"--nats {args.nats}" if args.nats else "--peers ..."
     print(f"then: kivi serve --cluster {args.cluster} {servers} --data DIR, on each")
     return 0

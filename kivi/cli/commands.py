@@ -504,6 +504,11 @@ def backup(args: argparse.Namespace) -> int:
     return 0
 
 
+def checkpoint(db: Any, args: argparse.Namespace) -> int:
+    db.checkpoint(os.path.abspath(args.dir))
+    return 0
+
+
 # -- arguments --------------------------------------------------------------------------------------
 
 
@@ -777,6 +782,8 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("dir", metavar="DIR", help="the server's machine: where backups are kept; or a store's directory")
     sub.add_argument("to", metavar="TO", nargs="?", help="a directory that does not exist yet")
     sub.add_argument("--keep", type=int, metavar="N", help="of a running server: so many backups stay, the oldest go")
+    sub = command("checkpoint", checkpoint, "copy the running server's store, which a node of a cluster may begin with")
+    sub.add_argument("dir", metavar="DIR", help="on the server's machine: a directory that does not exist yet")
     actions = commands.add_parser("cluster", help="how a cluster is; and begin one with a store").add_subparsers(
         dest="action", required=True, metavar="ACTION"
     )

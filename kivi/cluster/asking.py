@@ -14,7 +14,8 @@ it is kept by a stream. With ``--peers`` a node's server of the log is on its ow
 straight to the other node's.
 
 An answer has no time limit of its own while the node that makes it is heard. It is given up when that node is silent,
-when its process is gone, and when the time of whoever asked is over. What nobody asks for any more an owner forgets.
+when its process is gone, or is another one by now, and when the time of whoever asked is over. What nobody asks for any
+more an owner forgets.
 """
 
 from __future__ import annotations
@@ -97,16 +98,17 @@ class Asking:
             )
         id_ = secrets.token_bytes(_ID_BYTES)
         self.asked += 1
-        return self._frames(node, id_, self._begin(node, b"O" + id_ + request))
+        boot = self._log.boot_of(node)
+        return self._frames(node, boot, id_, self._begin(node, b"O" + id_ + request))
 
     def _begin(self, node: int, payload: bytes) -> Future[Any]:
         return self._nats.start(self._nats.link.request(self._subject(node), payload, _ANSWER_S))
 
-    def _frames(self, node: int, id_: bytes, page: Future[Any]) -> Iterator[bytes]:
+    def _frames(self, node: int, boot: int, id_: bytes, page: Future[Any]) -> Iterator[bytes]:
         parts, is_over = list[bytes](), False
         try:
             while True:
-                reply = self._awaited(node, page)
+                reply = self._awaited(node, boot, page)
                 kind, body = reply[:1], reply[1:]
                 if kind in (b"F", b"P"):
                     page = self._begin(node, b"N" + id_)
@@ -128,7 +130,7 @@ class Asking:
     async def _send(self, subject: str, payload: bytes) -> None:
         await self._nats.link.open.publish(subject, payload)
 
-    def _awaited(self, node: int, page: Future[Any]) -> bytes:
+    def _awaited(self, node: int, boot: int, page: Future[Any]) -> bytes:
         """Raises Unavailable if nothing comes."""
         while True:
             try:
@@ -141,6 +143,8 @@ class Asking:
                     raise Unavailable(f"node {node:x} has not answered in time") from None
                 if not self._log.members.answers(node, self._log.place.time_us):
                     raise Unavailable(f"node {node:x} is silent") from None
+                if self._log.boot_of(node) != boot:  # what it was asked, nobody there knows of
+                    raise Unavailable(f"node {node:x} was started again") from None
             except Unavailable as error:
                 raise Unavailable(f"node {node:x} is not there: {error.message}") from None
             except Exception as error:

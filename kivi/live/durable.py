@@ -123,6 +123,7 @@ class DurableSubscriptions:
         if schema.kind != "event":
             raise InvalidArgument(f"{schema.name!r} is no event table: durable subscriptions are to events")
         self._store.shards.check(schema)
+        self._store.snapshots.hear_of(wanted.since)
         if wanted.since > self._store.watermark():
             raise InvalidArgument(f"since = {wanted.since} is past the watermark: nothing was committed there yet")
         bare = Query.of(schema, Scan(), (), None, 0)

@@ -123,6 +123,7 @@ class Hub:
         Of a state, its first update is the difference to what the subscriber has, as far as that can still be read.
         Raises what reading the query raises, ResourceExhausted, Unavailable.
         """
+        self._store.snapshots.hear_of(terms.since or 0)
         if terms.of_events:
             return self._events(table, bind, terms)
         if terms.durable is not None:

@@ -230,6 +230,11 @@ class FrameIds:
             return seen is None or id_.boot > seen.boot
         return id_.n > seen.high or id_.n in seen.missing
 
+    def boot_of(self, node: int) -> int:
+        """The newest start of a node that is known; 0: none is."""
+        seen = self._of.get(node)
+        return 0 if seen is None else seen.boot
+
     def see(self, id_: FrameId) -> None:
         """Notes that the frame has come."""
         if not self.is_new(id_):

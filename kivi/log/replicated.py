@@ -280,6 +280,10 @@ class ReplicatedLog(CommitLog):
         """The nodes because of which a feature cannot be switched on."""
         return self.members.lacking(feature, self.place.time_us)
 
+    def boot_of(self, node: int) -> int:
+        """The newest start of a node that the log tells of."""
+        return self._now.seen.boot_of(node)
+
     @staticmethod
     def named(member: Member) -> str:
         """Its address, or its number."""

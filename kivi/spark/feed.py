@@ -80,7 +80,7 @@ class AggregateFeed(StreamReader):
             case "latest":
                 ts = found.changed_at(found.watermark)
             case _:
-                ts = self._starting(found)
+                ts = self._starting()
         return Offset(ts, found.table_id, found.store).to_dict()
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -101,7 +101,7 @@ class AggregateFeed(StreamReader):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         begins, ends = Offset.of(start), Offset.of(end)
-        found = self._points(begins.ts)
+        found = self._points(begins.ts, upto=ends.ts)
         if self._checked(ends, found) != ends.ts:
             return []
         since = self._since(begins, found)

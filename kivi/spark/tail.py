@@ -149,7 +149,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if since < found.kept_since:
             lost(self._options.fail_on_data_loss, dropped(self._table, found.kept_since))
 
-    def _starting(self, found: TailPoints) -> int:
+    def _starting(self) -> int:
         """The commit timestamp that the user gave, or that of a moment."""
         start = self._options.stream_start
         if isinstance(start, dt.datetime):
@@ -160,10 +160,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
             return self._options.ask(look)
         ts = int(start)
-        if ts > found.watermark:
-            raise InvalidArgument(
-                f"the stream would begin after commit {ts}, and the store only goes to {found.watermark}"
-            )
+        if ts > (watermark := self._points(ts).watermark):
+            raise InvalidArgument(f"the stream would begin after commit {ts}, and the store only goes to {watermark}")
         return ts
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -218,7 +216,7 @@ class EventTail(StreamReader):
             case "latest":
                 ts = found.watermark
             case _:
-                ts = self._starting(found)
+                ts = self._starting()
         return Offset(ts, found.table_id, found.store, floor).to_dict()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
@@ -261,7 +259,7 @@ class EventTail(StreamReader):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         begins, ends = Offset.of(start), Offset.of(end)
-        found = self._points(begins.ts)
+        found = self._points(begins.ts, upto=ends.ts)
         if self._checked(ends, found) != ends.ts:
             return []  # it cannot be read again, and that is no failure
         since, floor = self._from(begins, found)

@@ -253,6 +253,12 @@ def claim_node(path: str, cluster: str, generation: bytes, *, empty: bool = True
         check_agrees(path, content)
         _, known = content.get("copy_of") or [cluster, content["store_id"]]
         if known != generation.hex():
+            if "genesis" in content:
+                raise InvalidArgument(
+                    f"{path} is to begin the log of {cluster}, and there is one that begins without it: a node with an "
+                    "empty directory was started first. End all of them and that log (kivi cluster reseed), and start "
+                    "each node with this directory or a copy of it"
+                )
             raise InvalidArgument(
                 f"{path} is a node of an earlier generation of the cluster ({cluster}): name an empty directory"
             )

@@ -47,6 +47,8 @@ class Snapshots:
         one has yet to hear of: it has one answer, now and later, wherever it is asked for. One that is not over by the
         log's time is now: all that was acknowledged before the call.
 
+        A commit timestamp past the watermark may be of another node, and is waited for if it is.
+
         ``fresh``: with all that was acknowledged before the call, by any node. ``max_staleness_s``: with all that was
         acknowledged so long ago; Unavailable where that cannot be said (R27).
         """
@@ -68,7 +70,15 @@ class Snapshots:
                 self._reach(as_of_ts, timeout_s)
             else:
                 as_of_ts = min(as_of_ts, self.watermark.value)
+        elif as_of_ts is not None:
+            self.hear_of(as_of_ts, timeout_s)
         return self.leases.open(as_of_ts, ttl_s, tenant)
+
+    def hear_of(self, ts: int, timeout_s: float = 10.0) -> None:
+        """Waits for what other nodes have committed, where this one has yet to hear of a commit at ``ts`` (C6): what is
+        past the watermark after that nobody has committed. Raises Unavailable when the time is up."""
+        if ts > self.watermark.value:
+            self._reach(self.committer.newest(timeout_s), timeout_s)
 
     def _no_older_than(self, bound_s: float, timeout_s: float) -> int:
         """A commit timestamp that has all that was acknowledged so long ago: one that is known, or else that of now, if

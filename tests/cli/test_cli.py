@@ -403,6 +403,13 @@ def test_two_shells_show_concurrent_transactions(cli):
         assert "Conflict: accounts(5,).name" in say(second, "commit")
 
 
+def test_a_checkpoint_is_a_copy_of_the_running_server(cli, tmp_path):
+    cli("checkpoint", tmp_path / "copy")
+    cli("verify", tmp_path / "copy")
+    cli("checkpoint", tmp_path / "copy", code=1)
+    assert str(tmp_path / "copy") in cli.errors
+
+
 def test_dump_verify_backup_and_restore(cli, tmp_path):
     """On a copy of what a killed server left: nothing is written to what is inspected."""
     cli("verify", cli.server.data, code=1)

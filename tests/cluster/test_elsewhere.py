@@ -45,9 +45,9 @@ class Cluster:
         self.nodes = (one, two, part)
         self.events = 0
 
-    def append(self) -> int:
+    def append(self, by: Served | None = None) -> int:
         """One more event, by ``one``."""
-        with kivi.connect(self.one.endpoint) as db:
+        with kivi.connect((by or self.one).endpoint) as db:
             self.events += 1
             return db.append("calls", [{"ts": self.events, "user": USER, "n": 1}])
 
@@ -384,6 +384,50 @@ def test_a_table_that_a_snapshot_sees_is_waited_for(cluster: Cluster, threads: T
             behind.close()
             assert found.result(60) == {"id": 1, "v": 7}
         db.drop("later")
+
+
+def _followed(live: Any, ts: int) -> int:
+    """What is told behind ``ts``."""
+    with live:
+        update = live.next(2)
+        assert update is None or not update.reset
+        assert live.ts >= ts
+        return 0 if update is None else len(update.changes)
+
+
+TOLD_OF: dict[str, Callable[[Any, int, int], int]] = {
+    "events": lambda db, ts, n: _followed(db.subscribe("calls", since=ts, interval_ms=0), ts),
+    "rows": lambda db, ts, n: _followed(
+        db.subscribe("totals", since=ts, rows=[{"user": USER, "n": n}], interval_ms=0), ts
+    ),
+    "stored": lambda db, ts, n: int(db.store_subscriptions("calls", [{"name": "told of"}], since=ts) <= ts),
+    "tail": lambda db, ts, n: db.tail_points("calls", since=ts).last - ts,
+    "as of": lambda db, ts, n: _as_of(db, ts) - n,
+}
+
+
+def _as_of(db: Any, ts: int) -> int:
+    with db.snapshot(as_of=ts) as snap:
+        assert snap.ts == ts
+        return counted(snap)
+
+
+@pytest.mark.parametrize("how", TOLD_OF)
+def test_a_timestamp_that_another_program_was_told_is_waited_for(
+    cluster: Cluster, threads: ThreadPoolExecutor, how: str
+) -> None:
+    """It goes on from there by a node that has not come so far, and whose client has heard of nothing yet (C6)."""
+    one, two = cluster.one, cluster.two
+    with contextlib.ExitStack() as opened:
+        db = opened.enter_context(kivi.connect(one.endpoint, timeout=60))
+        behind = opened.enter_context(contextlib.ExitStack())
+        behind.enter_context(one.behind(two))
+        ts = cluster.append(two)
+        later = threads.submit(TOLD_OF[how], db, ts, cluster.events)
+        time.sleep(0.2)
+        assert not later.done()
+        behind.close()
+        assert later.result(60) == 0
 
 
 # -- from node to node --------------------------------------------------------------------------------

@@ -389,6 +389,17 @@ def test_a_store_becomes_a_cluster(nodes: Nodes, alone: Path, tmp_path: Path) ->
     assert total(nodes.start("alone")) == 6
 
 
+def test_a_store_that_is_to_begin_a_log_is_told_when_another_one_did(nodes: Nodes, alone: Path) -> None:
+    """Whoever was started with an empty directory was quicker; that log is ended, and nothing of the store was lost."""
+    adopt(str(alone), "apm", nodes.nats.urls)
+    nodes.start("empty")
+    with pytest.raises(kivi.InvalidArgument, match=r"begins without it.*kivi cluster reseed"):
+        nodes.start("alone")
+    nodes.stop("empty")
+    adopt(str(alone), "apm", nodes.nats.urls, replace=True)
+    assert total(nodes.start("alone")) == 3
+
+
 def _without_its_newest(nats: NatsCluster, tmp_path: Path, between: Any) -> None:
     """The servers' disk is set back to what it was before ``between`` was called."""
     server = nats.servers[0]

@@ -10,6 +10,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from operator import itemgetter
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +28,7 @@ from kivi.arrow.ipc import encode_ipc, own_batches
 from kivi.cli.cluster import shards
 from kivi.cli.commands import parser
 from kivi.cluster import ClusterNode
+from kivi.cluster.asking import Asking
 from kivi.cluster.founding import adopt
 from kivi.cluster.moving import node_named
 from kivi.delta.derive import derive_all
@@ -413,6 +415,37 @@ def counted(one: Any, at_least: int) -> dict[str, int]:
             with pytest.raises(kivi.Unavailable, match="may have rows of the shards 0-63"):
                 list(snap.changes("calls", since=0))
     return counts
+
+
+def test_a_read_does_not_wait_for_a_process_that_is_another_one_by_now(nodes: Nodes, tmp_path: Path) -> None:
+    """Who was asked ended before it answered, and was started again before anybody took it for silent."""
+    db = Database(nodes.start("one").store)
+    db.create_event_table("calls", event_time="ts", columns={"ts": "timestamp", "user": "string", "us": "int64"},
+                          shard_by=["user"])  # fmt: skip
+    db.create_aggregate("sums", source="calls", group_by=["user"], measures={"n": kivi.count()})
+    append(db, 1)
+    for name in ("two", "part"):
+        db.checkpoint(str(tmp_path / name))
+    nodes.start("two")
+    part, asked, answer = nodes.start("part", "0-31"), list[int](), Asking._answer
+
+    def answer_all_but_the_first(self: Asking, *request: Any) -> None:
+        asked.append(self._log.node)
+        if len(asked) > 1:
+            answer(self, *request)
+
+    def read() -> list[int]:
+        with Database(part.store).snapshot() as snap:
+            return [len(list(snap.scan(table))) for table in ("calls", "sums")]
+
+    never_silent = patch("kivi.log.members._ANSWERS_US", 3_600_000_000)
+    with patch.object(Asking, "_answer", answer_all_but_the_first), never_silent, ThreadPoolExecutor() as threads:
+        found = threads.submit(read)
+        wait_until(lambda: bool(asked))
+        (name,) = (name for name, node in nodes.open.items() if node.log.node == asked[0])
+        nodes.stop(name)
+        nodes.start(name)
+        assert found.result(60) == [len(USERS)] * 2
 
 
 def test_shards_move_between_nodes_that_run(nodes: Nodes, tmp_path: Path) -> None:

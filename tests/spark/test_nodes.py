@@ -7,20 +7,28 @@ import contextlib
 import dataclasses
 import os
 import signal
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import kivi
+from kivi.spark.feed import AggregateFeed
 from kivi.spark.options import Options
 from kivi.spark.reading import Reader
 from kivi.spark.schemas import Target, spark_schema
+from kivi.spark.tail import EventTail, StreamReader, stream_schema
+from tests.cluster.inprocess import Loop, Served
 from tests.conftest import require
 from tests.log.natscluster import NatsCluster
 from tests.serverproc import ServerProcess
 from tests.spark import helpers
 from tests.spark.test_exactly_once import start
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -55,6 +63,47 @@ def test_tasks_read_by_any_node_what_was_there_when_the_job_was_planned(nodes: l
         by_node = Reader(dataclasses.replace(options, endpoint=node.endpoint), target, spark_schema(target))
         found = [v for part in parts for batch in by_node.read(part) for v in batch.column("v").to_pylist()]
         assert found == [1] * 10
+
+
+STREAMS: dict[str, type[StreamReader]] = {"calls": EventTail, "sums": AggregateFeed}
+
+
+def stream_of(table: str, node: Served) -> Any:
+    options = Options(table=table, endpoint=node.endpoint)
+    target = Target.of(options.client(), table)
+    return STREAMS[table](options, target, stream_schema(target, options))
+
+
+@pytest.mark.parametrize("table", STREAMS)
+def test_a_stream_goes_on_by_a_node_that_has_not_come_so_far(tmp_path: Path, table: str) -> None:
+    """Its driver is another process by now, and connects to that node: no commit is lost for that."""
+    require("nats-server")
+    with contextlib.ExitStack() as opened:
+        nats, loop = opened.enter_context(NatsCluster(tmp_path, 1)), opened.enter_context(Loop())
+        one, two = (opened.enter_context(Served(tmp_path / name, nats, loop)) for name in ("one", "two"))
+        db = opened.enter_context(kivi.connect(one.endpoint))
+        db.create_event_table("calls", event_time="ts", columns={"ts": "timestamp", "user": "string", "us": "int64"})
+        db.create_aggregate("sums", source="calls", group_by=["user"], measures={"us": kivi.sum("us")})
+        made = db.watermark()
+        wait_until(lambda: two.node.store.watermark() >= made)
+        before, after = stream_of(table, one), stream_of(table, two)
+        begin = before.initialOffset()
+
+        def goes_on() -> tuple[Any, Any]:
+            return after.partitions(begin, end), after.latestOffset(end, ReadAllAvailable())
+
+        behind = opened.enter_context(contextlib.ExitStack())
+        behind.enter_context(two.behind(one))
+        db.append("calls", [{"ts": i, "user": f"user {i % 2}", "us": i} for i in range(10)])
+        end = before.latestOffset(begin, ReadAllAvailable())
+        assert end["ts"] > made
+        later = opened.enter_context(ThreadPoolExecutor()).submit(goes_on)
+        time.sleep(0.2)
+        assert not later.done()
+        behind.close()
+        parts, newest = later.result(60)
+        assert newest == end
+        assert sum(us for part in parts for batch in after.read(part) for us in batch.column("us").to_pylist()) == 45
 
 
 @pytest.mark.story
