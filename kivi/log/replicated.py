@@ -302,7 +302,9 @@ class ReplicatedLog(CommitLog):
         self.outbox.add(made, on_id)
 
     def check_heard(self) -> None:
-        """Raises Unavailable, ``stopping``, if it `is_held_up`."""
+        """Raises what `check_writable` does, and Unavailable, ``stopping``, if it `is_held_up`: a log that has lost
+        something brings nothing either, and no other node helps then."""
+        self.check_writable()
         if self.is_held_up:
             raise Unavailable(
                 f"the log has brought this node nothing for {_HELD_UP_S:.0f} s, nor what it has published: nothing was "
