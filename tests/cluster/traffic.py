@@ -14,7 +14,7 @@ import kivi
 from tests.serverproc import ServerProcess
 from tests.waiting import PATIENCE_S
 
-__all__ = ["START", "Client", "answers_of", "make_tables", "make_tables_everywhere", "newest_of"]
+__all__ = ["START", "Client", "answers_of", "make_tables", "make_tables_everywhere", "newest_of", "wait_for"]
 
 START = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 ENDPOINTS = 5
@@ -53,8 +53,15 @@ def make_tables_everywhere(nodes: Sequence[ServerProcess]) -> None:
         make_tables(db)
         made = db.watermark()
     for node in nodes:
-        with kivi.connect(node.endpoint) as db, db.snapshot(min_snapshot=made):
-            pass
+        with kivi.connect(node.endpoint) as db:
+            wait_for(made, db)
+
+
+def wait_for(ts: int, db: kivi.Database) -> None:
+    """Until the client's node has come to this commit. It is the read of a snapshot that waits for that: one that is
+    only begun is on its way when the client goes on, and taken back if it is closed by then."""
+    with db.snapshot(min_snapshot=ts) as snap:
+        assert snap.ts >= ts
 
 
 def make_tables(db: kivi.Database) -> None:
