@@ -7,7 +7,7 @@ import datetime as dt
 import random
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import kivi
@@ -28,21 +28,30 @@ def commit(ts: dt.datetime, endpoint: int, value: int, tx: kivi.Transaction) -> 
 class Client(threading.Thread):
     """Appends events by one node, each with its sum in the same commit, and runs again what was lost before it counted.
 
-    ``done`` is what was acknowledged."""
+    So many ``commits``, and on ``while_``. ``done`` is what was acknowledged, in ``count`` commits."""
 
-    def __init__(self, endpoint: str, seed: int, commits: int, timeout: float = PATIENCE_S) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        seed: int,
+        commits: int,
+        timeout: float = PATIENCE_S,
+        while_: Callable[[], bool] = lambda: False,
+    ) -> None:
         super().__init__()
         self.endpoint, self.rng, self.commits, self.timeout = endpoint, random.Random(seed), commits, timeout
+        self.while_, self.count = while_, 0
         self.done: Counter[int] = Counter()
         self.failure: BaseException | None = None
 
     def run(self) -> None:
         try:
             with kivi.connect(self.endpoint, timeout=self.timeout) as db:
-                for i in range(self.commits):
+                while self.count < self.commits or self.while_():
                     endpoint, value = self.rng.randrange(ENDPOINTS), self.rng.randrange(1000)
-                    db.run(partial(commit, START + dt.timedelta(seconds=i), endpoint, value))
+                    db.run(partial(commit, START + dt.timedelta(seconds=self.count), endpoint, value))
                     self.done[endpoint] += value
+                    self.count += 1
         except BaseException as error:
             self.failure = error
 
