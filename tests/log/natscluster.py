@@ -99,8 +99,9 @@ class NatsCluster:
         return False
 
     def leader(self, stream: JetStream) -> int:
-        """Which server leads the stream."""
-        return int(stream._ask("STREAM.INFO")["cluster"]["leader"][1:])
+        """Which server leads the stream, once one does."""
+        leader = wait_until(lambda: stream._ask("STREAM.INFO").get("cluster", {}).get("leader"))
+        return int(leader[1:])
 
     @contextlib.contextmanager
     def stopped(self, at: int) -> Iterator[None]:
