@@ -280,7 +280,7 @@ class Moving:
             nonlocal worked
             self._ended.wait(time.monotonic() - worked)
             worked = time.monotonic()
-            if self._ended.is_set() or any(move.to == node.id for move in [*node.log.members.moves.values()]):
+            if self._ended.is_set() or any(move.to == node.id for move in node.log.members.moves.values()):
                 raise _Stopped("the node is being stopped, or is given shards")
 
         try:

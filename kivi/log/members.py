@@ -27,7 +27,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
@@ -99,18 +99,18 @@ class Member:
 
 
 class Members:
-    """Not thread safe; ``saved`` is what ``encode`` gave."""
+    """Entered by one thread, and read by any: what is known of nodes and moves is replaced, and never changed, so who
+    looks through it meanwhile sees what it was. ``saved`` is what ``encode`` gave."""
 
     def __init__(self, saved: dict[str, Any] | None = None) -> None:
         self.floor: int = saved["floor"] if saved else 1
         rows = saved["nodes"] if saved else []
-        self._of = {row[0]: Member(row[0], State(row[1]), *row[2:]) for row in rows}
-        self.moves: dict[str, Move] = {}
+        self._of: Mapping[int, Member] = {row[0]: Member(row[0], State(row[1]), *row[2:]) for row in rows}
+        moves = map(Move.of, saved.get("moves", ()) if saved else ())
+        self.moves: Mapping[str, Move] = {move.id: move for move in moves}
         """Those that are not over, by their id."""
         self.on: set[str] = set(saved.get("features", ())) if saved else set()
         """Features that are on, for good."""
-        for move in map(Move.of, saved.get("moves", ()) if saved else ()):
-            self.moves[move.id] = move
         self.cuts: tuple[int, ...] = self._cuts()
         """Sets of shards, of which every node holds each wholly or not at all: together all shards."""
 
@@ -121,11 +121,11 @@ class Members:
         return self._of.get(node)
 
     def count(self, state: State) -> int:
-        return sum(member.state is state for member in list(self._of.values()))
+        return sum(member.state is state for member in self._of.values())
 
     def lacking(self, feature: str, time_us: int) -> list[Member]:
         """The live nodes that cannot read it, by the log's time: none that has been silent for a day."""
-        live = (one for one in list(self._of.values()) if one.state is State.LIVE)
+        live = (one for one in self._of.values() if one.state is State.LIVE)
         return [one for one in live if time_us - one.said_us < _FORGOTTEN_US and feature not in one.features]
 
     def is_evicted(self, node: int) -> bool:
@@ -159,20 +159,23 @@ class Members:
             if old is None or old.needed > new.needed:  # it has moved since somebody looked
                 return
             if not self.alone(old):
-                self._of[new.node] = dataclasses.replace(old, state=State.EVICTED)
+                self._put(dataclasses.replace(old, state=State.EVICTED))
             return
         if new.state is State.LIVE and not self.on <= new.features:
             return
         if new.state is State.LIVE and old is not None and old.state is not State.JOINING:
-            for move in list(self.moves.values()):  # it does not give up yet what it has just been given
+            for move in self.moves.values():  # it does not give up yet what it has just been given
                 if move.to == new.node and move.since:
                     if not move.shards & ~new.shards:
-                        self.moves[move.id] = dataclasses.replace(move, told=True)
+                        self._put_move(dataclasses.replace(move, told=True))
                     new = new.with_shards(new.shards | move.shards)
             given_to = self.held(besides=new.node, heard_us=new.said_us - _HEARD_US)
             if (kept := old.shards & (new.shards | ~given_to)) != new.shards:
                 new = new.with_shards(kept)
-        self._of[new.node] = new if new.needed >= self.floor else dataclasses.replace(new, state=State.EVICTED)
+        self._put(new if new.needed >= self.floor else dataclasses.replace(new, state=State.EVICTED))
+
+    def _put(self, member: Member) -> None:
+        self._of = {**self._of, member.node: member}
 
     # -- moves --------------------------------------------------------------------------------------------
 
@@ -181,18 +184,24 @@ class Members:
         if "move" in content:
             move = Move.of(content["move"])
             if not move.since and move.id not in self.moves and self.why_not(move) is None:
-                self.moves[move.id] = move
+                self._put_move(move)
         elif "there" in content:
             id_, since = content["there"]
             if (there := self.moves.get(id_)) is not None and not there.since and since > 0:
                 to = self._of[there.to]  # a move to a node that is not live any more has ended
-                self.moves[id_] = dataclasses.replace(there, since=since)
-                self._of[to.node] = to.with_shards(to.shards | there.shards)
+                self._put_move(dataclasses.replace(there, since=since))
+                self._put(to.with_shards(to.shards | there.shards))
         elif "cancel" in content:
             if (asked := self.moves.get(content["cancel"])) is not None and not asked.since:
-                del self.moves[asked.id]
+                self._end(asked)
         else:
             raise FormatTooNew(f"the log says of its nodes what this version does not know: {', '.join(content)}")
+
+    def _put_move(self, move: Move) -> None:
+        self.moves = {**self.moves, move.id: move}
+
+    def _end(self, over: Move) -> None:
+        self.moves = {id_: move for id_, move in self.moves.items() if id_ != over.id}
 
     def why_not(self, move: Move) -> str | None:
         """What keeps shards from being moved so, for whoever asks; None: nothing does."""
@@ -220,17 +229,17 @@ class Members:
 
     def _end_moves(self) -> None:
         """Those that are over, and those that nobody can carry out any more."""
-        for move in list(self.moves.values()):
+        for move in self.moves.values():
             to, source = self._of.get(move.to), None if move.source is None else self._of.get(move.source)
             gone = to is None or to.state is not State.LIVE
             done = move.told and (source is None or source.state is not State.LIVE or not source.shards & move.shards)
             if gone or done:
-                del self.moves[move.id]
+                self._end(move)
 
     def held_at(self, member: Member, ts: int) -> int:
         """The shards that a node holds, without those whose rows it does not have as of a commit timestamp."""
         shards = member.shards
-        for move in list(self.moves.values()):
+        for move in self.moves.values():
             if move.to == member.node and move.since > ts:
                 shards &= ~move.shards
         return shards
@@ -284,7 +293,7 @@ class Members:
         """
         heard = [
             (member, self.held_at(member, ts))
-            for member in list(self._of.values())
+            for member in self._of.values()
             if member.node not in {besides, *without} and self.is_heard(member.node, time_us)
         ]
         heard.sort(key=lambda one: (one[0].node - besides) % 2**64)  # so that nodes ask different ones
@@ -305,15 +314,14 @@ class Members:
 
     def holders(self, shards: int) -> list[Member]:
         """The live nodes that hold all of these."""
-        members = list(self._of.values())
-        return [member for member in members if member.state is State.LIVE and not shards & ~member.shards]
+        return [member for member in self._of.values() if member.state is State.LIVE and not shards & ~member.shards]
 
     def _cuts(self) -> tuple[int, ...]:
         return refined(member.shards for member in self._of.values() if member.state is State.LIVE)
 
     def _truncate(self, below: int, time_us: int) -> None:
-        for node in self.forgotten(time_us):
-            del self._of[node]
+        if forgotten := self.forgotten(time_us):
+            self._of = {node: member for node, member in self._of.items() if node not in forgotten}
         if len(self.cuts) > 1 and self.held() != EVERY:
             return
         self.floor = max(self.floor, min([below, *(member.needed for member in self.holding())]))

@@ -306,7 +306,9 @@ class ReplicatedLog(CommitLog):
         self.outbox.add(made, on_id)
 
     def check_heard(self) -> None:
-        """Raises Unavailable, ``stopping``, if it `is_held_up`."""
+        """Raises what `check_writable` does, and Unavailable, ``stopping``, if it `is_held_up`: a log that has lost
+        something brings nothing either, and no other node helps then."""
+        self.check_writable()
         if self.is_held_up:
             raise Unavailable(
                 f"the log has brought this node nothing for {_HELD_UP_S:.0f} s, nor what it has published: nothing was "
@@ -617,7 +619,7 @@ class ReplicatedLog(CommitLog):
     @property
     def needed(self) -> int:
         """The first message that this node may have to read again, after a crash too."""
-        stages = [self.message_of(stage) for stage in list(self._stages)]
+        stages = [min(sequences) for sequences, _ in list(self._stages.values())]  # by any thread, while others come
         parts = [] if self._flushed_parts is None else [self._flushed_parts]
         return min([self._flushed + 1, *stages, *parts])
 
@@ -641,8 +643,9 @@ class ReplicatedLog(CommitLog):
     def truncate(self, below: int) -> None:
         """What was saved last is on disk, and stages below are not needed. What leaves the log is not decided here."""
         self._flushed, self._flushed_parts = self._saved.place.sequence, self._saved.parts.first()
-        for number in [number for number in self._stages if number < below]:
-            del self._stages[number]
+        for number in list(self._stages):  # while others come
+            if number < below:
+                del self._stages[number]
 
     @property
     def first(self) -> int:

@@ -18,10 +18,11 @@ import kivi
 from kivi.cluster import PeerServer
 from kivi.log.jetstream import JetStream, find_stream
 from kivi.log.natslink import Nats
-from kivi.log.natsserver import NatsServer, free_ports
+from kivi.log.natsserver import NatsServer
 from tests.cluster.peered import Node, all_have, commit
 from tests.cluster.traffic import START, make_tables
 from tests.conftest import require
+from tests.log.natscluster import reserved_ports
 from tests.waiting import Pulse, wait_until
 
 SECRET = "what only the servers of this test know"
@@ -73,7 +74,7 @@ class Machines:
     def __init__(self, path: Path, count: int, pool: ThreadPoolExecutor) -> None:
         (path / "secret").write_text(f"{SECRET}\n")
         self.path, self.pool = path, pool
-        self.peers = [f"127.0.0.1:{port}" for port in free_ports(count)]
+        self.peers = [f"127.0.0.1:{port}" for port in reserved_ports(count)]
         self.nodes = [Node(path / f"node-{i}") for i in range(count)]
 
     def named(self, i: int, *peers: int) -> Node:
@@ -120,8 +121,8 @@ def _problems(node: Node) -> list[str]:
 def test_a_log_that_an_earlier_version_began_alone_goes_on_alone_and_takes_no_peers(tmp_path: Path) -> None:
     """No group of peers knows of it, and JetStream deletes what no group knows of."""
     require("nats-server")
-    own, *others = (f"127.0.0.1:{port}" for port in free_ports(3))
-    earlier = NatsServer(tmp_path / "node" / "nats-server", name=own, listen=f"127.0.0.1:{free_ports(1)[0]}")
+    own, *others = (f"127.0.0.1:{port}" for port in reserved_ports(3))
+    earlier = NatsServer(tmp_path / "node" / "nats-server", name=own, listen=f"127.0.0.1:{reserved_ports(1)[0]}")
     earlier.start()
     with contextlib.closing(Nats([earlier.url])) as nats:
         JetStream(nats, "kivi-apm", max_bytes=1 << 20).close()

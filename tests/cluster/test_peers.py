@@ -26,11 +26,12 @@ import kivi
 import kivi.aio
 from kivi.cluster import Certificates, own_peer, peers_of, secret_of, trusting
 from kivi.log.natslink import Nats
-from kivi.log.natsserver import NatsServer, Peers, free_ports
+from kivi.log.natsserver import NatsServer, Peers
 from tests.certificates import Authority, Pair
 from tests.cluster.peered import Node, all_have, commit
 from tests.cluster.traffic import answers_of, make_tables, make_tables_everywhere
 from tests.conftest import require
+from tests.log.natscluster import reserved_ports
 from tests.serverproc import EndedError, ServerProcess
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -41,7 +42,7 @@ SECRET = "what only the servers of this test know"
 def nodes(tmp_path: Path) -> Iterator[list[Node]]:
     require("nats-server")
     (tmp_path / "secret").write_text(f"{SECRET}\n")
-    peers = [f"127.0.0.1:{port}" for port in free_ports(3)]
+    peers = [f"127.0.0.1:{port}" for port in reserved_ports(3)]
     shared = ("--peers", ",".join(peers), "--cluster-secret-file", str(tmp_path / "secret"))
     made = [Node(tmp_path / f"node-{i}", *shared, "--peer", peer) for i, peer in enumerate(peers)]
     with contextlib.ExitStack() as stack, ThreadPoolExecutor() as pool:
@@ -187,7 +188,7 @@ def test_copies_of_a_node_leave_the_log_out(nodes: list[Node], tmp_path: Path) -
 
 def test_a_node_alone_says_for_whom_it_waits_and_ends_when_it_is_told_to(tmp_path: Path) -> None:
     require("nats-server")
-    peers = [f"127.0.0.1:{port}" for port in free_ports(3)]
+    peers = [f"127.0.0.1:{port}" for port in reserved_ports(3)]
     node, second = (Node(tmp_path / peer, "--peers", ",".join(peers), "--peer", peer) for peer in peers[:2])
     with ThreadPoolExecutor() as pool, contextlib.ExitStack() as stack:
         stack.callback(node.__exit__)
@@ -208,7 +209,7 @@ def test_a_node_alone_says_for_whom_it_waits_and_ends_when_it_is_told_to(tmp_pat
 
 def test_one_peer_is_a_log_of_one_copy(tmp_path: Path) -> None:
     require("nats-server")
-    with Node(tmp_path / "node", "--peers", f"localhost:{free_ports(1)[0]}") as node:
+    with Node(tmp_path / "node", "--peers", f"localhost:{reserved_ports(1)[0]}") as node:
         make_tables_everywhere([node])
         wanted = commit([node], 0)
         node.kill()
@@ -233,7 +234,7 @@ def _of_peers(tmp_path: Path, peers: list[str], own: int, authority: Authority, 
 def test_peers_with_certificates_let_no_stranger_read_or_write_the_log(tmp_path: Path) -> None:
     require("nats-server")
     authority, another = Authority(tmp_path), Authority(tmp_path, "another")
-    peers = [f"127.0.0.1:{port}" for port in free_ports(3)]
+    peers = [f"127.0.0.1:{port}" for port in reserved_ports(3)]
     made = [_of_peers(tmp_path, peers, i, authority, authority.signs(f"node-{i}")) for i in range(3)]
     tls = kivi.client.Tls(ca=str(authority.ca))
     with contextlib.ExitStack() as stack, ThreadPoolExecutor() as pool:
@@ -254,7 +255,7 @@ def test_peers_with_certificates_let_no_stranger_read_or_write_the_log(tmp_path:
             ("another", SECRET, _shown(another, another.signs("wrong"))),
             ("guess", "guess" * 5, _shown(authority, authority.signs("x"))),
         ):
-            client, route = free_ports(2)
+            client, route = reserved_ports(2)
             stranger = NatsServer(
                 tmp_path / name, name=name, listen=f"127.0.0.1:{client}", tls=shown,
                 peers=Peers("kivi-apm", f"127.0.0.1:{route}", peers, secret),
@@ -262,9 +263,8 @@ def test_peers_with_certificates_let_no_stranger_read_or_write_the_log(tmp_path:
             stranger.start()
             stack.callback(stranger.kill)
             wait_until(lambda: re.search("connection closed|handshake error|Authorization", stranger.said()))  # noqa: B023
-            for _ in range(
-                20
-            ):  # who calls may take a peer for one until that refuses it; no peer ever takes it for one
+            # Who calls may take a peer for one until that refuses it; no peer ever takes it for one.
+            for _ in range(20):
                 assert all(_routes_of(node) <= set(peers) for node in made)
                 time.sleep(0.05)
             wait_until(lambda: not stranger.heard())  # noqa: B023
@@ -293,7 +293,7 @@ def _shown(authority: Authority, pair: Pair, host: str = "127.0.0.1") -> Certifi
 def test_a_node_whose_certificate_its_peers_do_not_take_ends_and_says_why(tmp_path: Path) -> None:
     require("nats-server")
     authority, another = Authority(tmp_path), Authority(tmp_path, "another")
-    peers = [f"127.0.0.1:{port}" for port in free_ports(3)]
+    peers = [f"127.0.0.1:{port}" for port in reserved_ports(3)]
     good = [_of_peers(tmp_path, peers, i, authority, authority.signs(f"node-{i}")) for i in range(2)]
     bad = _of_peers(tmp_path, peers, 2, another, another.signs("bad"))
     with ThreadPoolExecutor() as pool, contextlib.ExitStack() as stack:
@@ -342,7 +342,7 @@ def test_servers_that_run_elsewhere_have_tls_and_passwords(tmp_path: Path) -> No
     authority, another = Authority(tmp_path), Authority(tmp_path, "another")
     shown = _shown(authority, authority.signs("log"))
     server = NatsServer(
-        tmp_path / "log", name="log", listen=f"127.0.0.1:{free_ports(1)[0]}", password="only-the-node", tls=shown
+        tmp_path / "log", name="log", listen=f"127.0.0.1:{reserved_ports(1)[0]}", password="only-the-node", tls=shown
     )
     own = authority.signs("node")
     cluster = ("--cluster", "apm", "--log-bytes", "1GiB")
@@ -438,7 +438,7 @@ def test_what_does_not_fit_together_is_refused_before_anything_is_made(
 def alone() -> dict[str, str]:
     """What makes a node with a log of its own."""
     require("nats-server")
-    return {"cluster": "apm", "peers": f"localhost:{free_ports(1)[0]}"}
+    return {"cluster": "apm", "peers": f"localhost:{reserved_ports(1)[0]}"}
 
 
 def test_a_store_of_its_own_is_left_as_it_is(tmp_path: Path, alone: dict[str, str]) -> None:

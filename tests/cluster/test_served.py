@@ -19,7 +19,15 @@ import pytest
 
 import kivi
 from tests.alerts.receiver import Receiver
-from tests.cluster.traffic import START, Client, answers_of, make_tables, make_tables_everywhere, newest_of
+from tests.cluster.traffic import (
+    START,
+    Client,
+    answers_of,
+    make_tables,
+    make_tables_everywhere,
+    newest_of,
+    wait_for,
+)
 from tests.conftest import require
 from tests.log.natscluster import NatsCluster
 from tests.server.test_raising import all_are_raised, calls, make_rule
@@ -68,10 +76,10 @@ def test_any_node_removes_events_while_others_append(nodes: list[ServerProcess])
     make_tables_everywhere(nodes)
     with kivi.connect(nodes[0].endpoint) as db:
         db.create_aggregate("slowest", source="calls", group_by=["endpoint"], measures={"us": kivi.max("us")})
-    clients = [Client(node.endpoint, seed, 40) for seed, node in enumerate(nodes)]
+    removed = beside = 0
+    clients = [Client(node.endpoint, seed, 40, while_=lambda: not beside) for seed, node in enumerate(nodes)]
     for client in clients:
         client.start()
-    removed = beside = 0
     for i in itertools.count():
         running = any(client.is_alive() for client in clients)
         low = 150 * (i % 6)
@@ -81,10 +89,10 @@ def test_any_node_removes_events_while_others_append(nodes: list[ServerProcess])
         beside += running and found > 0
         if not running and i > 6:
             break
-    assert beside
     for client in clients:
         client.join()
     assert [client.failure for client in clients] == [None] * len(clients)
+    assert beside
     last = newest_of(nodes)
     answers = []
     for node in nodes:
@@ -92,7 +100,7 @@ def test_any_node_removes_events_while_others_append(nodes: list[ServerProcess])
             answers.append([list(snap.scan(name)) for name in ("calls", "by_endpoint", "slowest")])
     assert answers[0] == answers[1] == answers[2]
     calls, sums, slowest = answers[0]
-    assert 0 < removed == 120 - len(calls)
+    assert 0 < removed == sum(client.count for client in clients) - len(calls)
     by_endpoint: dict[int, list[int]] = {}
     for call in calls:
         by_endpoint.setdefault(call["endpoint"], []).append(call["us"])
@@ -103,8 +111,7 @@ def test_any_node_removes_events_while_others_append(nodes: list[ServerProcess])
 
 
 def test_a_node_that_was_killed_comes_back_with_all_that_was_acknowledged(nodes: list[ServerProcess]) -> None:
-    with kivi.connect(nodes[0].endpoint) as db:
-        make_tables(db)
+    make_tables_everywhere(nodes)
     first = Client(nodes[0].endpoint, 1, 20)
     first.run()
     nodes[1].kill()
@@ -120,8 +127,8 @@ def test_a_node_that_was_killed_comes_back_with_all_that_was_acknowledged(nodes:
 
 
 def test_a_new_node_begins_with_the_copy_of_another_one(nodes: list[ServerProcess], tmp_path: Path) -> None:
+    make_tables_everywhere(nodes)
     with kivi.connect(nodes[0].endpoint) as db:
-        make_tables(db)
         before = Client(nodes[0].endpoint, 1, 10)
         before.run()
         db.checkpoint(str(tmp_path / "copy"))
@@ -155,8 +162,7 @@ def test_a_new_node_begins_with_the_copy_of_another_one(nodes: list[ServerProces
 def test_a_client_of_several_nodes_goes_on_with_another_one(nodes: list[ServerProcess], how: str) -> None:
     """Each node ends once and comes back, while clients commit: no call fails, and nothing counts twice."""
     everywhere = ",".join(node.endpoint for node in nodes)
-    with kivi.connect(everywhere) as db:
-        make_tables(db)
+    make_tables_everywhere(nodes)
     clients = [Client(everywhere, seed, 60) for seed in range(3)]
     for client in clients:
         client.start()
@@ -191,7 +197,7 @@ def test_who_follows_matches_goes_on_at_another_node(nodes: list[ServerProcess])
 
     def told(node: ServerProcess, **since: Any) -> tuple[list[Any], dict[str, int]]:
         with kivi.connect(node.endpoint) as db:
-            db.snapshot(min_snapshot=since["since"]).close()  # it may be behind the one that was killed
+            wait_for(since["since"], db)  # it may be behind the one that was killed
             with db.subscribe_matches("calls", rises, interval_ms=10, **since) as live:
                 update = live.next(60.0)
                 assert update is not None
@@ -213,8 +219,7 @@ def test_clients_leave_nodes_that_stand_still(nodes: list[ServerProcess]) -> Non
     """Most of them, so that nearly every client has to, and none fails: in the time that a machine needs which has
     other work for its processors (a client finds a node still after seconds, and the one that it asks next, too)."""
     everywhere = ",".join(node.endpoint for node in nodes)
-    with kivi.connect(everywhere) as db:
-        make_tables(db)
+    make_tables_everywhere(nodes)
     clients = [Client(everywhere, seed, 100) for seed in range(6)]
     for client in clients:
         client.start()
@@ -269,8 +274,8 @@ def test_a_shared_snapshot_is_read_by_any_node_and_outlives_the_one_that_began_i
     nodes[0].start()
     for node in nodes:
         with kivi.client.connect(node.endpoint) as db:
-            with db.snapshot(min_snapshot=later):
-                db.consolidate()
+            wait_for(later, db)
+            db.consolidate()
             with db.snapshot(lease=shared.lease, min_snapshot=at) as snap:
                 assert (snap.ts, snap.get("totals", (1,))) == (at, {"endpoint": 1, "us": 5, "n": 1})
             with db.snapshot(as_of=at) as snap:
@@ -301,10 +306,10 @@ def test_without_its_log_a_cluster_reads_and_takes_no_writes(nodes: list[ServerP
         wait_until(
             lambda: {one["address"] for one in db.cluster_status()["nodes"]} >= {node.endpoint for node in nodes}
         )
-        nats.servers[0].kill()
         hasty = kivi.connect(nodes[0].endpoint, timeout=3)
         with hasty, pytest.raises((kivi.Unavailable, kivi.CommitUnknown)), hasty.transaction() as tx:
             tx.delta("totals", (1,), us=7, n=1)
+            nats.servers[0].kill()  # so the node has not noticed yet, and proposes it
         assert db.get("totals", (1,)) == {"endpoint": 1, "us": 5, "n": 1}
         assert db.get("totals", (1,), max_staleness="1h") == {"endpoint": 1, "us": 5, "n": 1}
         with pytest.raises(kivi.Unavailable, match=r"may be \d+\.\d s old") as refused:
@@ -339,6 +344,9 @@ def test_an_alert_is_the_same_on_every_node_and_told_once(nodes: list[ServerProc
         dbs[0].create_aggregate("slowest", source="calls", group_by=group_by, measures={"us": kivi.max("us")})
         append(dbs[0], 0, 1)
         dbs[0].create_alert("slow", on="slowest", where=kivi.col("us") > 9, for_="2m", notify=receiver.url)
+        made = dbs[0].watermark()
+        for db in dbs:  # each has heard of the table
+            wait_for(made, db)
         append(dbs[1], 1, 10)
         append(dbs[2], 7.5, 1)
         all_say("firing")
@@ -383,7 +391,8 @@ def test_whichever_node_evaluates_alerts_is_killed_and_another_one_goes_on(nodes
         )
         found, last = db.alerts(), db.watermark()
         for node in nodes:
-            with kivi.connect(node.endpoint, timeout=120) as one, one.snapshot(min_snapshot=last):
+            with kivi.connect(node.endpoint, timeout=120) as one:
+                wait_for(last, one)
                 assert one.alerts() == found
 
 
@@ -410,7 +419,8 @@ def test_whichever_node_evaluates_a_pattern_is_killed_and_no_match_is_raised_twi
         all_are_raised(db, written)
         found, last = db.rules(), db.watermark()
         for node in nodes:
-            with kivi.connect(node.endpoint, timeout=120) as one, one.snapshot(min_snapshot=last):
+            with kivi.connect(node.endpoint, timeout=120) as one:
+                wait_for(last, one)
                 assert one.rules() == found
 
 
@@ -434,8 +444,8 @@ def test_the_node_that_builds_is_killed_and_another_one_builds(nodes: list[Serve
             ids = pa.array(range(low, low + step), pa.int64())
             columns = {"ts": ids.cast(pa.timestamp("us", tz="UTC")), "key": ids, "us": pc.bit_wise_and(ids, 1_023)}
             last = other.append("hits", pa.table(columns))
-        with kivi.connect(nodes[0].endpoint, timeout=120) as db, db.snapshot(min_snapshot=last):
-            pass
+        with kivi.connect(nodes[0].endpoint, timeout=120) as db:
+            wait_for(last, db)
 
         def create() -> None:
             with contextlib.suppress(kivi.KiviError), kivi.connect(nodes[0].endpoint, timeout=120) as db:
@@ -450,6 +460,6 @@ def test_the_node_that_builds_is_killed_and_another_one_builds(nodes: list[Serve
         wait_until(lambda: other.describe("built")["state"] == "ready", timeout_s=120)
         nodes[0].start()
         for node in nodes:
-            with kivi.connect(node.endpoint, timeout=120, read="fresh") as db, db.snapshot() as snap:
+            with kivi.connect(node.endpoint, timeout=120, read="fresh") as db, db.snapshot(ttl_s=600) as snap:
                 (found,) = snap.sql("select count(*) as n, sum(us) as us from built").to_pylist()
                 assert found == {"n": count, "us": sum(i & 1_023 for i in range(count))}

@@ -17,7 +17,7 @@ from kivi.model.declarations import event_table_schema
 from tests.conftest import require
 from tests.log.natscluster import NatsCluster
 from tests.serverproc import ServerProcess
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.story
 
@@ -136,7 +136,7 @@ def test_any_node_answers_for_all_of_which_none_holds_all(tmp_path: Path) -> Non
         nodes["a"].stop()
         nodes["a"].arguments += ["--shards", HELD["a"]]
         nodes["a"].start()
-        at_all = [opened.enter_context(kivi.connect(node.endpoint)) for node in nodes.values()]
+        at_all = [opened.enter_context(kivi.connect(node.endpoint, timeout=PATIENCE_S)) for node in nodes.values()]
         for i in range(8):  # by any, in commits that are cut and in such that are not
             users = USERS if i % 2 else USERS[i : i + 7]
             at_all[i % 3].append(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+import kivi
 from kivi.mvcc.groups import Outcome
 from tests.cluster.servers import Faults
 from tests.cluster.simulation import Simulation
@@ -64,6 +67,20 @@ def test_whoever_waits_is_told_when_the_log_has_lost_what_it_had_acknowledged() 
     node.log._lost("the log ends before")
     assert [type(outcome.error).__name__ for outcome in told] == ["CommitUnknown"] * 4 + ["Unavailable"] * 2
     assert node.db.get("t", (1,)) is None  # reads go on
+
+
+def test_a_log_that_has_lost_something_says_so_however_long_it_brings_nothing() -> None:
+    """And not that another node is to be asked, which has lost the same."""
+    simulation = _one_node()
+    node, told = simulation.nodes[0], list[Outcome]()
+    _commits(simulation, 1, told)
+    node.log._lost("the log ends before")
+    simulation.now_us += 60_000_000
+    assert node.log.is_held_up and node.store is not None
+    with pytest.raises(kivi.Unavailable, match="kivi cluster reseed"):
+        node.log.barrier(lambda n: None)
+    with pytest.raises(kivi.Unavailable, match="kivi cluster reseed"):
+        node.store.committer.fence("a token")
 
 
 def test_what_waited_is_published_when_a_log_that_stood_still_goes_on() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import sys
+import threading
 import time
 from typing import Any
 from unittest.mock import patch
@@ -184,6 +186,28 @@ def test_a_log_that_has_lost_what_it_acknowledged_takes_no_writes_and_reads_go_o
         with node.db.snapshot() as snap:
             assert snap.ts == node.log.place.number
             assert node.scan(snap, "t") == simulation.oracle.state(snap.ts).answer(Read(snap.ts, "t", None, None))
+
+
+def test_what_a_node_needs_is_asked_while_stages_leave_the_log() -> None:
+    """By a thread that says it to the others, while another one has folded what was staged."""
+    log, count = Simulation(2).nodes[0].log, 2_000
+    log._stages = {number: ((number,), 0) for number in range(1, count)}
+
+    def fold() -> None:
+        for below in range(count + 1):
+            log.truncate(below)
+
+    folding = threading.Thread(target=fold)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        folding.start()
+        while folding.is_alive():
+            assert log.needed <= 1
+    finally:
+        sys.setswitchinterval(before)
+        folding.join()
+    assert not log._stages
 
 
 def test_a_node_that_has_saved_the_place_where_it_noticed_a_loss_notices_it_again() -> None:

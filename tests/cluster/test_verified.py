@@ -13,6 +13,7 @@ import kivi
 from kivi.encoding.keyspaces import Space, table_prefix
 from tests.cluster.test_moving_served import COLUMNS, MEASURES, USERS, Appending
 from tests.cluster.test_verifying import flip
+from tests.cluster.traffic import wait_for
 from tests.conftest import require
 from tests.log.natscluster import NatsCluster
 from tests.serverproc import EndedError, ServerProcess
@@ -34,7 +35,10 @@ def test_nodes_compare_what_they_store_under_load_and_one_that_was_damaged_stops
         with kivi.connect(one.endpoint) as db:
             db.create_event_table("calls", event_time="ts", columns=COLUMNS, shard_by=["user"])
             db.create_aggregate("sums", source="calls", group_by=["user"], measures=MEASURES)
-            table = db.describe("sums")["id"]
+            table, made = db.describe("sums")["id"], db.watermark()
+        for node in (two, three):
+            with kivi.connect(node.endpoint) as db:
+                wait_for(made, db)
         appending = Appending(f"{one.endpoint},{two.endpoint},{three.endpoint}")
         for node in (one, two, three, one, two):
             done = verify(node)

@@ -7,14 +7,14 @@ import datetime as dt
 import random
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import kivi
 from tests.serverproc import ServerProcess
 from tests.waiting import PATIENCE_S
 
-__all__ = ["START", "Client", "answers_of", "make_tables", "make_tables_everywhere", "newest_of"]
+__all__ = ["START", "Client", "answers_of", "make_tables", "make_tables_everywhere", "newest_of", "wait_for"]
 
 START = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 ENDPOINTS = 5
@@ -28,21 +28,30 @@ def commit(ts: dt.datetime, endpoint: int, value: int, tx: kivi.Transaction) -> 
 class Client(threading.Thread):
     """Appends events by one node, each with its sum in the same commit, and runs again what was lost before it counted.
 
-    ``done`` is what was acknowledged."""
+    So many ``commits``, and on ``while_``. ``done`` is what was acknowledged, in ``count`` commits."""
 
-    def __init__(self, endpoint: str, seed: int, commits: int, timeout: float = PATIENCE_S) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        seed: int,
+        commits: int,
+        timeout: float = PATIENCE_S,
+        while_: Callable[[], bool] = lambda: False,
+    ) -> None:
         super().__init__()
         self.endpoint, self.rng, self.commits, self.timeout = endpoint, random.Random(seed), commits, timeout
+        self.while_, self.count = while_, 0
         self.done: Counter[int] = Counter()
         self.failure: BaseException | None = None
 
     def run(self) -> None:
         try:
             with kivi.connect(self.endpoint, timeout=self.timeout) as db:
-                for i in range(self.commits):
+                while self.count < self.commits or self.while_():
                     endpoint, value = self.rng.randrange(ENDPOINTS), self.rng.randrange(1000)
-                    db.run(partial(commit, START + dt.timedelta(seconds=i), endpoint, value))
+                    db.run(partial(commit, START + dt.timedelta(seconds=self.count), endpoint, value))
                     self.done[endpoint] += value
+                    self.count += 1
         except BaseException as error:
             self.failure = error
 
@@ -53,8 +62,15 @@ def make_tables_everywhere(nodes: Sequence[ServerProcess]) -> None:
         make_tables(db)
         made = db.watermark()
     for node in nodes:
-        with kivi.connect(node.endpoint) as db, db.snapshot(min_snapshot=made):
-            pass
+        with kivi.connect(node.endpoint) as db:
+            wait_for(made, db)
+
+
+def wait_for(ts: int, db: kivi.Database) -> None:
+    """Until the client's node has come to this commit. It is the read of a snapshot that waits for that: one that is
+    only begun is on its way when the client goes on, and taken back if it is closed by then."""
+    with db.snapshot(min_snapshot=ts) as snap:
+        assert snap.ts >= ts
 
 
 def make_tables(db: kivi.Database) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import signal
+import socket
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,27 @@ from kivi.log.natsserver import NatsServer, Peers, find_nats_server, free_ports
 from kivi.log.stream import Stream
 from tests.waiting import wait_until
 
-__all__ = ["NatsCluster", "copies_are_equal"]
+__all__ = ["NatsCluster", "copies_are_equal", "reserved_ports"]
+
+
+def reserved_ports(count: int) -> list[int]:
+    """Ports of loopback that are given to nobody else until this process ends, though a server that has one may be
+    away for long: what is free is so for a moment only, and several processes run tests at once.
+
+    Each is bound here, and not listened at. So `free_ports` of any process leaves it out, and a server takes it all
+    the same, as it sets SO_REUSEADDR; elsewhere than on Linux that would not be enough.
+    """
+    if sys.platform != "linux":
+        return free_ports(count)
+    found: list[int] = []
+    while len(found) < count:
+        held = socket.socket()
+        with contextlib.suppress(OSError):  # somebody was faster
+            held.bind(("127.0.0.1", *free_ports(1)))
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # of itself it shared with nobody
+            found.append(held.getsockname()[1])
+        atexit.register(held.close)
+    return found
 
 
 def copies_are_equal(stream: Stream) -> bool:
@@ -52,7 +75,7 @@ class NatsCluster:
         secret: str | None = None,
         through: Callable[[int, str], str] = lambda i, address: address,
     ) -> None:
-        ports = free_ports(2 * size)
+        ports = reserved_ports(2 * size)
         self.login: dict[str, Any] = {} if secret is None else {"user": "kivi", "password": secret}
         listened = [f"127.0.0.1:{port}" for port in ports[size:]]
         routes = [through(i, address) for i, address in enumerate(listened)]
@@ -99,8 +122,9 @@ class NatsCluster:
         return False
 
     def leader(self, stream: JetStream) -> int:
-        """Which server leads the stream."""
-        return int(stream._ask("STREAM.INFO")["cluster"]["leader"][1:])
+        """Which server leads the stream, once one does."""
+        leader = wait_until(lambda: stream._ask("STREAM.INFO").get("cluster", {}).get("leader"))
+        return int(leader[1:])
 
     @contextlib.contextmanager
     def stopped(self, at: int) -> Iterator[None]:

@@ -54,3 +54,18 @@ def test_a_move_is_over_when_both_owners_have_said_so() -> None:
         known.enter(said, 4 * _SECOND)
         assert not known.moves
         assert known.find(1).shards == _LOW & ~_SOME  # type: ignore[union-attr]
+
+
+def test_what_is_known_of_nodes_and_moves_is_looked_through_while_the_log_brings_others() -> None:
+    """A thread that reads them does not keep the one that applies the log, so it sees them as they were."""
+    members = nodes(n1=EVERY, n2=1 << 40)
+    members.enter(asked_entry(Move("m", _SOME, 2)), _SECOND)
+    seen = list[int | str]()
+    for member in members:
+        members.enter(Member(10 + member.node, State.LIVE, 1).with_shards(_LOW).entry(), _SECOND)
+        seen.append(member.node)
+    for move in members.moves.values():
+        members.enter(asked_entry(Move("n", 1 << 50, 2)), _SECOND)
+        seen.append(move.id)
+    assert seen == [1, 2, "m"]
+    assert ([member.node for member in members], [*members.moves]) == ([1, 2, 11, 12], ["m", "n"])

@@ -34,6 +34,7 @@ from typing import Any
 import kivi
 from kivi.errors import CommitUnknown, DataLoss, KiviError, Retryable, SnapshotTooOld, Unavailable
 from tests.cluster.links import Links
+from tests.cluster.traffic import wait_for
 from tests.log.natscluster import NatsCluster
 from tests.oracle import Attempt, Mismatch, Op, Oracle
 from tests.proof.concurrent import ARGUMENTS, clients_of, finish, read_all, resolve
@@ -254,8 +255,7 @@ class Cluster:
             if node.process.poll() is not None:
                 raise Mismatch(f"node {node.data} has ended by itself: {''.join(node.output[-20:])}")
             with kivi.connect(node.endpoint, timeout=BACK_S) as db:
-                with db.snapshot(min_snapshot=at_least):
-                    pass
+                wait_for(at_least, db)
                 found = db.cluster_status()
                 if found["failed"]:
                     raise Mismatch(f"node {node.data}: {found['failed']}")

@@ -23,6 +23,7 @@ from kivi.spark.reading import Reader
 from kivi.spark.schemas import Target, spark_schema
 from kivi.spark.tail import EventTail, StreamReader, stream_schema
 from tests.cluster.inprocess import Loop, Served
+from tests.cluster.traffic import wait_for
 from tests.conftest import require
 from tests.log.natscluster import NatsCluster
 from tests.serverproc import ServerProcess
@@ -48,7 +49,8 @@ def test_tasks_read_by_any_node_what_was_there_when_the_job_was_planned(nodes: l
             for i in range(10):
                 tx.put("rows", (i,), v=1)
     options = Options(table="rows", endpoint=nodes[0].endpoint, lease_ttl_s=60.0)
-    with kivi.connect(nodes[0].endpoint) as db, db.snapshot(min_snapshot=tx.commit_ts):
+    with kivi.connect(nodes[0].endpoint) as db:
+        wait_for(tx.commit_ts or 0, db)
         target = Target.of(options.client(), "rows")
         reader = Reader(options, target, spark_schema(target))
         parts = reader.partitions()
