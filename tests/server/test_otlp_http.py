@@ -298,7 +298,7 @@ def test_kinds_and_statuses_that_otlp_has_not_are_told(server: Server) -> None:
     assert rejected == 7
     assert "4 spans left out: its kind is none that OTLP has" in why
     assert "3 spans left out: its status code is none that OTLP has" in why
-    rows = [row for row in server.read("invocations") if row["trace_id"][-1] == 77]
+    rows = [row for row in server.read("invocations") if row["trace_id"] == (77).to_bytes(16)]
     assert sorted((row["span_id"][-1], row["error"]) for row in rows) == [(8, 1), (11, 0)]
 
 
