@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import datetime as dt
+import decimal
 import os
 import re
 import sys
@@ -19,18 +19,16 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from kivi.errors import InvalidArgument, KiviError
+from kivi.model.csv_texts import with_nulls
 from kivi.model.json_texts import as_float, read_json
 from kivi.model.predicate_text import parse_value, type_names
+from kivi.model.types import check_moments, check_unit
 
-__all__ = ["LONG", "ZEROS", "Progress", "batches", "format_of", "located", "loses_digits", "mistaken", "reading"]
+__all__ = ["FORMATS", "MANY", "ZEROS", "Progress", "batches", "format_of", "located", "loses_digits", "reading"]
 
 BATCH_ROWS: Final = 50_000
 _LINE_ROWS: Final = 10_000
 _POLL_S: Final = 0.2
-_EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-_UNITS: Final = {"seconds": 1_000_000, "milliseconds": 1_000}
-_LIKELY_US: Final = (631_152_000_000_000, 4_102_444_800_000_000)
-"""The years 1990 to 2099, in microseconds since 1970."""
 _CELL_MAX: Final = 16 << 20
 """Characters of a cell: as many bytes as a value may have, unless the server is told otherwise."""
 FORMATS: Final = {
@@ -69,8 +67,20 @@ def batches(
 
     ``follow``: then those of the rows that are written to it later, until it is interrupted; without ``waits`` only
     those that are there, but for a last line that is still being written. ``guessed``: nobody has said the types of a
-    file of lines, and a number that would lose digits is refused. Raises InvalidArgument.
+    file of lines, and a number that would lose digits is refused. Raises InvalidArgument, also for times in another
+    unit (``check_unit``).
     """
+    times = [name for name, type_ in type_names(description).items() if type_ == "timestamp"]
+    for batch in _batches(path, description, follow, waits, guessed):
+        for name in times:
+            values = _whole(batch.rows, name)
+            check_unit(values, f"{path}: column {name!r}")
+            if name != description.get("event_time"):  # of which each is looked at
+                check_moments(values, f"{path}: column {name!r}")
+        yield batch
+
+
+def _batches(path: str, description: Mapping[str, Any], follow: bool, waits: bool, guessed: bool) -> Generator[Batch]:
     kind = format_of(path)
     with reading(path, kind):
         match kind:
@@ -163,38 +173,40 @@ def located(error: KiviError, path: str, batch: Batch) -> None:
         error.message = re.sub(r"\brecords\[(\d+)\](?:\[('[^']*')\])?", line, error.message, count=1)
 
 
-def mistaken(rows: Any, name: str) -> str | None:
-    """What is wrong with whole numbers for times, which are microseconds, that are all of 1970 so, and of 1990 to 2099
-    as seconds or milliseconds."""
-    if isinstance(rows, pa.RecordBatch):
-        is_whole = name in rows.schema.names and pa.types.is_integer(rows.schema.field(name).type)
-        values = rows.column(name).drop_null().to_pylist() if is_whole else []
-    else:
-        values = [value for row in rows if (value := row.get(name)) is not None]
-    if not values or not all(type(value) is int for value in values):
-        return None
-    for unit, us in _UNITS.items():
-        if _LIKELY_US[0] <= us * min(values) and us * max(values) < _LIKELY_US[1]:
-            moment = _EPOCH + dt.timedelta(microseconds=us * values[0])
-            return (
-                f"column {name!r} has {values[0]}: that is {moment:%Y-%m-%d} in {unit}, but whole numbers are "
-                f"microseconds since 1970; multiply by {us:,}, or write times as text, like {moment:%Y-%m-%dT%H:%M:%SZ}"
-            )
-    return None
+def _whole(rows: Any, name: str) -> list[Any]:
+    """A column's values, if they may be whole numbers."""
+    if not isinstance(rows, pa.RecordBatch):
+        return [row.get(name) for row in rows]
+    is_whole = name in rows.schema.names and pa.types.is_integer(rows.schema.field(name).type)
+    return rows.column(name).to_pylist() if is_whole else []
 
 
 ZEROS: Final = r"^\s*[-+]?0\d"
-LONG: Final = r"^\s*[-+]?\d{16,}\s*$"
+MANY: Final = r"\d[\d.]{15,}"
+_LONG: Final = r"^\s*[-+]?\d{16,}\s*$"
+_EXACT: Final = decimal.Context(prec=2_000)
+"""Of more digits than a float64 has, all written out."""
 
 
 def loses_digits(type_: str, value: Any, kind: str) -> bool:
-    """Whether a number of this type is less than what a file says: a postal code has zeros in front, and an id more
-    digits than a float64."""
+    """Whether a number of this type is less than what a file says: a postal code has zeros in front, and an id or a
+    decimal more digits than a float64."""
     if kind == "json":
         return type_ == "float64" and type(value) is int and abs(value) > 1 << 53
     if type_ not in ("int64", "float64"):
         return False
-    return bool(re.match(ZEROS, value) or (type_ == "float64" and re.match(LONG, value)))
+    return bool(re.match(ZEROS, value) or (type_ == "float64" and (re.match(_LONG, value) or _is_rounded(value))))
+
+
+def _is_rounded(text: str) -> bool:
+    """Whether a float64, written with as many digits, is another number."""
+    if not re.search(MANY, text):
+        return False
+    try:
+        given = decimal.Decimal(text)
+        return decimal.Decimal(float(given)).quantize(given, context=_EXACT) != given
+    except (ValueError, ArithmeticError):
+        return True
 
 
 class Rows:
@@ -207,6 +219,8 @@ class Rows:
         self.number = 0
         self.types = type_names(description)
         self.names: list[str] | None = None
+        is_exact = any(type_.startswith("decimal") for type_ in self.types.values())
+        self._how: dict[str, Any] = {"parse_float": decimal.Decimal} if is_exact else {}
         self._open: list[str] = []  # the lines of a CSV record whose last quote is not closed yet
         csv.field_size_limit(_CELL_MAX)
 
@@ -231,7 +245,7 @@ class Rows:
             if cells is None:
                 return None
             if self.names is None:
-                self.names = [cell.strip() for cell in cells]
+                self.names = [(cell or "").strip() for cell in cells]
                 if twice := {name for name in self.names if self.names.count(name) > 1}:
                     raise InvalidArgument(f"{self.path} has several columns that are called {min(twice)!r}: rename one")
                 return None
@@ -240,39 +254,44 @@ class Rows:
             row: dict[str, Any] = dict(zip(self.names, cells, strict=True))
         else:
             try:
-                found = read_json(line, where)
+                found = read_json(line, where, **self._how)
             except ValueError:
                 found = None
             if not isinstance(found, dict):
                 raise InvalidArgument(f"{where} is not a JSON object: write one object a line")
             row = found
         for name, value in row.items():
-            if self.guessed and loses_digits(self.types.get(name, ""), value, self.kind):
+            if isinstance(value, decimal.Decimal) and self.types.get(name) == "float64":
+                row[name] = float(value)
+            if self.guessed and value is not None and loses_digits(self.types.get(name, ""), value, self.kind):
                 raise InvalidArgument(
                     f"{where}, column {name!r}: {value} has more digits than {self.types[name]} keeps"
                 )
             if type(value) is int and self.types.get(name) == "float64":
                 row[name] = as_float(value)
-            if isinstance(value, str) and name in self.types:
-                if self.kind == "csv" and value == "":
+            if isinstance(value, str) and self.types.get(name, "string") != "string":  # a text is what it is, also null
+                if self.kind == "csv" and value == "":  # in quotes, as some put all cells
                     row[name] = None
-                elif self.types[name] != "string":  # a text is what it is, also null, and 'x' with its quotes
-                    try:
-                        row[name] = parse_value(self.types[name], value, f"{where}, column {name!r}")
-                    except InvalidArgument as error:
-                        error.message += ": leave the cell empty if there is no value" if self.kind == "csv" else ""
-                        raise
+                    continue
+                try:
+                    row[name] = parse_value(self.types[name], value, f"{where}, column {name!r}")
+                except InvalidArgument as error:
+                    error.message += ": leave the cell empty if there is no value" if self.kind == "csv" else ""
+                    raise
         return row
 
-    def _cells(self, line: str) -> list[str] | None:
+    def _cells(self, line: str) -> list[str | None] | None:
         """Those of the record that ends in this line, None if it goes on."""
         cells = _closed('"' + line if self._open else line)
         if cells is None or self._open:
             self._open.append(line)
-        if cells is not None and self._open:
+        if cells is None:
+            return None
+        if self._open:
+            line = "".join(self._open)
             (cells,) = csv.reader(self._open)
             self._open = []
-        return cells
+        return with_nulls(cells, line)
 
 
 def _closed(text: str) -> list[str] | None:

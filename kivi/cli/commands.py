@@ -313,7 +313,7 @@ def write(db: Any, args: argparse.Namespace) -> None:
 
 
 def append(db: Any, args: argparse.Namespace) -> None:
-    from kivi.cli.append import Progress, batches, located, mistaken
+    from kivi.cli.append import Progress, batches, located
     from kivi.cli.create import create_for
 
     if made := args.create and args.table not in db.tables():
@@ -330,8 +330,6 @@ def append(db: Any, args: argparse.Namespace) -> None:
             raise InvalidArgument(f"{args.table} is not an event table: use put, delta or an application")
         with Progress(f"{args.table} <- {args.file}") as progress, contextlib.suppress(*stops):
             for batch in batches(args.file, found, follow=args.follow):
-                if not count and (wrong := mistaken(batch.rows, found["event_time"])):
-                    print(f"warning: {wrong}", file=sys.stderr)
                 try:
                     commit_ts = db.append(args.table, batch.rows, late=args.late)
                 except KiviError as error:

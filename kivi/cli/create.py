@@ -22,8 +22,9 @@ from __future__ import annotations
 import argparse
 import codecs
 import io
+import itertools
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import pyarrow as pa
@@ -31,7 +32,7 @@ import pyarrow.compute as pc
 
 from kivi.cli.aggregate import pairs
 from kivi.cli.alter import declared
-from kivi.cli.append import LONG, ZEROS, Batch, Progress, Rows, batches, format_of, located, mistaken, reading
+from kivi.cli.append import MANY, ZEROS, Batch, Progress, Rows, batches, format_of, located, loses_digits, reading
 from kivi.cli.text import print_value
 from kivi.errors import InvalidArgument, KiviError, SchemaError
 from kivi.model.declarations import event_table_schema
@@ -130,10 +131,6 @@ def _check(args: argparse.Namespace, columns: Mapping[str, str]) -> None:
     try:
         with Progress(f"{args.file} is checked") as progress:
             for batch in batches(args.file, schema.description(), follow=args.follow, waits=False, guessed=True):
-                if not count and (wrong := mistaken(batch.rows, args.event_time)):
-                    raise InvalidArgument(
-                        f"{args.file}: {wrong}. If they are microseconds, kivi create makes the table"
-                    )
                 _check_batch(schema, args.file, batch)
                 count += len(batch.rows)
                 progress.update(batch.done, count, batch.total)
@@ -200,7 +197,7 @@ _TYPES: Final = (
 def _of_csv(path: str) -> pa.Schema:
     import pyarrow.csv as reader
 
-    lines = _first_lines(path)
+    lines = _first_lines(path, b'"')
     # threads of Arrow may outlive a command that ends at once
     alone = reader.ReadOptions(use_threads=False, block_size=len(lines) + 1)
     table = reader.read_csv(io.BytesIO(lines), alone)
@@ -220,8 +217,9 @@ def _loses_digits(type_: pa.DataType, cells: pa.ChunkedArray) -> bool:
     """``kivi.cli.append.loses_digits`` of any of them."""
     if not pa.types.is_integer(type_) and not pa.types.is_floating(type_):
         return False
-    pattern = ZEROS if pa.types.is_integer(type_) else f"{ZEROS}|{LONG}"
-    return bool(pc.any(pc.match_substring_regex(cells, pattern)).as_py())
+    name = "int64" if pa.types.is_integer(type_) else "float64"
+    some = cells.filter(pc.match_substring_regex(cells, f"{ZEROS}|{MANY}")).to_pylist()
+    return any(loses_digits(name, cell, "csv") for cell in some)
 
 
 def _of_json(path: str) -> pa.Schema:
@@ -259,13 +257,26 @@ def _of_arrow(path: str) -> pa.Schema:
         return reader.schema
 
 
-def _first_lines(path: str) -> bytes:
-    """Whole ones: the header and a row at least, if there are any."""
+def _first_lines(path: str, quote: bytes | None = None) -> bytes:
+    """Whole ones: the header and a row at least, if there are any. Within two of ``quote`` no line ends."""
     with open(path, "rb") as file:
         read = more = file.read(_READ)
-        while len(more) == _READ and read.count(b"\n") < _LINES_MIN:
+        while len(more) == _READ:
+            ends = list(itertools.islice(_ends(read, quote), _LINES_MIN))
+            if len(ends) == _LINES_MIN:
+                return read[: ends[0]]
             read += (more := file.read(_READ))
-        return read if len(more) < _READ else read[: read.rindex(b"\n") + 1]
+        return read
+
+
+def _ends(lines: bytes, quote: bytes | None) -> Iterator[int]:
+    """Where lines end, the last first."""
+    end, is_open = len(lines), quote is not None and lines.count(quote) % 2 == 1
+    while (line := lines.rfind(b"\n", 0, end)) >= 0:
+        is_open ^= quote is not None and lines.count(quote, line, end) % 2 == 1
+        if not is_open:
+            yield line + 1
+        end = line
 
 
 _SCHEMAS: Final = {"csv": _of_csv, "json": _of_json, "parquet": _of_parquet, "arrow": _of_arrow}

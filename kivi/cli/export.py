@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset
 import pyarrow.parquet
 
+from kivi.cli.append import FORMATS
 from kivi.cli.folders import check_new, made_whole
 from kivi.errors import InvalidArgument, KiviError
 
@@ -42,6 +43,10 @@ def export(
 
     Raises InvalidArgument, and what reading raises; then nothing is there.
     """
+    if (kind := FORMATS.get(Path(to).suffix.lower())) in ("csv", "json"):
+        raise InvalidArgument(
+            f"{to}: export writes a directory of {format_} files: name one, or take kivi scan {table} -o {kind} > {to}"
+        )
     target = check_new(to)
     time = description.get("event_time")
     if by == "day" and time is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import datetime as dt
 import decimal
 import itertools
@@ -15,8 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from kivi.errors import InvalidArgument, SchemaError
+from kivi.model.csv_texts import csv_line
 from kivi.model.predicate_text import parse_value, split_names, type_names
 from kivi.model.quantiles import Quantiles
+from kivi.model.types import check_moments, check_unit
 from kivi.model.values import Top
 
 if TYPE_CHECKING:
@@ -50,7 +51,12 @@ def assignments(description: Mapping[str, Any], words: Sequence[str]) -> dict[st
             raise InvalidArgument(f"{word!r} is not column=value")
         if name not in types:
             raise SchemaError(f"table {description['name']!r} has no column {name!r}; it has {', '.join(types)}")
+        if name in out:
+            raise InvalidArgument(f"column {name!r} is named twice: which of the values is it?")
         out[name] = parse_value(types[name], text, f"column {name!r}")
+        if types[name] == "timestamp":
+            check_unit([out[name]], f"column {name!r}")
+            check_moments([out[name]], f"column {name!r}")
     return out
 
 
@@ -83,7 +89,7 @@ def plain(value: Any) -> Any:
         moment = value if value.tzinfo is None else value.astimezone(dt.UTC)  # SQL has moments of no time zone
         return moment.isoformat().replace("+00:00", "Z")
     if isinstance(value, decimal.Decimal):
-        return str(value)
+        return f"{value:f}"
     if isinstance(value, (bytes, bytearray)):
         return "0x" + bytes(value).hex()
     if isinstance(value, (dt.date, dt.time, dt.timedelta, uuid.UUID)):
@@ -148,12 +154,12 @@ def _print_objects(rows: Iterable[Mapping[str, Any]], out: TextIO | None) -> Non
 
 def _print_cells(rows: Iterable[Sequence[Any]], names: Sequence[str], style: str, out: TextIO | None) -> None:
     out = out or sys.stdout
-    cells = (list(map(shown, row)) for row in rows)
     if style == "csv":
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(names)
-        writer.writerows(cells)
+        print(csv_line(names), file=out)
+        for row in rows:
+            print(csv_line(None if value is None else shown(value) for value in row), file=out)
         return
+    cells = (list(map(shown, row)) for row in rows)
     first = list(itertools.islice(cells, _WIDTHS_FROM))
     columns = list(zip(names, *first, strict=True))
     widths = [max(map(len, column)) for column in columns]

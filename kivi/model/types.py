@@ -30,7 +30,7 @@ import datetime as dt
 import decimal
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -38,7 +38,10 @@ from kivi.errors import DataLoss, InvalidArgument, OutOfRange, SchemaError
 from kivi.model.quantiles import Quantiles
 from kivi.model.values import Top, list_of
 
-__all__ = ["INT64_MAX", "INT64_MIN", "MOMENT_MAX_US", "MOMENT_MIN_US", "ColumnType", "check_moment", "shown"]
+__all__ = [
+    "INT64_MAX", "INT64_MIN", "LIKELY_US", "MOMENT_MAX_US", "MOMENT_MIN_US", "ColumnType", "check_moment",
+    "check_moments", "check_unit", "shown",
+]  # fmt: skip
 
 INT64_MIN: Final = -(2**63)
 INT64_MAX: Final = 2**63 - 1
@@ -46,6 +49,9 @@ _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 MOMENT_MIN_US: Final = -62_135_596_800_000_000
 MOMENT_MAX_US: Final = 253_402_300_799_999_999
 """What a ``datetime`` holds, in microseconds since 1970: the years 1 to 9999."""
+LIKELY_US: Final = (631_152_000_000_000, 4_102_444_800_000_000)
+"""The years 1990 to 2099, in microseconds since 1970: of what programs measure."""
+_UNITS_US: Final = {"seconds": 1_000_000, "milliseconds": 1_000}
 _DECIMAL: Final = re.compile(r"decimal\(\s*([0-9]{1,4})\s*,\s*([0-9]{1,4})\s*\)\Z")
 
 _EXACT: Final = decimal.Context(
@@ -310,6 +316,37 @@ def check_moment(value: int, what: str) -> int:
             f"{what} is {value} us, outside the years 1 to 9999: give a datetime, or whole microseconds since 1970"
         )
     return value
+
+
+def check_moments(times: Iterable[Any], what: str) -> None:
+    """``check_moment`` of whole numbers and datetimes; what is neither is refused elsewhere.
+
+    A cell of such a time is written, and then no reader of its table gets any further: who writes text is told before.
+    """
+    for time in times:
+        if isinstance(time, dt.datetime):
+            check_moment((time - _EPOCH) // dt.timedelta(microseconds=1), what)
+        elif type(time) is int:
+            check_moment(time, what)
+
+
+def check_unit(times: Iterable[Any], what: str) -> None:
+    """Raises InvalidArgument for whole numbers that must be seconds or milliseconds, where they are microseconds.
+
+    That is where all of them, but nulls, are of 1990 to 2099 so: as microseconds they are of January and February 1970.
+    It is asked of what was written as text, by programs that do not know kivi. A time that is one of those can be
+    written as a date there.
+    """
+    given = [time for time in times if time is not None]
+    if not given or not all(type(time) is int for time in given):
+        return
+    for unit, us in _UNITS_US.items():
+        if LIKELY_US[0] <= us * min(given) and us * max(given) < LIKELY_US[1]:
+            moment = _EPOCH + dt.timedelta(microseconds=us * given[0])
+            raise InvalidArgument(
+                f"{what} has {given[0]}: that is {moment:%Y-%m-%d} in {unit}, but whole numbers are microseconds since "
+                f"1970; multiply by {us:,}, or write times as text, like {moment:%Y-%m-%dT%H:%M:%SZ}"
+            )
 
 
 def _to_timestamp(type_: ColumnType, value: Any, what: str) -> int:

@@ -1,9 +1,10 @@
 """Aggregates as Prometheus' series.
 
 A sum or a count of an aggregate with a time slot is a counter, ``<table>_<measure>``. Its labels are the key columns
-without the slot, as text. It is cumulative, and has a sample at the end of every slot, as a server has that is scraped
-then, from 0 where the first slot of the series begins that is kept; so ``increase(calls_5m_n[5m])`` where a slot ends
-is that slot's count, the first one's too, and ``rate`` is it by the second. A slot that has not ended has no sample.
+without the slot, as text; ``Counter.labels`` says what those are called whose name is taken. It is cumulative, and has
+a sample at the end of every slot, as a server has that is scraped then, from 0 where the first slot of the series
+begins that is kept; so ``increase(calls_5m_n[5m])`` where a slot ends is that slot's count, the first one's too, and
+``rate`` is it by the second. A slot that has not ended has no sample.
 
 A distribution (``kivi.quantiles``) is a histogram, ``<table>_<measure>_bucket``, with the label ``le``: both bounds of
 all buckets that have values in what is selected, so that ``histogram_quantile`` of any sum of them is within the
@@ -84,8 +85,17 @@ class Counter(NamedTuple):
     is_histogram: bool = False
 
     @property
-    def labels(self) -> list[str]:
-        return [group.name for group in self.table.group_by if group.slot is None]
+    def labels(self) -> dict[str, str]:
+        """Which key column each label is of. One that has the name of a label of ours is called ``exported_...``, as
+        Prometheus calls it, as often as it has to be."""
+        columns = [group.name for group in self.table.group_by if group.slot is None]
+        ours, labels = {NAME, LE} if self.is_histogram else {NAME}, dict[str, str]()
+        for column in columns:
+            label = column
+            while label in ours or (label != column and label in columns):
+                label = f"exported_{label}"
+            labels[label] = column
+        return labels
 
 
 @dataclass(frozen=True)
@@ -216,18 +226,19 @@ class Reading:
         table = self._store.table(counter.table.name, self._lease)
         where = _pushed(table, counter, matching)
         slot = next(group.name for group in table.group_by if group.slot is not None)
+        columns = counter.labels.values()
         if counts:
             names, tz = [counter.measure], counter.slot.zone or None
-            rollup = RollupArguments(table.name, counter.labels, counter.slot.width, where=where, measures=names, tz=tz)
+            rollup = RollupArguments(table.name, [*columns], counter.slot.width, where=where, measures=names, tz=tz)
             batches: Iterable[Any] = self._store.answer(self._lease, table, rollup.bound(table))
         else:
-            keys = OrderedScanArguments(table.name, where=where, columns=[*counter.labels, slot])
+            keys = OrderedScanArguments(table.name, where=where, columns=[*columns, slot])
             batches = self._store.scan(self._lease, table, keys.bound(table))
         rows: dict[tuple[str, ...], list[tuple[int, Any]]] = {}
         for batch in batches:
             starts = batch.column(slot).cast("int64").to_pylist()
             for start, row in zip(starts, rows_from_batch(batch), strict=True):
-                key = tuple(_text(row[name]) for name in counter.labels)
+                key = tuple(_text(row[name]) for name in columns)
                 rows.setdefault(key, []).append((start, row.get(counter.measure, 0)))
         named: list[_Found] = []
         for key, found in rows.items():
@@ -273,10 +284,11 @@ def _cumulative(counter: Counter, chosen: Sequence[_Found], span_us: tuple[int, 
 def _pushed(table: TableSchema, counter: Counter, matching: Iterable[Matching]) -> Expr | None:
     """What the store can select: texts that are equal. Everything is looked at again."""
     where: Expr | None = None
+    labels = counter.labels
     for each in matching:
-        column = table.by_name.get(each.name)
-        if each.op == "=" and each.value and each.name in counter.labels and column and str(column.type) == "string":
-            term = Expr("==", each.name, each.value)
+        column = table.by_name.get(labels.get(each.name, ""))
+        if each.op == "=" and each.value and column and str(column.type) == "string":
+            term = Expr("==", column.name, each.value)
             where = term if where is None else where & term
     return where
 

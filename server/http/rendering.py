@@ -14,9 +14,7 @@ In text times are ISO 8601 in UTC, decimals texts (``"12.50"``; a JSON number wo
 
 from __future__ import annotations
 
-import csv
 import datetime as dt
-import io
 import json
 import math
 import uuid
@@ -29,6 +27,7 @@ from kivi_server.http.errors import NotAcceptable
 
 from kivi.arrow.columns import distinct_names, rows_from_batch
 from kivi.arrow.ipc import encode_ipc
+from kivi.model.csv_texts import csv_line
 from kivi.model.quantiles import Quantiles
 from kivi.model.values import Top
 
@@ -97,13 +96,15 @@ def compact(value: Any) -> bytes:
 
 
 def csv_of(names: Sequence[str], rows: Iterable[Mapping[str, Any]], *, exact: bool = False) -> bytes:
-    out = io.StringIO()
-    writer = csv.writer(out)
-    writer.writerow(names)
-    for row in rows:
-        values = [plain(row[name], exact=exact) for name in names]
-        writer.writerow([json.dumps(v, ensure_ascii=False) if isinstance(v, (bool, dict, list)) else v for v in values])
-    return out.getvalue().encode()
+    lines = [csv_line(names)]
+    lines += (csv_line(_cell(plain(row[name], exact=exact)) for name in names) for row in rows)
+    return "".join(f"{line}\r\n" for line in lines).encode()
+
+
+def _cell(value: Any) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, (bool, dict, list)) else str(value)
 
 
 def plain(value: Any, *, exact: bool = False) -> Any:
@@ -123,5 +124,5 @@ def plain(value: Any, *, exact: bool = False) -> Any:
     if isinstance(value, (dt.date, dt.time, dt.timedelta, uuid.UUID)):
         return str(value)
     if isinstance(value, Decimal):
-        return str(value) if exact else float(value)
+        return f"{value:f}" if exact else float(value)
     return value

@@ -19,7 +19,8 @@ nothing happens twice. Without one, a request whose answer was lost may have hap
 
 Values are JSON's: moments in ISO 8601 or microseconds since 1970, decimals as texts or numbers (exact either way),
 bytes as ``0x`` and hexadecimal. An append's body is JSON (a list of objects), lines of JSON, or an Arrow IPC stream,
-as Content-Type says.
+as Content-Type says. Numbers of JSON that must be seconds or milliseconds are refused where a moment belongs
+(``kivi.model.types.check_unit``): of an append, if all of a column are.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from kivi.model.json_texts import as_float
 from kivi.model.predicate_text import parse_value
 from kivi.model.schema import TableSchema
 from kivi.model.tenants import Tenant
-from kivi.model.types import shown
+from kivi.model.types import check_moments, check_unit, shown
 from kivi.store.facade import Store, Txn
 
 __all__ = ["Appended", "Operations", "committed", "token_of"]
@@ -178,7 +179,7 @@ def _apply(store: Store, txn: Txn, operation: Mapping[str, Any]) -> None:
         return
     types = [(column.name, str(column.type)) for column in schema.key]
     key = tuple(
-        _value(type_, value, f"key column {name!r}")
+        _single(type_, value, f"key column {name!r}")
         for (name, type_), value in zip(types, operation["key"], strict=False)
     ) + tuple(operation["key"][len(types) :])
     values = {name: _cell(schema, name, value) for name, value in operation.get("values", {}).items()}
@@ -199,7 +200,15 @@ def _apply(store: Store, txn: Txn, operation: Mapping[str, Any]) -> None:
 
 def _cell(schema: TableSchema, name: str, value: Any) -> Any:
     column = schema.by_name.get(name)
-    return value if column is None else _value(str(column.type), value, f"column {name!r}")
+    return value if column is None else _single(str(column.type), value, f"column {name!r}")
+
+
+def _single(type_: str, value: Any, what: str) -> Any:
+    value = _value(type_, value, what)
+    if type_ == "timestamp":
+        check_unit([value], what)
+        check_moments([value], what)
+    return value
 
 
 def _value(type_: str, value: Any, what: str) -> Any:
@@ -226,6 +235,11 @@ def _records(schema: TableSchema, records: Any) -> Iterable[Any]:
         if isinstance(record, dict):
             for name in types.keys() & record.keys():
                 record[name] = _value(types[name], record[name], f"records[{i}], column {name!r}")
+    for name in (name for name, type_ in types.items() if type_ == "timestamp"):
+        times = [record.get(name) for record in records if isinstance(record, dict)]
+        check_unit(times, f"column {name!r}")
+        if name != schema.event_time:  # of which each is looked at
+            check_moments(times, f"column {name!r}")
     return records
 
 

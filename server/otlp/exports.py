@@ -8,7 +8,6 @@ whose table does not fit, or that the sender's token is not for, are told as lef
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -106,13 +105,13 @@ class Exports:
 
 async def _put(intake: Intake, spans: Spans, allows: Callable[[str], bool]) -> Taken:
     if not allows(intake.table):
-        return Taken(rejected=Counter({f"the access token is not for table {intake.table!r}": spans.items}))
+        return intake.left_out(spans, f"the access token is not for table {intake.table!r}")
     if not len(spans):
         return intake.left_out(spans)
     try:
         return await intake.put(spans)
     except DoesNotFit as error:
-        return Taken(rejected=spans.rejected + Counter({error.message: spans.items}))
+        return intake.left_out(spans, error.message)
 
 
 def _together(taken: Sequence[Taken | BaseException]) -> Taken:

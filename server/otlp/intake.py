@@ -145,9 +145,9 @@ class Intake:
         self._awake.set()
         return await request.answer
 
-    def left_out(self, spans: Spans) -> Taken:
-        """Of spans that are none: nothing is committed, or made, for them."""
-        taken = Taken(rejected=Counter(spans.rejected))
+    def left_out(self, spans: Spans, why: str = "") -> Taken:
+        """All of them, for a reason, or where there is none among them: nothing is committed, or made, for them."""
+        taken = Taken(rejected=spans.rejected + Counter({why: spans.items}))
         self._count(spans, taken)
         return taken
 

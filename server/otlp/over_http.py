@@ -1,14 +1,16 @@
 """OTLP/HTTP: the same exports as protobuf or JSON, for ``/v1/traces``, ``/v1/metrics`` (``kivi_server.http.routes``).
 
-OTLP's JSON is that of protobuf, but for ids, which are hexadecimal. It is made a message first, so that everything
-behind it is one.
+OTLP's JSON is that of protobuf, but for ids, which are hexadecimal, and for enumerations, which are numbers. It is made
+a message first, so that everything behind it is one. Names of enumerations that OTLP has are read, too; a text that is
+none is kept as a number that is none (``NEITHER``), for protobuf's reader would leave it out, and a span without a kind
+is none that counts.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from google.protobuf import json_format
@@ -21,6 +23,8 @@ from kivi_server.otlp.points import decode_points, points_of
 from kivi_server.otlp.spans import Spans, decode, spans_of
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from kivi.errors import InvalidArgument, KiviError
 from kivi.model.json_texts import read_json
@@ -30,6 +34,10 @@ __all__ = ["OverHttp"]
 
 PROTOBUF: Final = "application/x-protobuf"
 JSON: Final = "application/json"
+NEITHER: Final = -1
+_KINDS: Final = frozenset(Span.SpanKind.keys())
+_STATUS_CODES: Final = frozenset(Status.StatusCode.keys())
+_TEMPORALITIES: Final = frozenset(AggregationTemporality.keys())
 _IDS: Final = ("traceId", "spanId", "parentSpanId")
 
 
@@ -70,6 +78,8 @@ def decode_json(data: bytes) -> list[Spans]:
     try:
         found = _loaded(data)
         for span in _spans(found):
+            _number(span, "kind", _KINDS)
+            _number(span.get("status") or {}, "code", _STATUS_CODES)
             for each in (span, *(span.get("links") or ())):
                 for name in _IDS:
                     if each.get(name):  # null is what is not there, as everywhere in JSON
@@ -78,6 +88,12 @@ def decode_json(data: bytes) -> list[Spans]:
     except (ValueError, TypeError, AttributeError, RecursionError, json_format.ParseError) as error:
         raise InvalidArgument(f"this is no ExportTraceServiceRequest of OTLP in JSON: {_why(error)}") from None
     return spans_of(request).parts
+
+
+def _number(said: dict[str, Any], name: str, known: Container[str]) -> None:
+    """Of an enumeration."""
+    if isinstance(text := said.get(name), str) and text not in known and not text.isdecimal():
+        said[name] = NEITHER
 
 
 def _why(error: Exception) -> str:
@@ -105,21 +121,21 @@ def decode_points_json(data: bytes) -> Sequence[Spans]:
     """Raises InvalidArgument. Ids are of exemplars alone, which are not kept."""
     try:
         found = _loaded(data)
-        for point in _points(found):
-            point.pop("exemplars", None)
+        for each in _data(found):
+            _number(each, "aggregationTemporality", _TEMPORALITIES)
+            for point in each.get("dataPoints") or ():
+                point.pop("exemplars", None)
         request = json_format.ParseDict(found, ExportMetricsServiceRequest(), ignore_unknown_fields=True)
     except (ValueError, TypeError, AttributeError, RecursionError, json_format.ParseError) as error:
         raise InvalidArgument(f"this is no ExportMetricsServiceRequest of OTLP in JSON: {_why(error)}") from None
     return points_of(request)
 
 
-def _points(found: Any) -> Iterator[dict[str, Any]]:
+def _data(found: Any) -> Iterator[dict[str, Any]]:
     for resource in found.get("resourceMetrics") or ():
         for scope in resource.get("scopeMetrics") or ():
             for metric in scope.get("metrics") or ():
-                for data in metric.values():
-                    if isinstance(data, dict):
-                        yield from data.get("dataPoints") or ()
+                yield from (data for data in metric.values() if isinstance(data, dict))
 
 
 _SIGNALS: Final = {

@@ -12,9 +12,10 @@ regrouped or sent both as JSON and protobuf is found again by the same window as
 point that says something else of the same time, as two processes without a ``service.instance.id`` may send, is another
 one and counts. All events of a point are in one commit, have one time, and so are stored, late or repeated together.
 
-What cannot be used is refused alone, and told: no time, a value that is not finite, buckets that do not add up to the
-count, more than 2**40 values in one bucket, scales below -4, values beyond float64, names that are too long, summaries.
-A point that says that nothing was recorded is passed over.
+What cannot be used is refused alone, and told: no time, or such as no point has (``is_time``), a value that is not
+finite, buckets that do not add up to the count, more than 2**40 values in one bucket, scales below -4, values beyond
+float64, names that are too long, a temporality that OTLP has not, summaries. A point that says that nothing was
+recorded is passed over.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError
 from kivi_server.otlp.metric_tables import BUCKETS_KIND, GAUGES_KIND, HISTOGRAMS_KIND, SCALE, SUMS_KIND
-from kivi_server.otlp.spans import NAME_BYTES_MAX, Spans
+from kivi_server.otlp.spans import NAME_BYTES_MAX, TIMELESS, Spans, is_time
 from kivi_server.otlp.tables import Kind
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, DataPointFlags
@@ -41,6 +42,7 @@ from kivi.model.quantiles import bias_of, values_of
 __all__ = ["Points", "decode_points", "points_of"]
 
 _NOTHING: Final = DataPointFlags.DATA_POINT_FLAGS_NO_RECORDED_VALUE_MASK
+_TEMPORALITIES: Final = frozenset(AggregationTemporality.values())
 _DELTA: Final = AggregationTemporality.AGGREGATION_TEMPORALITY_DELTA
 _SCALE_MIN: Final = -4
 _COUNT_MAX: Final = 2**40
@@ -98,9 +100,10 @@ def points_of(request: ExportMetricsServiceRequest) -> list[Points]:
                 named = (*place, scope.name, metric.name, metric.unit)
                 of = metric.WhichOneof("data")
                 points = getattr(metric, of).data_points if of else ()
-                cumulative = of in ("sum", "histogram", "exponential_histogram") and (
-                    getattr(metric, of).aggregation_temporality != _DELTA
-                )
+                temporality = _DELTA
+                if of in ("sum", "histogram", "exponential_histogram"):
+                    temporality = getattr(metric, of).aggregation_temporality
+                cumulative, unknown = temporality != _DELTA, temporality not in _TEMPORALITIES
                 if of == "exponential_histogram":
                     to, make = histograms, _exponential
                 elif of == "histogram":
@@ -116,6 +119,8 @@ def points_of(request: ExportMetricsServiceRequest) -> list[Points]:
                         if point.flags & _NOTHING:
                             to.passed_over += 1
                             continue
+                        if unknown:
+                            raise _Fault("its temporality is none that OTLP has, which are the numbers 0 to 2")
                         if cumulative:
                             raise _Fault(_CUMULATIVE)
                         _put(to, named, f"{origin}\0{metric.name}\0{metric.unit}\0{of}", point, make(point))
@@ -132,6 +137,8 @@ def _put(to: Points, named: Sequence[str], origin: str, point: Any, parts: Itera
         raise _Fault(f"it has {_LONG}")
     if not point.time_unix_nano:
         raise _Fault("it has no time")
+    if not is_time(point.time_unix_nano):
+        raise _Fault(f"its time is {TIMELESS}")
     bare = type(point)()
     bare.CopyFrom(point)
     bare.ClearField("attributes")

@@ -3,9 +3,10 @@
 The loop in ``decode`` is all the Python that runs once per span; it makes lists, which take no room for names that
 repeat. ``gathered`` makes Arrow of what is committed together, since columns of one span cost as much as of a thousand.
 
-A span that cannot be used is left out and reported (``rejected``): no valid ids, no times, an end before its beginning,
-or a name of more than ``NAME_BYTES_MAX`` bytes. What names are looked for is stated in ``kivi_server.otlp.tables``; the
-older names of the semantic conventions are understood too.
+A span that cannot be used is left out and reported (``rejected``): no valid ids, no times or such as no span has
+(``is_time``), an end before its beginning, a kind or status code that OTLP has not, or a name of more than
+``NAME_BYTES_MAX`` bytes. What names are looked for is stated in ``kivi_server.otlp.tables``; the older names of the
+semantic conventions are understood too.
 """
 
 from __future__ import annotations
@@ -26,18 +27,22 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from kivi.arrow.columns import TIMESTAMP
 from kivi.arrow.id_window import ID, Ids
 from kivi.errors import InvalidArgument
+from kivi.model.types import LIKELY_US
 
-__all__ = ["NAME_BYTES_MAX", "Export", "Spans", "decode", "gathered", "spans_of"]
+__all__ = ["NAME_BYTES_MAX", "TIMELESS", "Export", "Spans", "decode", "gathered", "is_time", "spans_of"]
 
 NAME_BYTES_MAX: Final = 4_096
 """Four of them make a key of an aggregate, and a key has at most 64 KiB."""
 _LONG: Final = f"has more than {NAME_BYTES_MAX:,} bytes"
+TIMELESS: Final = "not within the years 1990 to 2099: they are nanoseconds since 1970"
 _KINDS: Final = {
     Span.SPAN_KIND_SERVER: "server",
     Span.SPAN_KIND_CONSUMER: "consumer",
     Span.SPAN_KIND_CLIENT: "client",
     Span.SPAN_KIND_PRODUCER: "producer",
 }
+_KNOWN_KINDS: Final = frozenset(Span.SpanKind.values())
+_CODES_OF_STATUS: Final = frozenset(Status.StatusCode.values())
 _ANSWERED: Final = ("server", "consumer")
 _PLACES: Final = ("service.namespace", "service.name", "service.instance.id")
 _METHODS: Final = ("http.request.method", "http.method")
@@ -148,12 +153,13 @@ def spans_of(request: ExportTraceServiceRequest) -> Export:
                 said = _named(span.attributes, _WANTED)
                 route, method = _route(said) or span.name, _text(said, *_METHODS)
                 named = _length(route), _length(method)
-                if fault := nowhere or _fault(trace_id, span_id, began, ended, named):
+                code = span.status.code
+                if fault := nowhere or _fault(trace_id, span_id, began, ended, code, named):
                     spans.rejected[fault] += 1
                     continue
                 values = (
                     namespace, service, instance, route, method, kind, _status_code(said),
-                    int(span.status.code == Status.STATUS_CODE_ERROR), ended // 1_000, (ended - began) // 1_000,
+                    int(code == Status.STATUS_CODE_ERROR), ended // 1_000, (ended - began) // 1_000,
                     trace_id, span_id,
                 )  # fmt: skip
                 for append, value in zip(add, values, strict=True):
@@ -164,6 +170,9 @@ def spans_of(request: ExportTraceServiceRequest) -> Export:
 
 def _made(export: Export, span: Any, kind: str | None, place: tuple[str, str, str], nowhere: str, fixed: int) -> None:
     """A call that a service made."""
+    if kind is None and span.kind not in _KNOWN_KINDS:  # which may be one that counts
+        export.invocations.rejected["its kind is none that OTLP has, which are the numbers 0 to 5"] += 1
+        return
     said = _named(span.attributes, _OUTGOING)
     operation, model = _text(said, _GEN_AI), _text(said, *_MODELS)
     if operation in _WRAPPING or (kind is None and not (operation and model)):
@@ -171,7 +180,8 @@ def _made(export: Export, span: Any, kind: str | None, place: tuple[str, str, st
         return
     is_llm = bool(operation or model)
     spans = export.llm if is_llm else export.outgoing
-    error = int(span.status.code == Status.STATUS_CODE_ERROR)
+    code = span.status.code
+    error = int(code == Status.STATUS_CODE_ERROR)
     error_type = (_text(said, *_ERROR_TYPES) or _exception(span)) if error else _text(said, *_ERROR_TYPES)
     began, ended = span.start_time_unix_nano, span.end_time_unix_nano
     over = (ended // 1_000, (ended - began) // 1_000, span.trace_id, span.span_id)
@@ -187,7 +197,7 @@ def _made(export: Export, span: Any, kind: str | None, place: tuple[str, str, st
         names = (_text(said, *_PEERS), system, _route(said) or span.name, method, error_type)
         values = (*place, *names[:4], kind, _status_code(said), error, error_type, *over)
     named = tuple(map(_length, names))
-    if fault := nowhere or _fault(span.trace_id, span.span_id, began, ended, named):
+    if fault := nowhere or _fault(span.trace_id, span.span_id, began, ended, code, named):
         spans.rejected[fault] += 1
         return
     for column, value in zip(spans.columns.values(), values, strict=True):
@@ -259,7 +269,12 @@ def _length(name: str) -> int:
     return len(name) if name.isascii() else len(name.encode())
 
 
-def _fault(trace_id: bytes, span_id: bytes, began: int, ended: int, named: Sequence[int]) -> str:
+def is_time(nanoseconds: int) -> bool:
+    """Whether a span or a point may be of that time. What is in another unit is not, nor 2**64 - 1 for "never"."""
+    return LIKELY_US[0] <= nanoseconds // 1_000 < LIKELY_US[1]
+
+
+def _fault(trace_id: bytes, span_id: bytes, began: int, ended: int, code: int, named: Sequence[int]) -> str:
     """Why a span cannot be used; empty if it can."""
     if len(trace_id) != 16 or trace_id == _NO_TRACE:
         return "the trace id is not 16 bytes, or all zero"
@@ -267,8 +282,12 @@ def _fault(trace_id: bytes, span_id: bytes, began: int, ended: int, named: Seque
         return "the span id is not 8 bytes, or all zero"
     if not began or not ended:
         return "it has no start or no end time"
+    if not (is_time(began) and is_time(ended)):
+        return f"its times are {TIMELESS}"
     if ended < began:
         return "it ends before it starts"
+    if code not in _CODES_OF_STATUS:
+        return "its status code is none that OTLP has, which are the numbers 0 to 2"
     if max(named) > NAME_BYTES_MAX:
         return f"one of its names, like its route or method, {_LONG}"
     return ""

@@ -187,7 +187,7 @@ def test_a_table_is_made_for_a_file(suffix: str, cli: Any, server: ServerProcess
 def test_times_in_another_unit(
     suffix: str, unit: str, us: int, cli: Any, server: ServerProcess, tmp_path: Path
 ) -> None:
-    """Which would be of January 1970: no table is made of them, and one that is there says so."""
+    """Which would be of January 1970: no table is made of them, and one that is there takes none."""
     path, name = str(tmp_path / f"e.{suffix}"), f"{unit}_{suffix}"
     at = BEGIN_US // us
     if suffix == "csv":
@@ -201,12 +201,35 @@ def test_times_in_another_unit(
         assert name not in db.tables()
     cli("create", name, "ts=timestamp", "n=int64", "--event-time", "ts")
     (tmp_path / "f.jsonl").write_text(json.dumps({"ts": at, "n": 1}) + "\n")
-    assert f"warning: column 'ts' has {at}" in cli("append", name, str(tmp_path / "f.jsonl"))[1]
+    for wrong in (path, tmp_path / "f.jsonl"):
+        said = cli("append", name, wrong, code=1)[1]
+        assert f"column 'ts' has {at}: that is 2026-01-01 in {unit}" in said and "write times as text" in said
+    with server.connect() as db, db.snapshot() as snap:
+        assert [*snap.scan(name)] == []
     for right in (0, 17, BEGIN_US, -at):
         (tmp_path / "f.jsonl").write_text(
             json.dumps({"ts": at, "n": 1}) + "\n" + json.dumps({"ts": right, "n": 1}) + "\n"
         )
-        assert "warning" not in cli("append", name, str(tmp_path / "f.jsonl"))[1]
+        cli("append", name, str(tmp_path / "f.jsonl"))
+    (tmp_path / "f.jsonl").write_text(json.dumps({"ts": "1970-01-01T00:20:00Z", "n": 1}))  # it can be said
+    cli("append", name, str(tmp_path / "f.jsonl"))
+    with server.connect() as db, db.snapshot() as snap:
+        assert sum(1 for _ in snap.scan(name)) == 9
+
+
+def test_times_in_another_unit_are_refused_in_every_column(cli: Any, server: ServerProcess, tmp_path: Path) -> None:
+    cli("create", "orders", "ts=timestamp", "due=timestamp", "--event-time", "ts")
+    path = tmp_path / "orders.csv"
+    path.write_text("ts,due\n2026-01-01,1767225600\n2026-01-01,\n")
+    assert "column 'due' has 1767225600: that is 2026-01-01 in seconds" in cli("append", "orders", path, code=1)[1]
+    cli("create", "rows", "id=int64", "at=timestamp", "--key", "id")
+    assert "column 'at' has 1767225600000" in cli("put", "rows", 1, "at=1767225600000", code=1)[1]
+    assert "outside the years 1 to 9999" in cli("put", "rows", 1, "at=1767225600000000000", code=1)[1]
+    assert "'at' is named twice" in cli("put", "rows", 1, "at=2026-01-01", "at=2026-01-02", code=1)[1]
+    path.write_text("ts,due\n2026-01-01,1767225600000000000\n2026-01-01,\n")
+    assert "'due' is 1767225600000000000 us, outside" in cli("append", "orders", path, code=1)[1]
+    with server.connect() as db, db.snapshot() as snap:
+        assert [*snap.scan("orders"), *snap.scan("rows")] == []
 
 
 def test_types_of_files(tmp_path: Path) -> None:
@@ -283,6 +306,117 @@ def test_digits_that_come_late_in_a_file_are_not_lost(
     assert "no table was created" in error
     with server.connect() as db:
         assert "late" not in db.tables()
+
+
+def test_digits_that_a_float_has_not_are_kept_as_text(tmp_path: Path) -> None:
+    """Of decimals; floats themselves are written with up to 17 digits, or by C with any number of them."""
+    floats = ["0.30000000000000004", "1.7976931348623157e+308", "0.10000000000000000555", "-2.2250738585072014E-308"]
+    for text in floats:
+        (tmp_path / "a.csv").write_text(f"x\n1.5\n{text}\n")
+        assert columns_of(str(tmp_path / "a.csv")) == {"x": "float64"}
+    for text in ("12345678.0123456789", "-9999999999999999.99", "0.123456789012345678", "1.2345678901234567e400"):
+        (tmp_path / "a.csv").write_text(f"x\n1.5\n{text}\n")
+        assert columns_of(str(tmp_path / "a.csv")) == {"x": "string"}
+
+
+def test_a_cell_may_have_lines_where_types_are_told(tmp_path: Path) -> None:
+    text = "x\n" * 400
+    for line in (f'"{text}",1,true\n', f'"{text} ""quoted""\n",1,true\n', f'"{text * 2_000}",1,true\n'):
+        (tmp_path / "a.csv").write_text("s,n,b\n" + line * (2_000 if len(line) < 10_000 else 3))
+        assert columns_of(str(tmp_path / "a.csv")) == {"s": "string", "n": "int64", "b": "bool"}
+
+
+TEXTS = [
+    "", " ", " a ", 'say "hi"', "a,b", "line\nbreak", "cr\rhere", "crlf\r\n", "\u2028\x85", "null", "NA", "'q'", '""',
+    "01234", "0x00", "2026-01-01", "\N{GRINNING FACE}", "\0", "true", '"', ",", "\n", "\ttab",
+]  # fmt: skip
+EVERY = {
+    "ts": "timestamp", "ok": "bool", "n": "int64", "x": "float64", "cost": "decimal(12,2)", "big": "decimal(18,10)",
+    "s": "string", "raw": "bytes", "at": "timestamp",
+}  # fmt: skip
+
+
+def every_value() -> list[dict[str, Any]]:
+    decimals = [decimal.Decimal(text) for text in ("1.50", "-9999999999.99", "0")]
+    bigs = [decimal.Decimal(text) for text in ("12345678.0123456789", "-0.0000000001", "0")]
+    moments = [
+        dt.datetime(1969, 12, 31, 23, 59, 59, 999_999, dt.UTC),
+        dt.datetime(1, 1, 1, tzinfo=dt.UTC),
+        dt.datetime(9999, 12, 31, 23, 59, 59, 999_999, dt.UTC),
+    ]
+    values: dict[str, list[Any]] = {
+        "ok": [True, False], "n": [2**63 - 1, -(2**63), 0], "x": [-0.0, 0.1 + 0.2, 1e300, 5e-324, -1.5, 3.0, 1e22],
+        "cost": decimals, "big": bigs, "s": TEXTS, "raw": [b"", b"\x00\xff", b"0x"], "at": moments,
+    }  # fmt: skip
+    columns = {name: [*found, None] for name, found in values.items()}
+    begin = dt.datetime(1969, 12, 31, 23, 59, 59, 999_990, dt.UTC)
+    return [
+        {"ts": begin + dt.timedelta(microseconds=i), **{name: found[i % len(found)] for name, found in columns.items()}}
+        for i in range(len(TEXTS) + 4)
+    ]
+
+
+def rows_of(server: ServerProcess, table: str) -> list[dict[str, Any]]:
+    with server.connect() as db, db.snapshot() as snap:
+        return sorted(snap.to_arrow(table).to_pylist(), key=lambda row: row["ts"])
+
+
+def test_what_is_written_is_read_as_it_was(cli: Any, server: ServerProcess, tmp_path: Path) -> None:
+    """Every type through Parquet, whose tables are equal with ``--create`` too, and through CSV and JSON lines."""
+    with server.connect() as db:
+        for name in ("every", "every_csv", "every_json"):
+            db.create_event_table(name, event_time="ts", columns=EVERY)
+        db.append("every", every_value())
+    wanted = rows_of(server, "every")
+    assert len(wanted) == len(TEXTS) + 4 and repr([row["s"] for row in wanted]) == repr([*TEXTS, None, *TEXTS[:3]])
+    cli("export", "every", tmp_path / "out")
+    cli("append", "every_parquet", tmp_path / "out" / "part-0.parquet", "--create", "--event-time", "ts", "--yes")
+    for style, name in (("csv", "every.csv"), ("json", "every.jsonl")):
+        (tmp_path / name).write_text(cli("-o", style, "scan", "every")[0], newline="")
+        cli("append", f"every_{style}", tmp_path / name)
+    for name in ("every_parquet", "every_csv", "every_json"):
+        assert repr(rows_of(server, name)) == repr(wanted)
+    with server.connect() as db:
+        assert db.describe("every_parquet")["columns"] == EVERY
+
+
+def test_a_table_made_of_text_has_all_that_the_text_says(cli: Any, server: ServerProcess, tmp_path: Path) -> None:
+    """Text says no types: what is no number, bool or time in all rows is text, letter by letter."""
+    with server.connect() as db:
+        db.create_event_table("told", event_time="ts", columns=EVERY)
+        db.append("told", every_value())
+    for style, name in (("csv", "told.csv"), ("json", "told.jsonl")):
+        (tmp_path / name).write_text(cli("-o", style, "scan", "told")[0], newline="")
+        cli("append", f"told_{style}", tmp_path / name, "--create", "--event-time", "ts", "--yes")
+        for row, found in zip(rows_of(server, "told"), rows_of(server, f"told_{style}"), strict=True):
+            for same in ("ts", "ok", "n", "x", "s"):
+                assert repr(row[same]) == repr(found[same])
+            assert (found["raw"] and bytes.fromhex(found["raw"].removeprefix("0x"))) == row["raw"]
+            assert (found["at"] and dt.datetime.fromisoformat(found["at"])) == row["at"]
+            assert (found["big"] and decimal.Decimal(found["big"])) == row["big"]
+            assert found["cost"] == (float(row["cost"]) if style == "csv" and row["cost"] is not None else
+                                     None if row["cost"] is None else str(row["cost"]))  # fmt: skip
+
+
+def test_numbers_of_json_are_exact_as_decimals(cli: Any, server: ServerProcess, tmp_path: Path) -> None:
+    """As over HTTP."""
+    cli("create", "paid", "ts=timestamp", "cost=decimal(18,2)", "x=float64", "--event-time", "ts")
+    (tmp_path / "paid.jsonl").write_text('{"ts": "2026-01-01", "cost": 9999999999999999.99, "x": 0.1}\n')
+    cli("append", "paid", tmp_path / "paid.jsonl")
+    (row,) = rows_of(server, "paid")
+    assert (row["cost"], row["x"]) == (decimal.Decimal("9999999999999999.99"), 0.1)
+    (tmp_path / "paid.jsonl").write_text('{"ts": "2026-01-01", "cost": 0.125}\n')
+    assert "more than 2 digits after the point" in cli("append", "paid", tmp_path / "paid.jsonl", code=1)[1]
+
+
+def test_directories_are_not_called_as_files(cli: Any, server: ServerProcess, tmp_path: Path) -> None:
+    with server.connect() as db:
+        db.create_event_table("short", event_time="ts", columns={"ts": "timestamp"})
+    for name, style in (("x.csv", "csv"), ("x.ndjson", "json")):
+        said = cli("export", "short", tmp_path / name, code=1)[1]
+        assert "writes a directory" in said and f"kivi scan short -o {style}" in said
+        assert not (tmp_path / name).exists()
+    cli("export", "short", tmp_path / "x.parquet")  # as others call theirs
 
 
 def test_a_line_may_be_longer_than_what_types_are_told_by(tmp_path: Path) -> None:

@@ -202,7 +202,25 @@ def test_texts_of_csv_are_what_they_are() -> None:
     parse("s,n\n")
     for text in ("null", "'x'", '"x"', "''", " x "):
         assert parse('"' + text.replace('"', '""') + '",1\n') == {"s": text, "n": 1}
-    assert parse(",null\n") == parse('"",\n') == {"s": None, "n": None}
+    assert parse(",null\n") == parse(',""\n') == {"s": None, "n": None}
+    assert parse('"",\n') == {"s": "", "n": None}  # which no other text is written as
+    assert parse('"a\n') is None and parse('b"",,c",""\n') == {"s": 'a\nb",,c', "n": None}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_texts_and_nulls_are_read_as_they_were_written(seed: int) -> None:
+    draw = random.Random(seed)
+    types = dict.fromkeys("abc", "string")
+    for _ in range(100):
+        rows: list[dict[str, Any]] = [
+            {name: draw.choice([None, "", "".join(draw.choices('",\r\n a\0\u2028', k=3))]) for name in types}
+            for _ in range(3)
+        ]
+        out = io.StringIO(newline="")
+        cli_text.print_rows(rows, list(types), "csv", out)
+        parse = Rows("csv", {"key": {}, "columns": types}, "f.csv")
+        lines = io.StringIO(out.getvalue(), newline="")
+        assert [row for line in lines if (row := parse(line)) is not None] == rows
 
 
 def test_a_cell_is_as_long_as_a_value_may_be() -> None:

@@ -62,6 +62,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
                 measures={"n": kivi.count(), "total": kivi.sum("us"), "latency": kivi.quantiles("us")},
             )
             db.create_table("quiet", key={"id": "int64"}, columns={"n": "int64"})
+            db.create_table("latest", key={"id": "int64"}, columns={"at": kivi.max("timestamp")})
+            db.create_event_table("due", event_time="ts", columns={"ts": "timestamp", "due": "timestamp"})
         yield running
 
 
@@ -105,6 +107,56 @@ def test_a_transaction_is_one_commit_and_its_values_are_exact(server: ServerProc
     assert (row["balance"], row["photo"], row["at"]) == ("12345678.91", "0x00ff", at)
     assert int(reply.headers["X-Kivi-Snapshot"]) >= ts
     assert http.get("/v1/tables/accounts/rows", params={"key": "77"}).status_code == 404
+
+
+@pytest.mark.parametrize("unit_us", [1_000_000, 1_000])
+def test_times_that_must_be_in_another_unit_are_refused(
+    server: ServerProcess, http: httpx.Client, unit_us: int
+) -> None:
+    """As ``kivi append`` refuses them: they would be of 1970, whole numbers being microseconds."""
+    at = BEGIN_US // unit_us
+    unit = "seconds" if unit_us == 1_000_000 else "milliseconds"
+    event = {"endpoint": unit_us, "ts": at}
+    for body, headers in (
+        (json.dumps([event, {**event, "ts": at + 1}]), {"Content-Type": "application/json"}),
+        (json.dumps(event), LINES),
+    ):
+        reply = http.post("/v1/tables/calls/append", content=body, headers=headers)
+        assert reply.status_code == 400 and f"column 'ts' has {at}: that is 2026-" in reply.json()["error"]
+        assert f"in {unit}" in reply.json()["error"] and f"multiply by {unit_us:,}" in reply.json()["error"]
+    put = {"op": "put", "table": "accounts", "key": [unit_us], "values": {"at": at}}
+    for operation in ({"op": "append", "table": "calls", "records": [event]}, put):
+        assert f"in {unit}" in transact(http, operation, status=400)["error"]
+    with server.connect() as db, db.snapshot() as snap:
+        assert not [*snap.scan("calls", where=kivi.col("endpoint") == unit_us)] and not snap.get("accounts", (unit_us,))
+    early = [{**event, "ts": ts} for ts in (at, 0, -at)] + [{**event, "ts": "1970-01-01T00:20:00Z"}]
+    assert http.post("/v1/tables/calls/append", json=early).status_code == 200  # these say what they are
+    transact(
+        http, {**put, "values": {"at": "1970-01-01T00:20:00Z"}}, {**put, "key": [unit_us + 1], "values": {"at": 1}}
+    )
+
+
+@pytest.mark.parametrize("at", [BEGIN_US * 1_000, -(2**63), "0001-01-01T00:00:00+05:00"])
+def test_a_time_that_no_reader_could_be_given_is_refused(http: httpx.Client, at: Any) -> None:
+    """It would be in the way of every reader of its table."""
+    put = {"op": "put", "table": "accounts", "key": [4001], "values": {"at": at}}
+    delta = {"op": "delta", "table": "latest", "key": [4001], "values": {"at": at}}
+    append = {"op": "append", "table": "due", "records": [{"ts": BEGIN_US, "due": at}]}
+    for operation in (put, {**put, "op": "insert"}, delta, append):
+        assert "outside the years 1 to 9999" in transact(http, operation, status=400)["error"]
+    for table in ("accounts", "latest", "due"):
+        assert http.get(f"/v1/tables/{table}/rows").status_code == 200
+
+
+def test_csv_tells_null_from_a_text_without_characters(http: httpx.Client) -> None:
+    names = {3001: "", 3002: None, 3003: 'a "b", \r\n', 3004: "\r"}
+    transact(
+        http,
+        *({"op": "put", "table": "accounts", "key": [key], "values": {"name": name}} for key, name in names.items()),
+    )
+    for path in ("/v1/tables/accounts/rows?", "/rows?table=accounts&"):
+        text = http.get(f"{path}format=csv&columns=id,name&where=id > 3000 and id < 3005").text
+        assert text == 'id,name\r\n3001,""\r\n3002,\r\n3003,"a ""b"", \r\n"\r\n3004,"\r"\r\n'
 
 
 def test_conflicts_and_repetitions(server: ServerProcess, http: httpx.Client) -> None:

@@ -207,12 +207,14 @@ def test_more_than_may_wait_is_refused() -> None:
 @pytest.mark.parametrize("drop", [False, True])
 def test_late_spans_are_refused_or_dropped_and_counted(drop: bool, tmp_path: Path, monkeypatch: Any) -> None:
     """Each alone, by the floor that their commit meets, and one that is sent again while it is remembered once."""
-    day, recorder, floors = 86_400_000_000_000, Recorder(), [5, 6]  # in days
+    day, recorder = 86_400_000_000_000, Recorder()
+    zero, floors = 20_000, [5, 6]  # in days, since 1970 and since then
 
     def spans(*days: int) -> list[ReadableSpan]:
         recorder.memory.clear()
         for i in days:
-            recorder.span("/r", start=i * day - 5_000, end=i * day)
+            end = (zero + i) * day
+            recorder.span("/r", start=end - 5_000, end=end)
         return list(recorder.memory.get_finished_spans())
 
     def said(taken: Taken) -> tuple[int, int, int, int]:
@@ -220,7 +222,7 @@ def test_late_spans_are_refused_or_dropped_and_counted(drop: bool, tmp_path: Pat
         return taken.stored, taken.dropped, taken.repeated, taken.rejected.total()
 
     def set_floor(store: Store, days: int) -> None:
-        store.retention.set_floor(store.table("invocations"), days * day // 1_000)
+        store.retention.set_floor(store.table("invocations"), (zero + days) * day // 1_000)
 
     def dropped(store: Store) -> int:
         return store.statistics(store.table("invocations")).get("late_dropped", 0)

@@ -186,8 +186,8 @@ def test_names_that_repeat_take_no_room_that_the_message_does_not(empty: Server)
     spans = resource_spans.scope_spans.add().spans
     for number in range(1, 40_001):
         spans.add(
-            trace_id=number.to_bytes(16), span_id=number.to_bytes(8), kind=2, start_time_unix_nano=1,
-            end_time_unix_nano=5_001,
+            trace_id=number.to_bytes(16), span_id=number.to_bytes(8), kind=2, start_time_unix_nano=10**18,
+            end_time_unix_nano=10**18 + 5_000,
         )  # fmt: skip
     with pytest.raises(grpc.RpcError) as error:
         export(empty.otlp, made)

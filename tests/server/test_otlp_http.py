@@ -226,3 +226,112 @@ def test_a_table_that_does_not_fit_stops_nobody(tmp_path: Path) -> None:
             db.drop("llm_calls")
         export(server.otlp, recorder.memory.get_finished_spans())
         assert len(server.read("llm_calls")) == 2 and len(server.read("invocations")) == 1
+
+
+def said_of(server: ServerProcess, spans: list[dict[str, Any]], signal: str = "traces") -> tuple[int, str]:
+    """How many of these spans, as JSON, are told as left out, and why."""
+    content = json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]}).encode()
+    reply = httpx.post(f"{base(server)}/v1/{signal}", content=content, headers=JSON, timeout=60)
+    assert reply.status_code == 200
+    said = reply.json().get("partialSuccess", {})
+    return int(said.get("rejectedSpans", 0)), said.get("errorMessage", "")
+
+
+def test_times_that_no_span_has_are_told(tmp_path: Path) -> None:
+    """Nanoseconds of another unit, and what stands for no end: the sender is told, and no reader ever meets them."""
+    at = 1_767_268_800_000_000_000
+    faulty = [
+        (at, 2**64 - 1),
+        (at, at * 3),
+        (at // 1_000, at // 1_000 + 5),
+        (1, at),
+        (at, at - 1),
+        (2**63, 2**63 + 1),
+    ]
+    times = [*faulty, (at, at), (631_152_000 * 10**9, 4_102_444_800 * 10**9 - 1)]
+    with Server(tmp_path / "data", "--http", "localhost:0") as server:
+        for kind, table in ((2, "invocations"), (3, "outgoing_calls")):
+            spans = [
+                {
+                    "traceId": f"{kind:032x}",
+                    "spanId": f"{number:016x}",
+                    "name": "n",
+                    "kind": kind,
+                    "startTimeUnixNano": str(start),
+                    "endTimeUnixNano": str(end),
+                }
+                for number, (start, end) in enumerate(times, 1)
+            ]
+            rejected, why = said_of(server, spans)
+            assert rejected == len(faulty)
+            assert "5 spans left out: its times are not within the years 1990 to 2099" in why
+            assert "1 span left out: it ends before it starts" in why
+            assert sorted(row["span_id"][-1] for row in server.read(table)) == [7, 8]
+        point = {"attributes": [], "asInt": "1", "timeUnixNano": str(2**64 - 1)}
+        metrics = [{"name": "m", "gauge": {"dataPoints": [point, {**point, "timeUnixNano": str(at)}]}}]
+        content = json.dumps({"resourceMetrics": [{"scopeMetrics": [{"metrics": metrics}]}]}).encode()
+        said = httpx.post(f"{base(server)}/v1/metrics", content=content, headers=JSON, timeout=60).json()
+        assert said["partialSuccess"]["rejectedDataPoints"] == "1"
+        assert "1990 to 2099" in said["partialSuccess"]["errorMessage"]
+        assert len(server.read("metric_gauges")) == 1
+
+
+def test_kinds_and_statuses_that_otlp_has_not_are_told(server: Server) -> None:
+    """OTLP's JSON has numbers for them; a text that names none may be a span of a server, or an error."""
+    at = 1_767_268_800_000_000_000
+    span = {"name": "n", "kind": 2, "startTimeUnixNano": str(at), "endTimeUnixNano": str(at)}
+    said: list[dict[str, Any]] = [
+        {"kind": "server"},
+        {"kind": "SPAN_KIND_GATEWAY"},
+        {"kind": 17},
+        {"kind": -1},
+        {"status": {"code": "ERROR"}},
+        {"status": {"code": 9}},
+        {"kind": 3, "status": {"code": "bad"}},
+        {"kind": "SPAN_KIND_SERVER", "status": {"code": "STATUS_CODE_ERROR"}},
+        {"kind": 1, "status": {"code": "bad"}},
+        {"kind": None, "status": None},
+        {"status": {"code": None}},
+    ]
+    ids = [{"traceId": f"{77:032x}", "spanId": f"{number:016x}"} for number in range(1, len(said) + 1)]
+    rejected, why = said_of(server, [{**span, **own, **each} for own, each in zip(ids, said, strict=True)])
+    assert rejected == 7
+    assert "4 spans left out: its kind is none that OTLP has" in why
+    assert "3 spans left out: its status code is none that OTLP has" in why
+    rows = [row for row in server.read("invocations") if row["trace_id"] == (77).to_bytes(16)]
+    assert sorted((row["span_id"][-1], row["error"]) for row in rows) == [(8, 1), (11, 0)]
+
+
+def test_the_temporality_of_points_is_one_that_otlp_has(server: Server) -> None:
+    at = "1767268800000000000"
+    points = {"dataPoints": [{"asInt": "1", "timeUnixNano": at}], "isMonotonic": True}
+    content = json.dumps(
+        {
+            "resourceMetrics": [
+                {"scopeMetrics": [{"metrics": [{"name": "m", "sum": {**points, "aggregationTemporality": said}}]}]}
+                for said in ("delta", 7, "AGGREGATION_TEMPORALITY_DELTA")
+            ]
+        }
+    ).encode()
+    said = httpx.post(f"{base(server)}/v1/metrics", content=content, headers=JSON, timeout=60).json()
+    assert said["partialSuccess"]["rejectedDataPoints"] == "2"
+    assert "its temporality is none that OTLP has" in said["partialSuccess"]["errorMessage"]
+    assert len(server.read("metric_sums")) == 1
+
+
+def test_what_is_refused_beside_a_table_that_is_not_the_tokens_is_told_too(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("send writer tables=invocations\nroot admin\n")
+    at = 1_767_268_800_000_000_000
+    span = {"traceId": "7" * 32, "name": "n", "kind": 3, "startTimeUnixNano": str(at), "endTimeUnixNano": str(at)}
+    good, bad = {**span, "spanId": "1" * 16}, {**span, "spanId": "2" * 14}
+    with ServerProcess(tmp_path / "data", "--http", "localhost:0", "--token-file", str(tokens)) as server:
+        for some, told in (([good, bad], ["1 span left out: the access token", "span id"]), ([bad], ["span id"])):
+            content = json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": some}]}]}).encode()
+            headers = {**JSON, "Authorization": "Bearer send"}
+            reply = httpx.post(f"{base(server)}/v1/traces", content=content, headers=headers, timeout=60)
+            said = reply.json()["partialSuccess"]
+            assert int(said["rejectedSpans"]) == len(some)
+            assert all(each in said["errorMessage"] for each in told) and "0 span" not in said["errorMessage"]
+        reply = httpx.get(f"{base(server)}/metrics", headers={"Authorization": "Bearer root"})
+        assert 'kivi_otlp_spans_total{outcome="rejected"} 3.0' in reply.text

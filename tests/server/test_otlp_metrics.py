@@ -313,7 +313,7 @@ def histogram_of(values: Sequence[float], scale: int) -> pb.ExportMetricsService
     request = pb.ExportMetricsServiceRequest()
     metric = request.resource_metrics.add().scope_metrics.add().metrics.add(name="m")
     metric.exponential_histogram.aggregation_temporality = metrics_pb2.AGGREGATION_TEMPORALITY_DELTA
-    point = metric.exponential_histogram.data_points.add(time_unix_nano=1_000, scale=scale, count=len(values))
+    point = metric.exponential_histogram.data_points.add(time_unix_nano=10**18, scale=scale, count=len(values))
     point.zero_count = sum(value == 0 for value in values)
     for buckets, sign in ((point.positive, 1), (point.negative, -1)):
         indexes = Counter(code(sign * v, scale) - bias_of(scale) - 2 for v in values if sign * v > 0)

@@ -535,6 +535,44 @@ def test_what_tables_may_have(tmp_path: Path) -> None:
             assert now('a_cost{host=~"(h*h*)*(h*h*)*x"}') == {}
 
 
+def test_key_columns_whose_labels_are_taken_are_exported(tmp_path: Path) -> None:
+    """As Prometheus names those of a target: ``le`` beside the bounds of a histogram, and the name of the metric."""
+    with ServerProcess(tmp_path / "data", "--http", "localhost:0") as server:
+        with server.connect() as db:
+            keys = {"le": "string", "exported_le": "int64", "__name__": "string"}
+            db.create_event_table("e", event_time="ts", columns={**keys, "ts": "timestamp", "us": "int64"})
+            by = [*keys, kivi.time_slot("ts", "5m", name="slot")]
+            measures = {"n": kivi.count(), "us": kivi.quantiles("us")}
+            db.create_aggregate("a", source="e", group_by=by, measures=measures)
+            event = {"ts": BEGIN_S * 1_000_000, "exported_le": 3}
+            db.append(
+                "e",
+                [{**event, "le": le, "__name__": name, "us": us} for le in ("0.5", "x") for name in "fg"
+                 for us in (100 if le == "x" else 200, 300)],
+            )  # fmt: skip
+        with httpx.Client(base_url=base(server) + "/api/v1", timeout=60) as api:
+
+            def now(query: str) -> Any:
+                return asked(api, "/query", query=query, time=BEGIN_S + 300)
+
+            labels = {"exported_exported_le": "x", "exported_le": "3", "exported___name__": "f"}
+            median = now('histogram_quantile(0.5, a_us_bucket{exported_exported_le="x", exported___name__="f"})')
+            ((found, ((_, number),)),) = median.items()
+            assert dict(found) == labels and float(number) == pytest.approx(100, rel=0.012)
+            ((_, number),) = now('histogram_quantile(0.1, sum by (le) (a_us_bucket{exported_exported_le!="x"}))')[()]
+            assert float(number) == pytest.approx(200, rel=0.012)
+            assert now('count(a_us_bucket{le="+Inf"})')[()][0][1] == "4"
+            counted = now('a_n{le="x", exported___name__="f"}')
+            assert counted == {
+                (("__name__", "a_n"), ("exported___name__", "f"), ("exported_le", "3"), ("le", "x")): [
+                    [BEGIN_S + 300, "2"]
+                ]
+            }
+            assert api.get("/label/__name__/values?match[]=a_n").json()["data"] == ["a_n"]
+            names = ["__name__", "exported___name__", "exported_exported_le", "exported_le", "le"]
+            assert api.get("/labels?match[]=a_us_bucket").json()["data"] == names
+
+
 def test_quantiles_of_histograms_that_are_put_together_are_those_of_all_their_values(tmp_path: Path) -> None:
     """Of one metric and of two, whose values lie in other buckets; and of such as are not alike none."""
     rng = random.Random(1)
