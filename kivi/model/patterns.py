@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kivi.errors import InvalidArgument, SchemaError
-from kivi.model.expressions import COMPARISONS, Expr, Value, bind, from_plain, to_plain
+from kivi.model.expressions import COMPARISONS, Expr, Value, bind, check_own, from_plain, to_plain
 from kivi.model.expressions.nodes import ROWS_BESIDE_MAX
 from kivi.model.measuring import NUMBERS
 from kivi.model.names import check_disjoint, check_name, is_name, name_list
@@ -275,6 +275,8 @@ def match_of(
             )
         return seen.column(name).type
 
+    for name, definition in asked.define:
+        check_own(definition, f"the definition of {name}")
     define = tuple((name, bind(definition, type_of, stored, beside=True)) for name, definition in asked.define)
     partition_by = tuple((name, schema.column(name).type) for name in asked.partition_by)
     measures = tuple(_measure(schema, known, name, call) for name, call in asked.measures)

@@ -25,8 +25,10 @@ __all__ = [
     "Expr",
     "Value",
     "all_of",
+    "asks_hierarchy",
     "between",
     "case",
+    "check_own",
     "check_shape",
     "coalesce",
     "col",
@@ -388,6 +390,19 @@ def between(column: str, low: Any, beyond: Any) -> Expr | None:
 def names(expr: Expr) -> set[str]:
     """The columns that an expression reads."""
     return {expr.column} if expr.column else set().union(*(names(arg) for arg in expr.args))
+
+
+def asks_hierarchy(expr: Expr) -> bool:
+    """Whether a part of it is ``under`` or ``covers``, which mean something to a reader with a snapshot alone."""
+    return expr.op in HIERARCHY or any(map(asks_hierarchy, expr.args))
+
+
+def check_own(expr: Expr, what: str) -> None:
+    """Raises InvalidArgument for what asks a hierarchy. ``what`` is evaluated where there is none."""
+    if asks_hierarchy(expr):
+        raise InvalidArgument(
+            f"{what}: {expr}: under() and covers() are for where= of reads, subscriptions and retractions"
+        )
 
 
 def check_shape(expr: Expr) -> None:
