@@ -34,6 +34,7 @@ __all__ = [
     "col",
     "lit",
     "names",
+    "never_fails",
     "quad",
     "terms_of",
     "within_km",
@@ -392,6 +393,11 @@ def names(expr: Expr) -> set[str]:
     return {expr.column} if expr.column else set().union(*(names(arg) for arg in expr.args))
 
 
+def never_fails(expr: Expr) -> bool:
+    """Whether it is about columns of one row, and no part of it can be out of range."""
+    return expr.op in _SAFE and all(map(never_fails, expr.args))
+
+
 def asks_hierarchy(expr: Expr) -> bool:
     """Whether a part of it is ``under`` or ``covers``, which mean something to a reader with a snapshot alone."""
     return expr.op in HIERARCHY or any(map(asks_hierarchy, expr.args))
@@ -424,6 +430,7 @@ def check_shape(expr: Expr) -> None:
 
 OF_COLUMNS: Final = COMPARISONS | TEXT | HIERARCHY | {"isin", "is_null", *BESIDE}
 """Operators that may have a column beside literals, in one node."""
+_SAFE: Final = COMPARISONS | TEXT | {"and", "or", "not", "isin", "is_null", "col", "lit", "quad", "within_km", "part"}
 TUPLES: Final = HIERARCHY | {"isin", "quad", "within_km", "part"}
 """Operators whose ``value`` is a tuple of literals."""
 _OPERANDS: Final = dict.fromkeys((*COMPARISONS, *ARITHMETIC, "quad", "within_km"), 2) | {
