@@ -10,7 +10,7 @@ from typing import Any, Final
 from kivi.api.arguments import table_name, takes, type_of
 from kivi.errors import InvalidArgument
 from kivi.model.alerts import Alert, Notify, check_alert_name, watched
-from kivi.model.expressions import Expr, bind
+from kivi.model.expressions import Expr, bind, check_own
 from kivi.model.lateness import lateness_us
 from kivi.model.schema import TableSchema
 from kivi.model.slots import parse_duration_us
@@ -45,6 +45,7 @@ class AlertArguments:
     def alert(self, schema: TableSchema) -> Alert:
         """Bound to the table that it is on. Raises SchemaError, InvalidArgument."""
         watched(schema)
+        check_own(self.where, f"the condition of the alert {self.name!r}")
         where = bind(self.where, lambda name: type_of(schema, name))
         assert isinstance(self.for_, int)
         assert isinstance(self.lateness, int)

@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from kivi.model.expressions import COMPARISONS, TEXT, Expr, bounds_of
+from kivi.model.expressions import COMPARISONS, Expr, bounds_of, never_fails
 from kivi.model.types import INT64_MAX, INT64_MIN, ColumnType
 
 __all__ = ["Clause", "clauses_of", "is_word"]
@@ -49,7 +49,7 @@ def clauses_of(where: Expr | None, types: Mapping[str, ColumnType]) -> list[Clau
     """None: there are none, and the predicate has to be asked about every row. An empty list: it is never true."""
     if where is None:
         return [Clause({}, {})]
-    if _may_fail(where):
+    if not never_fails(where):
         return None
     found = _clauses(where, types)
     if len(found) > _VALUES_MAX:
@@ -66,15 +66,6 @@ def is_word(text_range: tuple[Any, Any]) -> bool:
 def _next(text: Any) -> Any:
     """The least text that is greater."""
     return text + ("\0" if isinstance(text, str) else b"\0")
-
-
-def _may_fail(expr: Expr) -> bool:
-    """Whether a part of it may be out of range."""
-    plain = expr.op in COMPARISONS or expr.op in _SAFE
-    return not plain or any(map(_may_fail, expr.args))
-
-
-_SAFE: Final = TEXT | {"and", "or", "not", "isin", "is_null", "col", "lit", "quad", "within_km", "part"}
 
 
 def _clauses(where: Expr, types: Mapping[str, ColumnType]) -> list[Clause]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from kivi.errors import SchemaError
-from kivi.model.expressions import HIERARCHY, Expr, bind, bind_value, names
+from kivi.model.expressions import asks_hierarchy, bind, bind_value, names
 from kivi.model.names import check_name
 from kivi.model.quantiles import scale_of
 from kivi.model.schema import Column, Measure, OperatorCall, TableSchema
@@ -58,7 +58,7 @@ def _measure(source: TableSchema, name: str, call: OperatorCall) -> tuple[Column
         raise SchemaError(f"measure {name!r}: kivi.combine is for aggregates whose source is an aggregate")
     type_ = ColumnType("int64")
     for part in (call.expression, call.where):
-        if part is not None and _is_placed(part):
+        if part is not None and asks_hierarchy(part):
             raise SchemaError(
                 f"measure {name!r}: under() and covers() ask a hierarchy as it is now, and a measure observes events "
                 "once: group by the column, and ask for what is under a value in where= of reads"
@@ -79,10 +79,6 @@ def _measure(source: TableSchema, name: str, call: OperatorCall) -> tuple[Column
             type_ = ColumnType("decimal", 18, type_.scale)
         return delta_column(name, call, type_), measure
     return _state_column(source, name, call, type_), measure
-
-
-def _is_placed(expr: Expr) -> bool:
-    return expr.op in HIERARCHY or any(map(_is_placed, expr.args))
 
 
 def delta_column(name: str, call: OperatorCall, type_: ColumnType) -> Column:

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kivi.errors import InvalidArgument, SchemaError
-from kivi.model.expressions import COMPARISONS, Expr, Value, bind, from_plain, to_plain
+from kivi.model.expressions import Expr, Value, bind, check_own, from_plain, to_plain
 from kivi.model.expressions.nodes import ROWS_BESIDE_MAX
 from kivi.model.measuring import NUMBERS
 from kivi.model.names import check_disjoint, check_name, is_name, name_list
@@ -60,7 +60,6 @@ __all__ = [
     "Pattern",
     "Skip",
     "check_followed",
-    "is_plain",
     "looks_ahead",
     "match_of",
     "matched_schema",
@@ -74,7 +73,6 @@ _SYMBOLS_MAX: Final = 32
 _SKIP: Final = re.compile(r"\s*(past_last_row|to_next_row|to_first|to_last)(?:\s+(\S+))?\s*\Z")
 _ORDERED: Final = (*NUMBERS, "timestamp")
 _MEASURES: Final = ("first", "last", "count", "sum", "min", "max", "avg")
-_PLAIN: Final = COMPARISONS | {"and", "or", "not", "isin", "is_null", "col", "lit"}
 _INT, _FLOAT = ColumnType("int64"), ColumnType("float64")
 
 Stored = Callable[[ColumnType, Any, str], Any]
@@ -275,6 +273,8 @@ def match_of(
             )
         return seen.column(name).type
 
+    for name, definition in asked.define:
+        check_own(definition, f"the definition of {name}")
     define = tuple((name, bind(definition, type_of, stored, beside=True)) for name, definition in asked.define)
     partition_by = tuple((name, schema.column(name).type) for name in asked.partition_by)
     measures = tuple(_measure(schema, known, name, call) for name, call in asked.measures)
@@ -375,8 +375,3 @@ def check_followed(match: Match) -> None:
             "a definition looks at rows that may lie outside the match, and so any time away: to follow matches, let "
             "prev and next see rows of the match alone, as prev('x') does in B of 'A B+ C'"
         )
-
-
-def is_plain(expr: Expr) -> bool:
-    """Whether a predicate is about columns of one row, and never an error."""
-    return expr.op in _PLAIN and all(map(is_plain, expr.args))

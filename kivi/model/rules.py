@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from kivi.errors import InvalidArgument, SchemaError
-from kivi.model.expressions import Expr, Value, bind, bind_value, col, from_plain, lit, to_plain
+from kivi.model.expressions import Expr, Value, bind, bind_value, check_own, col, from_plain, lit, to_plain
 from kivi.model.lateness import AUTO_US, lateness_us
 from kivi.model.names import check_name, column_names
 from kivi.model.patterns import Match, Pattern, check_followed, match_of, matched_schema
@@ -340,6 +340,9 @@ def declared_rule(rule: Rule, find: Find) -> Rule:
     if into.shard_by and [whole.get(name) for name in into.shard_by] != [_text(col(name)) for name in source.shard_by]:
         raise _other_shards(what, source, into)
     complete = dataclasses.replace(rule, select=tuple(whole.items()))
+    for text in (complete.where, *whole.values()):
+        if text is not None:
+            check_own(_expression(text), what)
     bind_rule(complete, find)
     return complete
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from kivi.errors import InvalidArgument, PermissionDenied
-from kivi.model.expressions import HIERARCHY, Expr
+from kivi.model.expressions import Expr, asks_hierarchy
 from kivi.model.names import is_name
 from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
@@ -101,7 +101,7 @@ class Tenant:
     def narrowed(self, schema: TableSchema, wanted: Scan) -> Scan:
         """What is asked for, of these rows. Raises PermissionDenied, InvalidArgument."""
         own = Expr("==", self.column, self.value(schema))
-        if wanted.where is not None and _mentions(wanted.where):
+        if wanted.where is not None and asks_hierarchy(wanted.where):
             raise PermissionDenied("hierarchies are no tenant's own: this access token may not ask for under or covers")
         changes = wanted.changes
         if changes is not None and (changes.skip or changes.take is not None):
@@ -143,7 +143,3 @@ class Tenant:
         text = self.text.replace("%", "%25").replace("/", "%2F")  # a's "b/x" is not the "x" of a/b
         prefix = f"{self.column}:{text}/"
         return token if not token or _ISSUED.match(token) or token.startswith(prefix) else prefix + token
-
-
-def _mentions(expr: Expr) -> bool:
-    return expr.op in HIERARCHY or any(map(_mentions, expr.args))

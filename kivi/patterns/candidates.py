@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kivi.arrow.dictionaries import is_coded
-from kivi.model.expressions import Expr
+from kivi.model.expressions import Expr, never_fails
 from kivi.model.pattern_text import chain
-from kivi.model.patterns import Match, is_plain, sees_inside
+from kivi.model.patterns import Match, sees_inside
 from kivi.model.types import INT64_MAX, INT64_MIN
 
 __all__ = ["Near", "candidates", "reach_us"]
@@ -32,7 +32,7 @@ def candidates(match: Match) -> list[tuple[str, Expr]]:
     """Predicates over columns of single rows of which each match has a row that they select; and the symbols' names."""
     define, found = dict(match.define), dict[str, Expr]()
     for names in chain(match.pattern.tree):
-        if all(name in define and is_plain(define[name]) for name in names):
+        if all(name in define and never_fails(define[name]) for name in names):
             ordered = sorted(names)
             found[" | ".join(ordered)] = functools.reduce(operator.or_, (define[name] for name in ordered))
     return list(found.items())

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from kivi.arrow.columns import stored_lists
 from kivi.errors import InvalidArgument, NotFound, SchemaError
-from kivi.model.expressions import HIERARCHY, Expr
+from kivi.model.expressions import HIERARCHY, Expr, asks_hierarchy
 from kivi.model.hierarchies import is_hierarchy
 from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
@@ -54,24 +54,24 @@ class Hierarchies:
 
         Raises SchemaError where there is no such hierarchy, InvalidArgument where too much is below a value.
         """
-        if wanted.where is None or not _mentions(wanted.where):
+        if wanted.where is None or not asks_hierarchy(wanted.where):
             return wanted
         return replace(wanted, where=self._plain(wanted.where, lease, schema, txn))
 
     def resolved_now(self, schema: TableSchema, where: Expr | None) -> Expr | None:
         """``resolved`` of a predicate, at the newest snapshot."""
-        if where is None or not _mentions(where):
+        if where is None or not asks_hierarchy(where):
             return where
         with self.snapshots.opened() as lease:
             return self._plain(where, lease, schema, None)
 
     def resolved_at(self, lease: Lease, schema: TableSchema, where: Expr | None) -> Expr | None:
         """``resolved`` of a predicate."""
-        return where if where is None or not _mentions(where) else self._plain(where, lease, schema, None)
+        return where if where is None or not asks_hierarchy(where) else self._plain(where, lease, schema, None)
 
     def named_now(self, schema: TableSchema, where: Expr | None) -> Expr | None:
         """The predicate with the names of the hierarchies that it means, at the newest snapshot. Raises SchemaError."""
-        if where is None or not _mentions(where):
+        if where is None or not asks_hierarchy(where):
             return where
         with self.snapshots.opened() as lease:
             return self._named(where, lease, schema)
@@ -186,7 +186,3 @@ class Hierarchies:
 
 def _one_or_none(value: Any) -> tuple[Any, ...]:
     return () if value is None else (value,)
-
-
-def _mentions(expr: Expr) -> bool:
-    return expr.op in HIERARCHY or any(map(_mentions, expr.args))

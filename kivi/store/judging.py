@@ -21,10 +21,10 @@ declared.
 
 **A rule never fails the commit.** An event counts for each rule as one of: *raised*; *missing*, since there is no row
 that it could be measured against, or a column that says which is null; *failed*, where an expression is out of range, a
-sum does not fit its type, what was raised could not be an event of ``into`` (a null that an aggregate groups by, a
-float sum that leaves the finite numbers: ``Judgement.derived``), or more was raised than a transaction may bring;
-*late*, where what was raised lies below the retention floor of ``into``; or else the condition is not true. The sums
-are rows of ``catalog.JUDGED`` in the same record.
+sum does not fit its type, what was raised could not be an event of ``into`` (a time that no event may have, a null that
+an aggregate groups by, a float sum that leaves the finite numbers: ``Judgement.derived``), or more was raised than a
+transaction may bring; *late*, where what was raised lies below the retention floor of ``into``; or else the condition
+is not true. The sums are rows of ``catalog.JUDGED`` in the same record.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kivi.arrow.columns import arrow_schema, arrow_type, flat, rows_batch
+from kivi.arrow.columns import arrow_schema, arrow_type, flat, rows_batch, stored_array
 from kivi.arrow.dictionaries import coded, plain, together
 from kivi.arrow.predicates import Known, attempted, spread, true_places
 from kivi.delta.derive import Derivation
@@ -55,6 +55,7 @@ from kivi.errors import KiviError, NotFound, OutOfRange, ResourceExhausted, Snap
 from kivi.log.shards import EVERY, SHARDS
 from kivi.model.rules import Against, Bound, Looked, Nodes, Rule, bind_rule, key_of
 from kivi.model.schema import TableSchema
+from kivi.model.types import MOMENT_MAX_US, MOMENT_MIN_US, ColumnType
 from kivi.mvcc.leases import Lease
 from kivi.mvcc.snapshot import Reader
 from kivi.runtime.settings import Settings
@@ -71,6 +72,7 @@ __all__ = ["Judgement", "Judging"]
 
 Array = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]
+_MOMENT: Final = ColumnType("timestamp")
 _MOMENT_MAX_US: Final = 2**61
 T = TypeVar("T")
 JUDGED, RAISED, MISSING, FAILED, LATE = range(5)
@@ -434,6 +436,8 @@ class Judgement:
         for name in {into.event_time or "", *(group.source for each in aggregates for group in each.group_by)}:
             if (column := raised.column(name)).null_count:
                 good &= np.asarray(column.is_valid())
+        times = stored_array(_MOMENT, raised.column(into.event_time or ""))
+        good &= (times >= MOMENT_MIN_US) & (times <= MOMENT_MAX_US)
         for _, lengths in long_columns(raised, self.judging.settings):
             good &= lengths.fill_null(0).to_numpy() <= self.judging.settings.max_value_bytes
         if not good.all():

@@ -456,6 +456,7 @@ def test_what_is_refused() -> None:
         ({"select": {"doubled": "a"}}, Exception, "doubled"),
         ({"select": {"none": 1}}, Exception, "none"),
         ({"where": col("none") > 1}, Exception, "none"),
+        ({"where": col("app").under("a")}, InvalidArgument, "of reads"),
         ({"into": "calls"}, SchemaError, "into itself"),
         ({"into": "n"}, SchemaError, "rules judge and raise events"),
         ({"source": "none"}, NotFound, "none"),

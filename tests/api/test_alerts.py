@@ -103,6 +103,7 @@ WHERE = kivi.col("calls") > 1
         ({"where": kivi.col("latency") > 1}, SchemaError, "quantile"),
         ({"where": kivi.col("nothing") > 1}, SchemaError, "nothing"),
         ({"where": "calls > 1"}, InvalidArgument, "where is the condition"),
+        ({"where": WHERE & kivi.col("app").under("shop")}, InvalidArgument, "of reads"),
         ({"for_": "soon"}, InvalidArgument, "for_"),
         ({"lateness": -1}, InvalidArgument, "lateness"),
         ({"notify": "ftp://host/x"}, InvalidArgument, "http://"),

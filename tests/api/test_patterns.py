@@ -119,6 +119,7 @@ UNFIT: list[tuple[Any, Any, str]] = [
     (prev("none") > 5, kivi.count(), "none"),
     (col("us") > "x", kivi.count(), "us"),
     (prev("us"), kivi.count(), "not a predicate"),
+    (col("host").under("a"), kivi.count(), "of reads"),
     (col("us") > 1, kivi.first("X.us"), "'X' is no symbol"),
     (col("us") > 1, kivi.first("A.none"), "none"),
     (col("us") > 1, kivi.sum("A.host"), "sum is of"),

@@ -276,6 +276,8 @@ def test_rules_follow_each_other_and_not_in_a_circle(calls: Any) -> None:
         ({"select": {"avg_us": kivi.col("took_us")}}, kivi.SchemaError, "declare the column as int64"),
         ({"select": {"other": 1}}, kivi.SchemaError, "other"),
         ({"where": 1}, kivi.InvalidArgument, "where is a predicate"),
+        ({"where": kivi.col("model").under("a") | (kivi.col("took_us") > 1)}, kivi.InvalidArgument, "of reads"),
+        ({"select": {"avg_us": kivi.case((kivi.col("model").covers("a"), 1.0))}}, kivi.InvalidArgument, "of reads"),
     ],
 )
 def test_what_does_not_fit_the_tables_is_refused(calls: Any, wrong: Any, error: type[Exception], said: str) -> None:

@@ -107,12 +107,15 @@ def test_what_is_far_from_candidates_is_not_matched(monkeypatch: pytest.MonkeyPa
     driver.db.create_event_table("calls", event_time="ts", columns=COLUMNS)
     rng = random.Random(5)
     rows = [{**event(rng, T0 + i * S), "host": i % 10, "x": 9 if i == 501 else i % 5} for i in range(1_000)]
+    rows[501] |= {"app": "far away"}
     driver.db.append("calls", rows)
     driver.db.consolidate()
     driver.store.settle(64)
     rare = col("x") == 9
     asked: list[tuple[str, dict[str, Any], dict[str, Any], int, str]] = [
         ("A B C", {"B": rare}, {"partition_by": ["host"], "within": 30 * S}, 7, "candidates of B: 1"),
+        ("A B C", {"B": col("app").startswith("far")}, {"partition_by": ["host"], "within": 30 * S}, 7, "of B: 1"),
+        ("A B C", {"B": col("app").matches("^far")}, {"partition_by": ["host"], "within": 30 * S}, 7, "of B: 1"),
         ("A B C", {"B": rare & (col("f") < 9)}, {"within": 5 * S}, 11, "candidates of B: 1"),
         (
             "A B",

@@ -394,6 +394,36 @@ def test_r25_what_is_raised_and_an_aggregate_cannot_have_fails_alone(how: str, b
     db.close()
 
 
+@pytest.mark.parametrize("how", ["transaction", "each", "backfill"])
+def test_r25_what_is_raised_at_a_time_that_no_event_may_have_fails_alone(how: str) -> None:
+    """Which would be in the way of every reader of its table."""
+    db = Database(Store.open(None, settings=SETTINGS, engine=MemoryEngine(), log=MemoryLog()))
+    for name in ("e", "r"):
+        db.create_event_table(name, event_time="ts", columns={"ts": "timestamp", "more": "int64"})
+    far = [0, 4 * 10**17, 7, -(4 * 10**17), 2**62]
+    events = [{"ts": 1_700_000_000_000_000, "more": more} for more in far]
+
+    def rule() -> None:
+        later = kivi.col("ts") + kivi.col("more")
+        db.create_rule("later", source="e", into="r", select={"ts": later}, backfill=how == "backfill")
+
+    if how != "backfill":
+        rule()
+    if how == "each":
+        with db.appender("e", each=True) as appender:
+            for event in events:
+                appender.append(**event)
+    else:
+        db.append("e", events)
+    if how == "backfill":
+        rule()
+    with db.snapshot() as snapshot:
+        assert sorted(row["more"] for row in snapshot.scan("r")) == [0, 7]
+    (found,) = db.rules()
+    assert (found["judged"], found["raised"], found["failed"]) == (5, 2, 3)
+    db.close()
+
+
 @pytest.mark.parametrize("how", ["transaction", "beside", "each", "backfill"])
 def test_r25_what_is_too_much_together_fails_in_the_order_of_the_events(how: str) -> None:
     """Exactly those that a sum cannot have after those before them that it has: of two rules, whose events alternate,

@@ -25,13 +25,16 @@ __all__ = [
     "Expr",
     "Value",
     "all_of",
+    "asks_hierarchy",
     "between",
     "case",
+    "check_own",
     "check_shape",
     "coalesce",
     "col",
     "lit",
     "names",
+    "never_fails",
     "quad",
     "terms_of",
     "within_km",
@@ -390,6 +393,24 @@ def names(expr: Expr) -> set[str]:
     return {expr.column} if expr.column else set().union(*(names(arg) for arg in expr.args))
 
 
+def never_fails(expr: Expr) -> bool:
+    """Whether it is about columns of one row, and no part of it can be out of range."""
+    return expr.op in _SAFE and all(map(never_fails, expr.args))
+
+
+def asks_hierarchy(expr: Expr) -> bool:
+    """Whether a part of it is ``under`` or ``covers``, which mean something to a reader with a snapshot alone."""
+    return expr.op in HIERARCHY or any(map(asks_hierarchy, expr.args))
+
+
+def check_own(expr: Expr, what: str) -> None:
+    """Raises InvalidArgument for what asks a hierarchy. ``what`` is evaluated where there is none."""
+    if asks_hierarchy(expr):
+        raise InvalidArgument(
+            f"{what}: {expr}: under() and covers() are for where= of reads, subscriptions and retractions"
+        )
+
+
 def check_shape(expr: Expr) -> None:
     """Raises InvalidArgument for a node that the functions here do not make. Its operands are not looked at."""
     op, count = expr.op, len(expr.args)
@@ -409,6 +430,7 @@ def check_shape(expr: Expr) -> None:
 
 OF_COLUMNS: Final = COMPARISONS | TEXT | HIERARCHY | {"isin", "is_null", *BESIDE}
 """Operators that may have a column beside literals, in one node."""
+_SAFE: Final = COMPARISONS | TEXT | {"and", "or", "not", "isin", "is_null", "col", "lit", "quad", "within_km", "part"}
 TUPLES: Final = HIERARCHY | {"isin", "quad", "within_km", "part"}
 """Operators whose ``value`` is a tuple of literals."""
 _OPERANDS: Final = dict.fromkeys((*COMPARISONS, *ARITHMETIC, "quad", "within_km"), 2) | {
