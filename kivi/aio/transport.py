@@ -230,23 +230,24 @@ class Transport(Link[_Session]):
     async def connect(self) -> None:
         """The first session; closes this client if there is none."""
         try:
-            await self.reach()
+            await self.reach(self.core.timeout_s)
         except BaseException:  # it was cancelled, perhaps: nobody else has it to close
             await self.close()
             raise
 
-    async def reach(self) -> None:
+    async def reach(self, timeout_s: float | None) -> None:
         """A session: fails at once if nothing listens there; of several servers each may die meanwhile."""
         left = self.core.endpoint.count(",")
         session = self.open(wait_for_ready=False)
         try:
-            await asyncio.wait_for(session.hello.wait(), self.core.timeout_s)
-            while isinstance(session.broken, Unavailable) and left:
-                left -= 1
-                session = self.open(wait_for_ready=False)
-                await asyncio.wait_for(session.hello.wait(), self.core.timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await session.hello.wait()
+                while isinstance(session.broken, Unavailable) and left:
+                    left -= 1
+                    session = self.open(wait_for_ready=False)
+                    await session.hello.wait()
         except TimeoutError:
-            raise silent(self.core.endpoint, self.core.timeout_s) from None
+            raise silent(self.core.endpoint, timeout_s) from None
         if session.broken is not None:
             raise unreachable(self.core.endpoint, session.broken)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -40,6 +41,7 @@ from kivi.client.steps import (
     Steps,
     Timeout,
     Work,
+    silent,
     timeout_ms,
 )
 from kivi.client.writes import encoded_delta, encoded_write
@@ -120,6 +122,7 @@ class TransactionCore:
     batch: tuple[str, int] | None = None
     deferred = False
     lease = b""
+    is_maker = False  # of the shared snapshot with that name
     ended = False
     wrote = False
     sent = False  # operations are at the server, or it has answered with an error: not to be begun again
@@ -322,8 +325,21 @@ class TransactionCore:
         if self.ended:  # meanwhile
             self._let_go(at)
         self._learn(reply)
-        self.lease = bytes(reply.begin.lease)
+        self.lease, self.is_maker = bytes(reply.begin.lease), True
         return self.lease
+
+    def end(self) -> Steps[None]:
+        """Lets go of it. A shared snapshot ends for everyone where it was made: by its name, as its session may be
+        another by now, and that is waited for, as nothing else ends it before its time. Without an answer it is left
+        to that."""
+        if self.ended or not self.is_maker:
+            self.release()
+            return
+        self.ended = True
+        release = session_pb2.Release(txns=[self._at.number], leases=[self.lease])
+        request = session_pb2.Request(release=release, timeout_ms=timeout_ms(self.core.timeout_s))
+        with contextlib.suppress(errors.KiviError):
+            yield from self.core.repeat(request, lambda: silent(self.core.endpoint, self.core.timeout_s))
 
     def release(self) -> None:
         """Fire and forget."""
