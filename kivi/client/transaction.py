@@ -254,11 +254,10 @@ class TransactionCore:
                 request.txn, request.timeout_ms = at.number, timeout_ms(self.core.timeout_s)
                 if self._unsent and self._taken_back():  # one request begins and does what it is for
                     request.first.CopyFrom(self._beginning())
+                left = self.core.left(deadline)
                 try:
-                    reply = yield Ask(request, self.core.timeout_s, at.epoch, bodies)
+                    reply = yield Ask(request, left, at.epoch, bodies)
                 except ConnectionLost:
-                    if time.monotonic() > deadline:
-                        raise
                     attempt += 1
                     yield Sleep(backoff_s(attempt + 4))
                     self._check_open()
@@ -402,7 +401,7 @@ class TransactionCore:
                     ) from None
                 try:
                     if was_sent:
-                        self.commit_ts = yield from self.core.resolve(token)
+                        self.commit_ts = yield from self.core.resolve(token, deadline)
                         return self.commit_ts
                     raise errors.Disconnected(
                         "the connection was lost before the commit was sent; "
@@ -432,6 +431,10 @@ class TransactionCore:
             if attempt:
                 yield Sleep(backoff_s(attempt + 4))
             attempt += 1
+            try:
+                asked.timeout_s = self.core.left(deadline)
+            except Timeout as late:
+                raise errors.Disconnected(f"{late.message}; nothing was applied: run the transaction again") from None
         self._learn(reply)
         self.commit_ts = int(reply.commit_ts if isinstance(reply, Committed) else reply.commit.commit_ts)
         self.core.saw(self.commit_ts)

@@ -195,7 +195,7 @@ class _Session(Session):
         if not answered:
             self._leave(number, waiter)
             if waiter.reply is None and waiter.error is None:
-                raise silent(self._core.endpoint, timeout_s)
+                raise silent(self._core.endpoint, self._core.timeout_s)
         if waiter.error is not None:
             raise waiter.error
         return waiter.reply
@@ -292,7 +292,7 @@ class Transport(Link[_Session]):
             left -= 1
             session = self.open(wait_for_ready=False)
         if not session.hello.is_set():
-            raise silent(self.core.endpoint, timeout_s)
+            raise silent(self.core.endpoint, self.core.timeout_s)
         if session.broken is not None:
             raise unreachable(self.core.endpoint, session.broken)
 
@@ -337,7 +337,7 @@ class Transport(Link[_Session]):
             try:
                 return effect.inbox.get(timeout=effect.timeout_s)
             except queue.Empty:
-                raise silent(self.core.endpoint, effect.timeout_s) from None
+                raise silent(self.core.endpoint, self.core.timeout_s) from None
         self.open()  # raises once closed
         try:
             call = self.calls.start(effect)
@@ -350,7 +350,7 @@ class Transport(Link[_Session]):
             finally:
                 call.cancel()
         except grpc.RpcError as error:
-            raise failed(error, self.core.endpoint, effect.timeout_s) from None
+            raise failed(error, self.core.endpoint, effect.timeout_s and self.core.timeout_s) from None
         except ValueError:  # gRPC's way to say that another thread has closed the channel in between
             if not self._closed:
                 raise
