@@ -514,6 +514,9 @@ class Requests(ABC):
         return done
 
     def _do_release(self, asked: Asked, transaction: Transaction | None) -> None:
+        for name in asked.request.release.leases:
+            self.access.require_all_rows("a shared snapshot")
+            self._end_shared(name)
         self._let_go(transaction)
         self._succeed(asked, transaction)
 
@@ -521,12 +524,16 @@ class Requests(ABC):
         if transaction is not None:
             self.txns.pop(transaction.number, None)
             if transaction.owner:
-                found = self.sessions.shared.pop(transaction.shared, None)
-                if found is not None:
-                    self.store.release(found[0])
-                else:
-                    self.store.renew_shared(transaction.shared, 0)
+                self._end_shared(transaction.shared)
             self._end(transaction)
+
+    def _end_shared(self, name: bytes) -> None:
+        """For everyone. In a cluster this node may not have come to where it began."""
+        found = self.sessions.shared.pop(name, None)
+        if found is not None:
+            self.store.release(found[0])
+        else:
+            self.store.renew_shared(name, 0)
 
     def _do_renew(self, asked: Asked, transaction: Transaction | None) -> None:
         transaction = self._begun(transaction)

@@ -489,7 +489,7 @@ class Session(Requests):
         number = request.txn
         if request.HasField("release"):
             self._release_these(request.release.txns, asked.received)
-            if not number and not request.id:
+            if not (number or request.id or request.release.leases):
                 self.sessions.calls.ended("Session/release", time.monotonic() - asked.received)
                 return
         if request.HasField("first") and (number or not request.HasField("get")):

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import datetime as dt
 import functools
-import random
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Container, Coroutine, Iterator, Sequence
 from contextlib import aclosing
@@ -65,7 +64,7 @@ from kivi.api.writes import Write
 from kivi.arrow.columns import rows_from_batch
 from kivi.client import alerting, appends, declarations, topics
 from kivi.client.core import Core
-from kivi.client.elsewhere import AnyNode, get_elsewhere
+from kivi.client.elsewhere import AnyNode, get_elsewhere, order_of
 from kivi.client.messages import read_batches
 from kivi.client.pages import PageReader
 from kivi.client.steps import Steps, named
@@ -286,19 +285,19 @@ class Snapshot(AnyNode, _Reads):
         try:  # ``ts`` is an attribute: it has to be known from here on
             await self._read(TransactionCore.open_shared if self._core.shared else TransactionCore.started)
         except BaseException:  # ``__aexit__`` is not called if ``__aenter__`` raises
-            self._release()
+            await self._run(self._end())
             raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._release()
+        await self.close()
 
     async def renew(self, ttl_s: float | None = None) -> None:
         self._renew_others(ttl_s)
         await super().renew(ttl_s)
 
     async def close(self) -> None:
-        self._release()
+        await self._run(self._end())
 
     to_arrow = takes(WholeArguments)(reads(TransactionCore.to_arrow))
     rollup = takes(RollupArguments)(reads(TransactionCore.answer))
@@ -398,7 +397,7 @@ class Database:
         self._transport = Transport(self._core, access_token, methods.as_tls(tls))
         self._core.transport = self._transport
         self._run = self._transport.run
-        self._others, self._other_lock = dict[str, Database](), asyncio.Lock()
+        self._others = dict[str, Database]()
         self._open = functools.partial(Database, access_token=access_token, tls=tls, timeout=timeout, fresh=fresh)
 
     async def __aenter__(self) -> Database:
@@ -408,29 +407,29 @@ class Database:
         await self.close()
 
     async def close(self) -> None:
-        for one in self._others.values():
-            await one.close()
         await self._transport.close()
+        for one in list(self._others.values()):
+            await one.close()
 
-    async def _other(self, addresses: Sequence[str], before: Container[str] = ()) -> tuple[str, Database]:
-        """A client of another node, at the first of these addresses that is reached, that has seen what this one has.
-        Those that were used ``before`` are tried first, and then those that are known. Raises Unavailable."""
-        async with self._other_lock:
-            order = sorted(addresses, key=lambda each: (each not in before, each not in self._others, random.random()))
-            lost = Unavailable("no other node is known that can answer this")
-            for address in order:
-                try:
-                    if (other := self._others.get(address)) is None:
-                        other = self._open(address)
-                        await other._transport.connect()
-                        self._others[address] = other
-                    else:
-                        await other._transport.reach()
-                    other._core.saw(self._core.seen_ts)
-                    return address, other
-                except Unavailable as error:
-                    lost = error
-            raise lost
+    async def _other(
+        self, addresses: Sequence[str], deadline: float, before: Container[str] = ()
+    ) -> tuple[str, Database]:
+        for address, seconds in order_of(addresses, deadline, self._others, before):
+            try:
+                other = self._at(address)
+                await other._transport.reach(seconds)
+                other._core.saw(self._core.seen_ts)
+                return address, other
+            except Unavailable as error:
+                lost = error
+        raise lost
+
+    def _at(self, address: str) -> Database:
+        """A client of the node there, reached or not. Raises Closed."""
+        self._transport.check_open()
+        if address not in self._others:
+            self._others[address] = self._open(address)
+        return self._others[address]
 
     @property
     def endpoint(self) -> str:

@@ -62,8 +62,8 @@ _HELD_BYTES: Final = 16 << 10
 """Commits of events wait for so long at most, and only those that are no larger."""
 _APPEND: Final = session_pb2.Operation.KIND_APPEND
 
-_Waiting = tuple[asyncio.Future[Answer], float, float | None]
-"""A future for the answer, by when, and after how many seconds that is."""
+_Waiting = tuple[asyncio.Future[Answer], float]
+"""A future for the answer, and by when."""
 
 
 class _Session(Session):
@@ -136,7 +136,7 @@ class _Session(Session):
         number, future = next(self._ids), self._loop.create_future()
         self._queue(number, asked)
         deadline = math.inf if asked.timeout_s is None else time.monotonic() + asked.timeout_s
-        self._waiting[number] = future, deadline, asked.timeout_s
+        self._waiting[number] = future, deadline
         if not self._watched:
             self._watched = True
             self._loop.call_later(_WATCH_S, self._watch)
@@ -145,10 +145,10 @@ class _Session(Session):
     def _watch(self) -> None:
         """Tells those whose time is up: one timer for all that wait, as most are answered long before."""
         now = time.monotonic()
-        for number in [number for number, (_, deadline, _) in self._waiting.items() if deadline <= now]:
+        for number in [number for number, (_, deadline) in self._waiting.items() if deadline <= now]:
             waiting = self._ended(number)
             if waiting is not None and not waiting[0].done():  # somebody waits
-                waiting[0].set_exception(silent(self._core.endpoint, waiting[2]))
+                waiting[0].set_exception(silent(self._core.endpoint, self._core.timeout_s))
         self._watched = bool(self._waiting)
         if self._watched:
             self._loop.call_later(_WATCH_S, self._watch)
@@ -200,7 +200,7 @@ class _Session(Session):
         self._call.cancel()
         self._tasks[0].cancel()
         while self._waiting:
-            _, (future, *_) = self._waiting.popitem()
+            _, (future, _) = self._waiting.popitem()
             if not future.done():
                 future.set_exception(self._lost(sent=True))
 
@@ -230,21 +230,22 @@ class Transport(Link[_Session]):
     async def connect(self) -> None:
         """The first session; closes this client if there is none."""
         try:
-            await self.reach()
+            await self.reach(self.core.timeout_s)
         except BaseException:  # it was cancelled, perhaps: nobody else has it to close
             await self.close()
             raise
 
-    async def reach(self) -> None:
+    async def reach(self, timeout_s: float | None) -> None:
         """A session: fails at once if nothing listens there; of several servers each may die meanwhile."""
         left = self.core.endpoint.count(",")
         session = self.open(wait_for_ready=False)
         try:
-            await asyncio.wait_for(session.hello.wait(), self.core.timeout_s)
-            while isinstance(session.broken, Unavailable) and left:
-                left -= 1
-                session = self.open(wait_for_ready=False)
-                await asyncio.wait_for(session.hello.wait(), self.core.timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await session.hello.wait()
+                while isinstance(session.broken, Unavailable) and left:
+                    left -= 1
+                    session = self.open(wait_for_ready=False)
+                    await session.hello.wait()
         except TimeoutError:
             raise silent(self.core.endpoint, self.core.timeout_s) from None
         if session.broken is not None:
@@ -271,7 +272,7 @@ class Transport(Link[_Session]):
                 async with asyncio.timeout(effect.timeout_s):
                     return await effect.inbox.get()
             except TimeoutError:
-                raise silent(self.core.endpoint, effect.timeout_s) from None
+                raise silent(self.core.endpoint, self.core.timeout_s) from None
         self.open()  # raises once closed
         if isinstance(effect, Unary) and effect.method == "Describe":
             message = effect.message
@@ -293,7 +294,7 @@ class Transport(Link[_Session]):
             async with asyncio.timeout(effect.timeout_s):
                 return await asyncio.shield(lookup.call)
         except TimeoutError:
-            raise silent(self.core.endpoint, effect.timeout_s) from None
+            raise silent(self.core.endpoint, self.core.timeout_s) from None
         finally:
             lookup.askers -= 1
             if not lookup.askers and not lookup.call.done():
@@ -317,7 +318,7 @@ class Transport(Link[_Session]):
             finally:
                 call.cancel()
         except grpc.RpcError as error:
-            raise failed(error, self.core.endpoint, effect.timeout_s) from None
+            raise failed(error, self.core.endpoint, effect.timeout_s and self.core.timeout_s) from None
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if self._closed and (task is None or not task.cancelling()):  # the call was, by the channel that closed

@@ -193,8 +193,7 @@ class Link(Generic[S]):
         """The current session, or a new one if it is broken or was left. Raises Closed once the client is."""
         session = self._current
         if session is None or session.broken is not None or session.left:
-            if self._closed:
-                raise Closed(self._why_closed)
+            self.check_open()
             if session is not None and session.left:
                 self._orders.rotate(-1)
                 self.calls = self._calls_at(self._orders[0])
@@ -205,6 +204,17 @@ class Link(Generic[S]):
             self._epochs += 1
             session = self._current = self._new_session(self, self._epochs, wait_for_ready)
         return session
+
+    def check_open(self) -> None:
+        """Raises Closed."""
+        if self._closed:
+            raise Closed(self._why_closed)
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether there is a session whose server has answered."""
+        session = self._current
+        return session is not None and session.broken is None and session.hello.is_set()
 
     def _calls_at(self, address: str) -> Calls:
         """Of the server there, or of whichever answers first of several; "" is the one of the session."""
@@ -264,7 +274,8 @@ class Gathered(ABC, Generic[G]):
     def __init__(self, put: Callable[[Message], None]) -> None:
         self._put = put
         self._waiting: deque[G] = deque()
-        self._queued = False
+        self._queued: list[Maker] = []
+        """The message, until it leaves: the sender takes out what makes it first, and then what has gathered."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -272,13 +283,14 @@ class Gathered(ABC, Generic[G]):
     def add(self, one: G) -> None:
         """Threads may call it at the same time."""
         self._waiting.append(one)
-        if not self._queued:  # what makes the message sets this first and then looks, and finds this one
-            self._queued = True
-            self._put(self.kind((self._made,)))
+        if not self._queued:  # the last one has left, perhaps with this one: then the next has nothing
+            queued = self.kind((self._made,))
+            self._put(queued)
+            self._queued = queued  # after that: an interrupt in between costs a message, and no one waits for ever
 
     def _made(self) -> Any:
-        self._queued = False
-        return self._message([self._waiting.popleft() for _ in range(len(self._waiting))])
+        taken = [self._waiting.popleft() for _ in range(len(self._waiting))]
+        return self._message(taken) if taken else None
 
     @abstractmethod
     def _message(self, taken: list[G]) -> Any:

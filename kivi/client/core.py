@@ -153,6 +153,15 @@ class Core:
     def deadline(self) -> float:
         return time.monotonic() + (self.timeout_s if self.timeout_s is not None else 1e9)
 
+    def left(self, deadline: float) -> float | None:
+        """The seconds until then, for an attempt; None: it waits for ever. Raises Timeout if there are none."""
+        if self.timeout_s is None:
+            return None
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise silent(self.endpoint, self.timeout_s)
+        return left
+
     # -- schemas --------------------------------------------------------------------------------
 
     def fetch(self, name: str, least: int = 0) -> Steps[TableSchema]:
@@ -224,10 +233,9 @@ class Core:
         deadline, attempt = self.deadline(), 0
         while True:
             try:
-                return (yield Unary(method, message, self.timeout_s))
+                return (yield Unary(method, message, self.left(deadline)))
             except errors.Unavailable as error:
-                final = isinstance(error, (Timeout, Closed, errors.ResourceExhausted)) or method not in _REPEATABLE
-                if final or time.monotonic() >= deadline:
+                if isinstance(error, (Timeout, Closed, errors.ResourceExhausted)) or method not in _REPEATABLE:
                     raise
             attempt += 1
             yield Sleep(backoff_s(attempt + 4))
@@ -235,20 +243,25 @@ class Core:
     # -- requests without a transaction ---------------------------------------------------------
 
     def repeat(
-        self, request: session_pb2.Request, lost: Callable[[], errors.KiviError], bodies: Sequence[Any] = ()
+        self,
+        request: session_pb2.Request,
+        lost: Callable[[], errors.KiviError],
+        bodies: Sequence[Any] = (),
+        deadline: float | None = None,
     ) -> Steps[Any]:
-        """Asks, and asks the same again on new sessions until the deadline; then raises ``lost()``.
+        """Asks, and asks the same again on new sessions until the deadline, or the timeout; then raises ``lost()``.
 
         A commit of which an attempt may have been sent is lost, too, where another attempt is refused, which says
         nothing of the first (R16).
         """
-        deadline, attempt, sent = self.deadline(), 0, False
+        deadline, attempt, sent = deadline or self.deadline(), 0, False
         while True:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise lost()
             try:
-                return (yield Ask(request, left if self.timeout_s is not None else None, bodies=bodies))
+                left = self.left(deadline)
+            except Timeout:
+                raise lost() from None
+            try:
+                return (yield Ask(request, left, bodies=bodies))
             except (ConnectionLost, Timeout) as error:
                 sent = sent or isinstance(error, Timeout) or error.sent
             except _REFUSALS as error:
@@ -278,9 +291,13 @@ class Core:
         return self.asked(wanted.table, lambda schema: (schema, get(schema, wanted)), ask)
 
     def outcome(self, token: str, place: int | None = None) -> Steps[Outcome]:
+        return self._outcome(token, place, self.deadline())
+
+    def _outcome(self, token: str, place: int | None, deadline: float) -> Steps[Outcome]:
         asked = session_pb2.Outcome(token=check_token(token), place=check_place(place))
         request = session_pb2.Request(outcome=asked, timeout_ms=timeout_ms(self.timeout_s))
-        reply = yield from self.repeat(request, lambda: Timeout(f"the server did not say what became of {token!r}"))
+        lost = lambda: Timeout(f"the server did not say what became of {token!r}")  # noqa: E731
+        reply = yield from self.repeat(request, lost, deadline=deadline)
         match reply.outcome.state:
             case session_pb2.OutcomeReply.STATE_COMMITTED:
                 self.saw(reply.outcome.commit_ts)
@@ -289,12 +306,13 @@ class Core:
                 return ABORTED
         return UNKNOWN
 
-    def resolve(self, token: str) -> Steps[int]:
-        """The commit timestamp of a commit whose reply was lost. Raises Disconnected if it did not happen."""
-        deadline, attempt = self.deadline(), 0
+    def resolve(self, token: str, deadline: float) -> Steps[int]:
+        """The commit timestamp of a commit whose reply was lost. Raises Disconnected if it did not happen, and
+        CommitUnknown if nobody has said so by the deadline."""
+        attempt = 0
         while time.monotonic() < deadline:
             try:
-                outcome = yield from self.outcome(token)
+                outcome = yield from self._outcome(token, None, deadline)
             except _REFUSALS:
                 break
             if outcome is ABORTED:

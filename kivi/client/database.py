@@ -5,8 +5,8 @@ One gRPC channel, one session stream (``transport``). What the calls *do* is in 
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import random
 import threading
 import time
 from collections.abc import Callable, Container, Generator, Iterator, Sequence
@@ -41,7 +41,7 @@ from kivi.api.rules import RuleArguments
 from kivi.api.topics import ReachedArguments, StoreArguments, SubscribersArguments
 from kivi.client import alerting, appends, declarations, topics
 from kivi.client.core import Core
-from kivi.client.elsewhere import AnyNode, get_elsewhere
+from kivi.client.elsewhere import AnyNode, get_elsewhere, order_of
 from kivi.client.live import Live
 from kivi.client.pages import PageReader
 from kivi.client.steps import Steps, named, silent
@@ -79,7 +79,9 @@ def connect(
     seconds, a call waits for its answer; None waits for ever. ``read``: "any", or "fresh" for snapshots that have all
     that was acknowledged before they were asked for, by whatever node; each costs a round of the cluster's log.
     """
-    return Database(endpoint_name(endpoint), access_token, tls, client_timeout_s(timeout), reads_fresh(read))
+    db = Database(endpoint_name(endpoint), access_token, tls, client_timeout_s(timeout), reads_fresh(read))
+    db._transport.connect()
+    return db
 
 
 def asks(steps: Callable[Concatenate[C, P], Steps[R]]) -> Callable[Concatenate[Any, P], R]:
@@ -176,18 +178,22 @@ class Snapshot(AnyNode, _Reads, interface.Snapshot):
     def __init__(self, db: Database, wanted: SharedSnapshotArguments) -> None:
         AnyNode.__init__(self, db, wanted)
         _Reads.__init__(self, db, self._core)
-        self._turn = threading.Lock()
-        """Whoever asks for the first answer has it until that has come, or will not."""
-        self._asks_first = False
+        self._turn = threading.RLock()
+        """Whoever asks for the first answer has it until that has come, or will not. It knows who has it, from within
+        the step that takes it: so an interrupt, wherever it comes, leaves it to others."""
 
     def _read(self, steps: Callable[[TransactionCore], Steps[R]]) -> tuple[TransactionCore, R]:
         deadline = self._db._core.deadline()
-        if self._is_fixed or not self._is_first(deadline):
+        if self._is_fixed:
             return self._answered(steps, deadline)
         try:
+            self._take_turn(deadline)
             return self._answered(steps, deadline)
         finally:
-            self._let_others()
+            try:  # noqa: SIM105 (which would call something before that)
+                self._turn.release()  # itself: an interrupt comes where a function begins, or after one
+            except RuntimeError:  # this thread does not have it, or not any more
+                pass
 
     def _answered(self, steps: Callable[[TransactionCore], Steps[R]], deadline: float) -> tuple[TransactionCore, R]:
         core = self._core
@@ -197,20 +203,15 @@ class Snapshot(AnyNode, _Reads, interface.Snapshot):
             refused = error
         return self._run(self._follow(deadline, refused, steps))
 
-    def _is_first(self, deadline: float) -> bool:
-        """Whether the first answer is still to come, and this thread is who asks for it. Waits for another that does.
-        Raises Timeout."""
+    def _take_turn(self, deadline: float) -> None:
+        """It has it then, unless the first answer has come meanwhile. Raises Timeout."""
         if not self._turn.acquire(timeout=max(0.0, deadline - time.monotonic())):
             raise silent(self._core.core.endpoint, self._core.core.timeout_s)
         if self._is_fixed:
-            self._turn.release()
-            return False
-        self._asks_first = True
-        return True
+            self._let_others()
 
     def _let_others(self) -> None:
-        if self._asks_first:
-            self._asks_first = False
+        with contextlib.suppress(RuntimeError):
             self._turn.release()
 
     def _told(self) -> None:
@@ -229,7 +230,7 @@ class Snapshot(AnyNode, _Reads, interface.Snapshot):
         super().renew(ttl_s)
 
     def close(self) -> None:
-        self._release()
+        self._run(self._end())
 
     @property
     def ts(self) -> int:
@@ -260,30 +261,32 @@ class Database(interface.Database[Transaction, Snapshot]):
         self._transport = Transport(self._core, access_token, methods.as_tls(tls))
         self._core.transport = self._transport
         self._run = self._transport.run
-        self._transport.connect()
 
     def close(self) -> None:
-        for one in self._others.values():
-            one.close()
         self._transport.close()
-
-    def _other(self, addresses: Sequence[str], before: Container[str] = ()) -> tuple[str, Database]:
-        """A client of another node, at the first of these addresses that is reached, that has seen what this one has.
-        Those that were used ``before`` are tried first, and then those that are known. Raises Unavailable."""
         with self._other_lock:
-            order = sorted(addresses, key=lambda each: (each not in before, each not in self._others, random.random()))
-            lost = Unavailable("no other node is known that can answer this")
-            for address in order:
-                try:
-                    if (other := self._others.get(address)) is None:
-                        other = self._others[address] = self._open(address)
-                    else:
-                        other._transport.reach()
-                    other._core.saw(self._core.seen_ts)
-                    return address, other
-                except Unavailable as error:
-                    lost = error
-            raise lost
+            others = list(self._others.values())
+        for one in others:
+            one.close()
+
+    def _other(self, addresses: Sequence[str], deadline: float, before: Container[str] = ()) -> tuple[str, Database]:
+        for address, seconds in order_of(addresses, deadline, self._others, before):
+            try:
+                other = self._at(address)
+                other._transport.reach(seconds)
+                other._core.saw(self._core.seen_ts)
+                return address, other
+            except Unavailable as error:
+                lost = error
+        raise lost
+
+    def _at(self, address: str) -> Database:
+        """A client of the node there, reached or not: no other thread waits for that. Raises Closed."""
+        with self._other_lock:
+            self._transport.check_open()
+            if address not in self._others:
+                self._others[address] = self._open(address)
+            return self._others[address]
 
     @property
     def endpoint(self) -> str:

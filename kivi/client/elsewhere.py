@@ -19,18 +19,21 @@ What a snapshot holds to (R1, R17)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+import random
+import time
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from kivi.api.arguments import GetNowArguments, check_ttl
+from kivi.client.calls import Link
 from kivi.client.core import Core
 from kivi.client.placing import Trail
 from kivi.client.steps import Do, Steps
 from kivi.client.transaction import SharedSnapshotArguments, TransactionCore
 from kivi.errors import InvalidArgument, Unavailable
 
-__all__ = ["AnyNode", "Client", "get_elsewhere"]
+__all__ = ["AnyNode", "Client", "get_elsewhere", "order_of"]
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -46,8 +49,27 @@ class Client(Protocol):
     def _run(self) -> Callable[[Steps[Any]], Any]:
         """* The result of steps."""
 
-    def _other(self, addresses: Sequence[str], before: Container[str] = ()) -> Any:
-        """* The address of one of these nodes, and a client of it: a ``before`` if there is one."""
+    @property
+    def _transport(self) -> Link[Any]: ...
+
+    def _other(self, addresses: Sequence[str], deadline: float, before: Container[str] = ()) -> Any:
+        """* The address of the first of these nodes that is reached, in ``order_of``, and a client of it, that has seen
+        what this one has. Whoever else looks for a node meanwhile does not wait for this. Raises Unavailable."""
+
+
+def order_of(
+    addresses: Sequence[str], deadline: float, known: Mapping[str, Client], before: Container[str]
+) -> Iterator[tuple[str, float]]:
+    """These addresses as they are to be tried, each with the seconds for it: an equal part of what is left, so that a
+    machine that does not answer leaves some to the next. Those that were used ``before`` are first, and then those with
+    a connection."""
+
+    def cost(address: str) -> tuple[bool, bool, float]:
+        client = known.get(address)
+        return address not in before, client is None or not client._transport.is_reached, random.random()
+
+    for i, address in enumerate(sorted(addresses, key=cost)):
+        yield address, max(0.0, deadline - time.monotonic()) / (len(addresses) - i)
 
 
 def follow(
@@ -63,7 +85,7 @@ def follow(
     Raises what the last one said.
     """
     while True:
-        address, other = yield Do(partial(client._other, trail.named_by(refused), before))
+        address, other = yield Do(partial(client._other, trail.named_by(refused), trail.deadline, before))
         trail.went_to(address)
         try:
             at = yield from arrive(address, other)
@@ -166,8 +188,9 @@ class AnyNode:
         for one in list(self._others.values()):
             one.renew_unasked(ttl_s)
 
-    def _release(self) -> None:
+    def _end(self) -> Steps[None]:
         self._is_closed = True  # first: who arrives elsewhere just now looks again
-        for one in (self._core, *list(self._others.values())):
+        for one in list(self._others.values()):
             one.release()
         self._core.told = None
+        yield from self._core.end()

@@ -37,8 +37,9 @@ class Lines:
             if self._line is None or self._line.broken is not None:
                 out: _Out = queue.SimpleQueue()
                 call = self._begin(self._requests(out))
-                self._line = Line(out.put)
-                self._threads.start("kivi-subscriptions", _read, call, self._line, out)
+                line = Line(out.put)
+                self._threads.start("kivi-subscriptions", _read, call, line, out)
+                self._line = line  # once it is read: an interrupt would leave one that is not
             return self._line
 
     def _requests(self, out: _Out) -> Iterator[bytes]:

@@ -37,7 +37,7 @@ class Trail:
     has passed. ``first`` was asked first."""
 
     def __init__(self, first: str, deadline: float) -> None:
-        self._asked, self._deadline = [first], deadline
+        self._asked, self.deadline = [first], deadline
 
     def went_to(self, address: str) -> None:
         self._asked.append(address)
@@ -49,7 +49,7 @@ class Trail:
         if not named:
             raise refused
         left = [address for address in named if address not in self._asked]
-        if left and time.monotonic() < self._deadline:
+        if left and time.monotonic() < self.deadline:
             return left
         why = "the time is up" if left else "it names none that was not asked"
         raise Unavailable(f"{refused.message}; asked in turn: {', '.join(self._asked)}, and {why}", **refused.details)

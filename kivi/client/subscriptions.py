@@ -46,27 +46,23 @@ class Live:
         self.follower: Follower | None = None  # until the table is known
         self.closed = False
 
-    def begin(self, deadline: float | None = None) -> Steps[bool]:
-        """Takes it up, again once the server is there; False at the deadline. Raises after the client's timeout."""
+    def begin(self) -> Steps[bool]:
+        """Takes it up, again once the server is there; False if it was closed. Raises after the client's timeout."""
         attempt, until = 0, self._core.deadline()
         while not self.closed:
             try:
-                yield from self._open()
+                yield from self._open(until)
                 return not self.closed
             except KiviError as error:
                 if not may_return(error) or time.monotonic() >= until:
                     raise
             attempt += 1
-            pause = backoff_s(attempt + 4)
-            if deadline is not None and time.monotonic() + pause > deadline:
-                break
-            yield Sleep(pause)
+            yield Sleep(backoff_s(attempt + 4))
         return False
 
-    def _open(self) -> Steps[None]:
+    def _open(self, deadline: float) -> Steps[None]:
         """From where it is. Waits until the server says that it accepts it, or it is closed."""
-        core, again, address = self._core, True, ""
-        deadline, trail = core.deadline(), None
+        core, again, address, trail = self._core, True, "", None
         while True:
             schema = yield from core.schema(self._wanted.table)
             if self.follower is None:
@@ -77,7 +73,7 @@ class Live:
             address = address or place_of(core, is_durable=message.HasField("durable"))
             place = core.transport.lines_at(address).line().begin(message, self.inbox.put_nowait)
             try:
-                first = yield Receive(self.inbox, core.timeout_s)
+                first = yield Receive(self.inbox, core.left(deadline))
             except BaseException:
                 place.end()
                 raise
@@ -86,7 +82,7 @@ class Live:
                 return
             if isinstance(first, KiviError):
                 if held := parts_of(first, schema, self._wanted):
-                    return (yield from self._open_parts(schema, held))
+                    return (yield from self._open_parts(schema, held, deadline))
                 if holders_of(first):
                     trail = trail or Trail(address or core.endpoint, deadline)
                     address = least_loaded(core, trail.named_by(first))
@@ -107,7 +103,7 @@ class Live:
                     place.end()
                 return
 
-    def _open_parts(self, schema: TableSchema, held: list[tuple[str, int]]) -> Steps[None]:
+    def _open_parts(self, schema: TableSchema, held: list[tuple[str, int]], deadline: float) -> Steps[None]:
         """Where no node has all of its shards: at several, from what was given last."""
         assert self.follower is not None
         given = None if self._merged is None else self._merged.given
@@ -116,7 +112,7 @@ class Live:
         try:
             merged.begin(held, self.inbox.put_nowait)
             while not merged.is_accepted:
-                said = yield Receive(self.inbox, self._core.timeout_s)
+                said = yield Receive(self.inbox, self._core.left(deadline))
                 if said is None:
                     merged.end()
                     return

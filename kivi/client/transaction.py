@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -40,6 +41,7 @@ from kivi.client.steps import (
     Steps,
     Timeout,
     Work,
+    silent,
     timeout_ms,
 )
 from kivi.client.writes import encoded_delta, encoded_write
@@ -120,6 +122,7 @@ class TransactionCore:
     batch: tuple[str, int] | None = None
     deferred = False
     lease = b""
+    is_maker = False  # of the shared snapshot with that name
     ended = False
     wrote = False
     sent = False  # operations are at the server, or it has answered with an error: not to be begun again
@@ -251,11 +254,10 @@ class TransactionCore:
                 request.txn, request.timeout_ms = at.number, timeout_ms(self.core.timeout_s)
                 if self._unsent and self._taken_back():  # one request begins and does what it is for
                     request.first.CopyFrom(self._beginning())
+                left = self.core.left(deadline)
                 try:
-                    reply = yield Ask(request, self.core.timeout_s, at.epoch, bodies)
+                    reply = yield Ask(request, left, at.epoch, bodies)
                 except ConnectionLost:
-                    if time.monotonic() > deadline:
-                        raise
                     attempt += 1
                     yield Sleep(backoff_s(attempt + 4))
                     self._check_open()
@@ -322,8 +324,21 @@ class TransactionCore:
         if self.ended:  # meanwhile
             self._let_go(at)
         self._learn(reply)
-        self.lease = bytes(reply.begin.lease)
+        self.lease, self.is_maker = bytes(reply.begin.lease), True
         return self.lease
+
+    def end(self) -> Steps[None]:
+        """Lets go of it. A shared snapshot ends for everyone where it was made: by its name, as its session may be
+        another by now, and that is waited for, as nothing else ends it before its time. Without an answer it is left
+        to that."""
+        if self.ended or not self.is_maker:
+            self.release()
+            return
+        self.ended = True
+        release = session_pb2.Release(txns=[self._at.number], leases=[self.lease])
+        request = session_pb2.Request(release=release, timeout_ms=timeout_ms(self.core.timeout_s))
+        with contextlib.suppress(errors.KiviError):
+            yield from self.core.repeat(request, lambda: silent(self.core.endpoint, self.core.timeout_s))
 
     def release(self) -> None:
         """Fire and forget."""
@@ -386,7 +401,7 @@ class TransactionCore:
                     ) from None
                 try:
                     if was_sent:
-                        self.commit_ts = yield from self.core.resolve(token)
+                        self.commit_ts = yield from self.core.resolve(token, deadline)
                         return self.commit_ts
                     raise errors.Disconnected(
                         "the connection was lost before the commit was sent; "
@@ -416,6 +431,10 @@ class TransactionCore:
             if attempt:
                 yield Sleep(backoff_s(attempt + 4))
             attempt += 1
+            try:
+                asked.timeout_s = self.core.left(deadline)
+            except Timeout as late:
+                raise errors.Disconnected(f"{late.message}; nothing was applied: run the transaction again") from None
         self._learn(reply)
         self.commit_ts = int(reply.commit_ts if isinstance(reply, Committed) else reply.commit.commit_ts)
         self.core.saw(self.commit_ts)

@@ -25,6 +25,7 @@ took 0.93 ms so instead of 0.77, 12 slots 1.25 instead of 1.03: beginning a call
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -102,12 +103,11 @@ class _Waiter:
 
 
 def _wake(waiting: deque[_Waiter]) -> None:
-    """The next of them, if any."""
-    try:
-        waiter = waiting.popleft()
-    except IndexError:
-        return
-    waiter.gate.release()
+    """The next of them, if any. A loop takes it, as an interrupt comes after a call, and would lose it."""
+    with contextlib.suppress(IndexError):
+        for waiter in iter(waiting.popleft, None):
+            waiter.gate.release()
+            return
 
 
 class _Session(Session):
@@ -187,15 +187,15 @@ class _Session(Session):
     def _awaited(self, number: int, waiter: _Waiter, timeout_s: float | None) -> Any:
         try:
             answered = waiter.gate.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s))
+            if answered:
+                _wake(waiter.others)
         except BaseException:  # an interrupt
             self._leave(number, waiter)
             raise
-        if answered:
-            _wake(waiter.others)
-        else:
+        if not answered:
             self._leave(number, waiter)
             if waiter.reply is None and waiter.error is None:
-                raise silent(self._core.endpoint, timeout_s)
+                raise silent(self._core.endpoint, self._core.timeout_s)
         if waiter.error is not None:
             raise waiter.error
         return waiter.reply
@@ -243,13 +243,12 @@ class _Session(Session):
         self.hello.set()
         self._out.put(None)
         self._call.cancel()
-        while self._waiters:
-            try:
-                _, waiter = self._waiters.popitem()
-            except KeyError:
-                break
-            waiter.error = self._lost(sent=True)
-            waiter.gate.release()
+        with contextlib.suppress(KeyError):
+            lost = self._lost(sent=True)
+            for _, waiter in iter(self._waiters.popitem, None):  # as in ``_wake``
+                waiter.error = lost
+                waiter.gate.release()
+                lost = self._lost(sent=True)
 
 
 class Transport(Link[_Session]):
@@ -275,16 +274,21 @@ class Transport(Link[_Session]):
     def connect(self) -> None:
         """The first session; closes this client if there is none."""
         try:
-            self.reach()
+            self.reach(self.core.timeout_s)
         except BaseException:  # an interrupt, too: nobody else has it to close
             self.close()
             raise
 
-    def reach(self) -> None:
+    def reach(self, timeout_s: float | None) -> None:
         """A session: fails at once if nothing listens there; of several servers each may die meanwhile."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+
+        def hears(session: _Session) -> Any:
+            return session.hello.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+
         left = self.core.endpoint.count(",")
         session = self.open(wait_for_ready=False)
-        while session.hello.wait(self.core.timeout_s) and isinstance(session.broken, Unavailable) and left:
+        while hears(session) and isinstance(session.broken, Unavailable) and left:
             left -= 1
             session = self.open(wait_for_ready=False)
         if not session.hello.is_set():
@@ -315,8 +319,7 @@ class Transport(Link[_Session]):
         """The stream of subscriptions, which somebody else reads. Raises Closed."""
         self.open()
         with self._lock:
-            if self._closed:
-                raise Closed(self._why_closed)
+            self.check_open()
             # Where that one has ended, another is to be asked: of a cluster, or the server for its process of these.
             return self.threads.watch(self._calls_at(address).subscriptions(requests, wait_for_ready=not address))
 
@@ -334,7 +337,7 @@ class Transport(Link[_Session]):
             try:
                 return effect.inbox.get(timeout=effect.timeout_s)
             except queue.Empty:
-                raise silent(self.core.endpoint, effect.timeout_s) from None
+                raise silent(self.core.endpoint, self.core.timeout_s) from None
         self.open()  # raises once closed
         try:
             call = self.calls.start(effect)
@@ -347,7 +350,7 @@ class Transport(Link[_Session]):
             finally:
                 call.cancel()
         except grpc.RpcError as error:
-            raise failed(error, self.core.endpoint, effect.timeout_s) from None
+            raise failed(error, self.core.endpoint, effect.timeout_s and self.core.timeout_s) from None
         except ValueError:  # gRPC's way to say that another thread has closed the channel in between
             if not self._closed:
                 raise

@@ -68,6 +68,7 @@ class Live:
         had nothing to be told for longer waits a whole interval from now, and less than two. Whom the hub told so late,
         for want of time, that an interval is passed over is due at an even one: else two of which one is told at the
         even and one at the odd ones could be so for ever, with pauses as long as an interval, at no snapshot in common.
+        It is the next even one, however soon: to leave half an interval until then made it up to two and a half.
         """
         if interval_s := self.interval_s:
             if now - self.due < interval_s / 2:
@@ -75,7 +76,7 @@ class Live:
             elif now - max(self.due, looked_at) < interval_s / 2:
                 self.due = math.ceil(now / interval_s + 1 - _ROUNDING) * interval_s
             else:
-                self.due = math.ceil((now / interval_s + 0.5) / 2 - _ROUNDING) * 2 * interval_s
+                self.due = math.ceil(now / interval_s / 2 - _ROUNDING) * 2 * interval_s
 
     @property
     def waits(self) -> bool:

@@ -18,7 +18,8 @@ whatever has happened, and of bodies that somebody waits for ``bodies`` does. Ho
 at once or are about to take an answer of megabytes, the event loop, which gRPC has too, reads and writes that for
 ``_TURN_S`` in each of its rounds: nothing but ``_Turns`` calls ``take_turn``, unless the connection is about to end.
 
-A graceful stop closes what is idle, lets what is being answered end, for some seconds, and then cancels it.
+A graceful stop closes what is idle, lets what is being answered end, for some seconds, and then cancels it. It waits
+for no rest of a body: what is answered is over, even if the client goes on sending.
 """
 
 from __future__ import annotations
@@ -243,6 +244,9 @@ class _Connection(H11Protocol):
     """Bytes of an answer that wait until those before them are taken."""
     _has_ended = False
     """The client sends nothing any more."""
+    _stops = False
+    _rest_by: asyncio.Timeout | None = None
+    """While the rest of a body is left out."""
     _whole_by: asyncio.TimerHandle | None = None
     _taken_by: asyncio.TimerHandle | None = None
     _left = 0
@@ -300,6 +304,9 @@ class _Connection(H11Protocol):
 
     def shutdown(self) -> None:
         self.take_turn()  # a request that has come is answered
+        self._stops = True
+        if self._rest_by is not None and not self._rest_by.expired():
+            self._rest_by.reschedule(0)
         super().shutdown()
 
     async def _asked(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -331,11 +338,19 @@ class _Connection(H11Protocol):
 
         await self._application(scope, receive, reply)
         if waits:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_HEADERS_S):
-                    while (await asyncio.wait_for(receive(), _SILENT_S)).get("more_body"):
-                        pass
+            await self._leave_out_rest(receive)
             await send({"type": "http.response.body"})
+
+    async def _leave_out_rest(self, receive: Receive) -> None:
+        until = self.loop.time() + _HEADERS_S
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None) as clock:
+                self._rest_by = clock
+                while not (self._stops or clock.expired()):
+                    clock.reschedule(min(until, self.loop.time() + _SILENT_S))
+                    if not (await receive()).get("more_body"):
+                        break
+        self._rest_by = None
 
     def send_400_response(self, msg: str) -> None:
         """Also to what was a request up to a body that is none: then nobody waits for what the application answers."""

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kivi
+import kivi.aio
 from kivi.api.tokens import new_token
 from kivi.client.transport import _Session, _Waiter, _wake
 from kivi.wire.v1 import session_pb2
@@ -445,14 +446,59 @@ def test_shared_snapshots_outlive_their_session(server, db, accounts):
                     assert view.to_arrow(accounts)["name"].to_pylist() == ["then"]
             assert shared.get(accounts, (1,))["name"] == "then"
             lease = shared.lease
-        with db.snapshot(lease=lease) as left:
-            assert (
-                left.get(accounts, (1,))["name"] == "then"
-            )  # the session that made it is gone: its time limit ends it
+        with pytest.raises(kivi.SnapshotTooOld), db.snapshot(lease=lease) as gone:  # its maker has closed it
+            gone.get(accounts, (1,))
         with db.snapshot(shared=True) as shared:
             lease = shared.lease
         with pytest.raises(kivi.SnapshotTooOld), db.snapshot(lease=lease) as gone:
             gone.get(accounts, (1,))
+
+
+def shared_snapshots(db: Any) -> int:
+    return int(db.stats()["server_shared_snapshots"])
+
+
+def test_who_closes_a_shared_snapshot_and_then_the_client_has_ended_it(server, db):
+    before = shared_snapshots(db)
+    for _ in range(20):
+        with server.connect() as job, job.snapshot(shared=True, ttl_s=3600):
+            assert shared_snapshots(db) == before + 1
+        assert shared_snapshots(db) == before
+
+
+def test_a_shared_snapshot_is_ended_on_whatever_connection_there_is(server, db):
+    """Closed without having been read since it was lost, and while there is none; by threads and by tasks."""
+    before = shared_snapshots(db)
+    with Proxy(server.port) as proxy, proxy.connect() as job:
+        with job.snapshot(shared=True, ttl_s=3600):
+            proxy.cut_noticed_by(job)
+        assert shared_snapshots(db) == before
+        with job.snapshot(shared=True, ttl_s=3600):
+            proxy.refuse = True
+            proxy.cut_noticed_by(job)
+            again = threading.Timer(1.0, setattr, (proxy, "refuse", False))
+            again.start()
+        assert shared_snapshots(db) == before
+        again.join()
+
+        async def test() -> None:
+            async with await kivi.aio.connect(proxy.endpoint) as job:
+                async with job.snapshot(shared=True, ttl_s=3600):
+                    await asyncio.to_thread(proxy.cut_noticed_by, job)
+                assert shared_snapshots(db) == before
+
+        asyncio.run(test())
+
+
+def test_closing_a_shared_snapshot_of_a_server_that_is_gone_is_no_error(server):
+    with Proxy(server.port) as proxy, proxy.connect(timeout=2) as job:
+        snap = job.snapshot(shared=True, ttl_s=5).__enter__()
+        proxy.refuse = True
+        proxy.cut_noticed_by(job)
+        began = time.monotonic()
+        snap.close()
+        assert time.monotonic() - began < 4
+        snap.close()
 
 
 @pytest.mark.parametrize("wanted", [{"lease": "x"}, {"lease": 5}, {"shared": "yes"}, {"shared": 1}])

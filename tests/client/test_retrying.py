@@ -83,7 +83,7 @@ def test_r16_a_commit_that_may_have_been_sent_is_not_told_as_refused(refusal: Ex
     with pytest.raises(type(refusal)):  # a read has nothing to be unsure of
         answered(core.repeat(session_pb2.Request(get=session_pb2.Get()), unknown), lost, refusal)
     with pytest.raises(CommitUnknown):
-        answered(core.resolve("t"), refusal)
+        answered(core.resolve("t", core.deadline()), refusal)
 
 
 def test_every_call_is_known_to_be_repeatable_or_not() -> None:

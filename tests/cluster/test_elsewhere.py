@@ -432,6 +432,95 @@ def test_a_timestamp_that_another_program_was_told_is_waited_for(
         assert later.result(60) == 0
 
 
+# -- machines that do not answer ----------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def deaf() -> Iterator[socket.socket]:
+    """A machine that takes connections and says nothing."""
+    with socket.create_server(("localhost", 0)) as listening:
+        listening.settimeout(60)
+        yield listening
+
+
+def address_of(listening: socket.socket) -> str:
+    return f"localhost:{listening.getsockname()[1]}"
+
+
+def named(cluster: Cluster, *addresses: str) -> Any:
+    """``part`` names those for what it does not hold."""
+    return patch.object(cluster.part.node.store.shards, "holders", lambda shards: list(addresses))
+
+
+def listed_anew(db: Any) -> int:
+    with db.snapshot() as snap:
+        return listed(snap)
+
+
+def test_nobody_waits_for_a_machine_that_another_thread_is_sent_to(
+    cluster: Cluster, threads: ThreadPoolExecutor
+) -> None:
+    with deaf() as gone, kivi.connect(cluster.part.endpoint, timeout=8) as db:
+        with named(cluster, address_of(gone)):
+            began = time.monotonic()
+            first = threads.submit(listed_anew, db)
+            accepted, _ = gone.accept()
+        with accepted, named(cluster, cluster.one.endpoint):
+            assert {threads.submit(listed_anew, db).result(4) for _ in range(2)} == {cluster.events}
+            assert not first.done()
+            with named(cluster, address_of(gone)):
+                time.sleep(2)
+                second, at = threads.submit(listed_anew, db), time.monotonic()
+                for waiting, since in ((first, began), (second, at)):  # each has a time of its own
+                    assert re.match("no answer from", str(waiting.exception(60)))
+                    assert 8 <= time.monotonic() - since < 13
+
+
+def test_no_task_waits_for_a_machine_that_another_is_sent_to(cluster: Cluster) -> None:
+    async def listed_anew(db: Any) -> int:
+        async with db.snapshot() as snap:
+            return await listed_by_tasks(snap)
+
+    async def test() -> None:
+        with deaf() as gone:
+            async with await kivi.aio.connect(cluster.part.endpoint, timeout=8) as db:
+                with named(cluster, address_of(gone)):
+                    first = asyncio.ensure_future(listed_anew(db))
+                    accepted, _ = await asyncio.to_thread(gone.accept)
+                with accepted, named(cluster, cluster.one.endpoint):
+                    async with asyncio.timeout(4):
+                        assert await listed_anew(db) == cluster.events
+                    assert not first.done()
+                    with pytest.raises(kivi.Unavailable, match="no answer from"):
+                        await first
+
+    cluster.loop.run(test())
+
+
+def test_a_machine_that_does_not_answer_leaves_time_to_the_next(cluster: Cluster) -> None:
+    """Whichever is tried first, which is left to chance."""
+
+    async def by_tasks() -> None:
+        async with await kivi.aio.connect(cluster.part.endpoint, timeout=3) as db, db.snapshot() as snap:
+            assert await listed_by_tasks(snap) == cluster.events
+
+    with deaf() as gone, named(cluster, address_of(gone), cluster.one.endpoint):
+        for _ in range(6):
+            with kivi.connect(cluster.part.endpoint, timeout=3) as db:
+                assert listed_anew(db) == cluster.events
+            cluster.loop.run(by_tasks())
+
+
+def test_a_client_that_is_closed_meanwhile_leaves_no_other(cluster: Cluster, threads: ThreadPoolExecutor) -> None:
+    with deaf() as gone, kivi.connect(cluster.part.endpoint, timeout=30) as db, named(cluster, address_of(gone)):
+        waiting = threads.submit(listed_anew, db)
+        accepted, _ = gone.accept()
+        with accepted:
+            db.close()
+            assert isinstance(waiting.exception(10), kivi.Unavailable)
+            assert not accepted.recv(1 << 16).endswith(b"never") and accepted.recv(1) == b""
+
+
 # -- from node to node --------------------------------------------------------------------------------
 
 

@@ -375,6 +375,49 @@ def test_a_request_that_waits_for_its_turn_when_the_server_stops_is_answered(mon
     run(test)
 
 
+def test_a_stop_waits_for_no_rest_of_a_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has its answer, and goes on sending what nobody wanted; one is answered when the server stops already."""
+    monkeypatch.setattr(listener, "_HEADERS_S", 30.0)
+    late = asyncio.Event()
+
+    async def answers(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/late":
+            await late.wait()
+        await Response(b"no", status_code=401)(scope, receive, send)
+
+    async def goes_on(path: str, served: HttpListener, answered: asyncio.Semaphore) -> bytes:
+        reader, writer = await asyncio.open_connection("localhost", int(served.addresses[0].rpartition(":")[2]))
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 1000000000\r\n\r\n"
+        writer.write(head.encode())
+        reading = asyncio.create_task(reader.read(64))
+        while not reader.at_eof() and not writer.is_closing():
+            writer.write(b"x" * 100)
+            await asyncio.sleep(0.05)
+            if reading.done() and not reading.get_name().startswith("told"):
+                reading.set_name("told")
+                answered.release()
+        with suppress(ConnectionError):
+            await writer.drain()
+        return await reading
+
+    async def test() -> None:
+        answered, n = asyncio.Semaphore(0), 50
+        async with serving(answers) as served:
+            each = [asyncio.create_task(goes_on("/", served, answered)) for _ in range(n)]
+            for _ in range(n):
+                await answered.acquire()
+            last = asyncio.create_task(goes_on("/late", served, answered))
+            await asyncio.sleep(0.2)
+            asyncio.get_running_loop().call_later(0.3, late.set)
+            began = time.monotonic()
+            await served.stop()
+            assert 0.3 <= time.monotonic() - began < 3
+            for one in (*each, last):
+                assert (await one).startswith(b"HTTP/1.1 401")
+
+    run(test)
+
+
 def test_those_that_take_more_at_once_are_written_to_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "_TURN_S", 0.0)
     monkeypatch.setattr(limits, "STALL_S_MAX", 20.0)

@@ -239,10 +239,12 @@ class BatchToken(_message.Message):
     def __init__(self, scope: _Optional[str] = ..., sequence: _Optional[int] = ...) -> None: ...
 
 class Release(_message.Message):
-    __slots__ = ("txns",)
+    __slots__ = ("txns", "leases")
     TXNS_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
     txns: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, txns: _Optional[_Iterable[int]] = ...) -> None: ...
+    leases: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, txns: _Optional[_Iterable[int]] = ..., leases: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Renew(_message.Message):
     __slots__ = ("ttl_ms",)
