@@ -48,6 +48,7 @@ __all__ = [
     "KEY_BYTES_MAX",
     "decode_key",
     "decode_key_columns",
+    "encode_few_keys",
     "encode_key",
     "encode_key_columns",
     "encode_text",
@@ -277,6 +278,13 @@ def _damaged(error: object) -> DataLoss:
 # -- columns of keys ------------------------------------------------------------------------------
 
 
+def encode_few_keys(types: Sequence[ColumnType], columns: Sequence[Any]) -> list[bytes]:
+    """``encode_key`` of a few rows, one by one. Columns are of Arrow, or stored-form values in a list or of NumPy, and
+    without nulls."""
+    stored = [_listed(type_, column) for type_, column in zip(types, columns, strict=False)]
+    return [*map(key_encoder(types[: len(stored)]), zip(*stored, strict=True))]
+
+
 def encode_key_columns(types: Sequence[ColumnType], arrays: Sequence[Any], after: Any = None) -> pa.LargeBinaryArray:
     """``encode_key`` of every row of Arrow columns, at once. Chunked, sliced and dictionary arrays are fine.
 
@@ -291,8 +299,7 @@ def encode_key_columns(types: Sequence[ColumnType], arrays: Sequence[Any], after
         raise InvalidArgument("a null key: every key column needs a value")
     rows = len(arrays[0]) if arrays else 0
     if 0 < rows <= FEW_ROWS and after is None:
-        stored = [_listed(type_, array) for type_, array in zip(types, arrays, strict=False)]
-        return pa.array(map(key_encoder(types[: len(stored)]), zip(*stored, strict=True)), pa.large_binary())
+        return pa.array(encode_few_keys(types, arrays), pa.large_binary())
     parts: list[Any] = [] if after is None else [after]
     fixed: list[Bytes] = []
     for type_, array in zip(types, arrays, strict=False):
@@ -389,8 +396,12 @@ def _text(type_: ColumnType, keys: Any, at: Offsets, ends: Offsets, ends_of_text
 
 
 def _listed(type_: ColumnType, array: Any) -> list[Any]:
-    """The stored-form values of an Arrow column without nulls."""
-    values: list[Any] = (stored_array(type_, array) if _CODECS[type_.name].width else flat(array)).tolist()
+    """The stored-form values of a column without nulls."""
+    if isinstance(array, list):
+        return array
+    if not isinstance(array, np.ndarray):
+        array = stored_array(type_, array) if _CODECS[type_.name].width else flat(array)
+    values: list[Any] = array.tolist()
     return values
 
 

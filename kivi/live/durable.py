@@ -36,7 +36,7 @@ import pyarrow.compute as pc
 from kivi.delta.ops import Barrier
 from kivi.errors import InvalidArgument, KiviError, NotFound, SchemaError
 from kivi.live.cells import EVERYTHING, cell_of
-from kivi.live.index import Asked, Index, asked
+from kivi.live.index import Asked, Index, asked, halves
 from kivi.live.index import Changes as IndexChanges
 from kivi.model.changes import Changes
 from kivi.model.expressions import Expr, all_of, between, bind, from_plain, to_plain
@@ -55,6 +55,8 @@ _SWEEP_ROWS: Final = 10_000
 _TAKEN_MAX: Final = 20_000
 """Of 0.1.0's so many are taken over in a commit that have so many cells, about: each is written there."""
 _USERS_KNOWN: Final = 1_000
+_ONE: Final = np.zeros(1, np.int64)
+"""Each of one subscription has the first query of one."""
 _QUERY_BYTES: Final = 2_048
 """So many bytes of ``subscriptions_bytes`` for each query that is remembered, which takes half of them or less."""
 Array = Any
@@ -96,19 +98,18 @@ class DurableSubscriptions:
             changes, now = IndexChanges(), self._now_us()
             moved = {"ttl_us": wanted.ttl_us, "expires_us": now + wanted.ttl_us}
             if row is None or self._is_over(row, schema, now):
-                query_of = self._asked(schema, _selecting(schema, text), text)
+                query_of = self._asked(schema, partial(_selecting, schema, text), text)
+                users, names = [wanted.user], [wanted.name]
                 if row is None or not _is_to(row, schema, query_of):
                     if row is not None:
                         _leave(changes, wanted.user, wanted.name, row)
-                    users, names = pa.array([wanted.user]), pa.array([wanted.name])
-                    changes.add(schema, [query_of], np.zeros(1, np.int64), users, names, since)
+                    changes.add(schema, [query_of], _ONE, users, names, since)
                     changes.write(txn)
-                moved |= {"table": schema.origin, "high": query_of.high, "low": query_of.low}
-                moved |= {"since": since, "ts": since, "skip": 0}
-                row = {"query": text}
+                row = _put(txn, schema, users, names, [query_of], _ONE, since, moved) | {"query": text}
             elif row["table"] != schema.origin or not (_is_bare(query) or _is_same(row["query"], text)):
                 raise _another(wanted.user, wanted.name)
-            txn.put(SUBSCRIPTIONS, (wanted.user, wanted.name), moved)
+            else:
+                txn.put(SUBSCRIPTIONS, (wanted.user, wanted.name), moved)
             return _stored(wanted.user, wanted.name, row | moved | {"name_of_table": schema.name})
 
         stored: Stored = self._run((wanted.user,), work)
@@ -127,7 +128,7 @@ class DurableSubscriptions:
         if wanted.since > self._store.watermark():
             raise InvalidArgument(f"since = {wanted.since} is past the watermark: nothing was committed there yet")
         bare = Query.of(schema, Scan(), (), None, 0)
-        queries = [self._asked(schema, where, _written(bare, where)) for where in wanted.wheres]
+        queries = [self._asked(schema, partial(_as_it_is, where), _written(bare, where)) for where in wanted.wheres]
         keys = list(zip(wanted.users.to_pylist(), wanted.names.to_pylist(), strict=True))
         if len(set(keys)) < len(keys):
             raise InvalidArgument("a subscription is named twice: each user has one of a name")
@@ -137,7 +138,7 @@ class DurableSubscriptions:
             changes, now = IndexChanges(), self._now_us()
             expires = {"ttl_us": wanted.ttl_us, "expires_us": now + wanted.ttl_us}
             is_new, is_written = np.ones(len(keys), np.bool_), np.ones(len(keys), np.bool_)
-            maybe = txn.maybe_there(SUBSCRIPTIONS, [wanted.users, wanted.names]).tolist()
+            maybe = txn.maybe_there(SUBSCRIPTIONS, [wanted.users, wanted.names])
             for i, before in zip(maybe, self._rows(txn.get, [keys[i] for i in maybe]), strict=True):
                 if before is None:
                     continue
@@ -151,9 +152,9 @@ class DurableSubscriptions:
                     is_new[i] = False
                 else:
                     _leave(changes, keys[i][0], keys[i][1], before)
-            self._put(txn, schema, wanted, queries, asked_of, is_written, expires)
-            chosen = pa.array(is_new)
-            users, names = wanted.users.filter(chosen), wanted.names.filter(chosen)
+            users, names = _chosen(wanted, is_written)
+            _put(txn, schema, users, names, queries, asked_of[is_written], wanted.since, expires)
+            users, names = _chosen(wanted, is_new)
             changes.add(schema, queries, asked_of[is_new], users, names, wanted.since)
             changes.write(txn)
             return txn
@@ -162,32 +163,14 @@ class DurableSubscriptions:
         self._sweep()
         return done.commit_ts or 0
 
-    @staticmethod
-    def _put(
-        txn: Txn,
-        schema: TableSchema,
-        wanted: Wanted,
-        queries: Sequence[Asked],
-        asked_of: Array,
-        chosen: Array,
-        expires: Mapping[str, int],
-    ) -> None:
-        """Those that are chosen begin."""
-        at, users = asked_of[chosen], wanted.users.filter(pa.array(chosen))
-        same = {"table": schema.origin, "since": wanted.since, "ts": wanted.since, "skip": 0, **expires}
-        values = {name: np.full(len(at), value, np.int64) for name, value in same.items()}
-        for half in ("high", "low"):
-            values[half] = np.array([getattr(query, half) for query in queries], np.int64)[at]
-        txn.write_deltas(SUBSCRIPTIONS, [users, wanted.names.filter(pa.array(chosen))], values, barrier=Barrier.RESTART)
-
-    def _asked(self, schema: TableSchema, where: Expr | None, text: str) -> Asked:
+    def _asked(self, schema: TableSchema, where: Callable[[], Expr | None], text: str) -> Asked:
         """By which it is found, as long as there are the same hierarchies."""
         known, key = self._known_queries, (schema.id, self._store.catalog.visible.version, text)
         found = known.get(key)
         if found is None:
             if len(known) >= self._queries_known:
                 known.clear()
-            found = known[key] = asked(self._store, schema, where, text)
+            found = known[key] = asked(self._store, schema, where(), text)
         return found
 
     def reached(self, table: str, ts: int, since: int | None = None) -> list[int]:
@@ -306,6 +289,8 @@ class DurableSubscriptions:
 
     def _whole(self, get: _Get, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """With what they ask for."""
+        if not rows:
+            return []
         names = [(row["table"], row["high"], row["low"]) for row in rows]
         distinct = list(dict.fromkeys(names))
         queries = dict(zip(distinct, get(QUERIES, distinct), strict=True))
@@ -343,14 +328,13 @@ class DurableSubscriptions:
                 if (schema := tables.get(row["table"])) is None:
                     continue
                 try:
-                    query = self._asked(schema, _selecting(schema, row["query"]), row["query"])
+                    query = self._asked(schema, partial(_selecting, schema, row["query"]), row["query"])
                 except KiviError:  # its hierarchy is gone, and it says so to whoever takes it up
                     query = Asked.of(row["query"], False, (cell_of(EVERYTHING, ""),))
                 numbers = {"table", "since", "ts", "skip", "ttl_us", "expires_us"}
                 values = {name: row[name] for name in numbers} | {"high": query.high, "low": query.low}
                 txn.put(SUBSCRIPTIONS, key, values)
-                users, names = (pa.array([part]) for part in key)
-                changes.add(schema, [query], np.zeros(1, np.int64), users, names, row["since"])
+                changes.add(schema, [query], _ONE, [row["user"]], [row["name"]], row["since"])
                 taken += len(query.cells) + len(query.text) // _QUERY_BYTES
             changes.write(txn)
             return not rows
@@ -427,6 +411,32 @@ class DurableSubscriptions:
             name += "\0"  # the least behind it
             if gone:
                 yield gone
+
+
+def _as_it_is(where: Expr | None) -> Expr | None:
+    return where
+
+
+def _chosen(wanted: Wanted, chosen: Array) -> Iterator[Any]:
+    """Users and names of those that are chosen."""
+    return (column.filter(pa.array(chosen)) for column in (wanted.users, wanted.names))
+
+
+def _put(
+    txn: Txn,
+    schema: TableSchema,
+    users: Any,
+    names: Any,
+    queries: Sequence[Asked],
+    at: Array,
+    since: int,
+    expires: Mapping[str, int],
+) -> dict[str, int]:
+    """They begin, each with one of these queries; what all of them have."""
+    same = {"table": schema.origin, "since": since, "ts": since, "skip": 0, **expires}
+    high, low = halves(queries, at)
+    txn.write_deltas(SUBSCRIPTIONS, [users, names], {**same, "high": high, "low": low}, barrier=Barrier.RESTART)
+    return same
 
 
 def _leave(changes: IndexChanges, user: str, name: str, row: dict[str, Any]) -> None:

@@ -135,12 +135,11 @@ class Hub:
     def _resolved(self, bind: Bind) -> Bind:
         """The query with the values that a hierarchy has then: the matcher asks no snapshot."""
 
-        def resolved(schema: TableSchema) -> Query:
-            query = bind(schema)
-            where = self._store.hierarchies.resolved_now(schema, query.where)
-            return query if where is query.where else replace(query, scan=replace(query.scan, where=where))
+        return lambda schema: self._with_values(schema, bind(schema))
 
-        return resolved
+    def _with_values(self, schema: TableSchema, query: Query) -> Query:
+        where = self._store.hierarchies.resolved_now(schema, query.where)
+        return query if where is query.where else replace(query, scan=replace(query.scan, where=where))
 
     def wait_for(self, min_snapshot: int) -> None:
         """Until the store has come to what a subscriber has seen, perhaps elsewhere (R17). Raises Unavailable."""
@@ -190,14 +189,15 @@ class Hub:
 
     def _events(self, table: str, asked: Bind, terms: Terms) -> EventsLive:
         schema, bind = self._store.table(table), self._resolved(asked)
-        query, since, skip = bind(schema), terms.since or 0, terms.skip
+        wanted, since, skip = asked(schema), terms.since or 0, terms.skip
+        query = self._with_values(schema, wanted)
         self._store.shards.check(schema, asked_shards(schema, query.scan))
         if since > self._store.watermark():
             raise InvalidArgument(f"since = {since} is past the watermark: nothing was committed there yet")
         if terms.durable is not None:
-            stored = self.durable.open(terms.durable, schema, asked(schema), since)
+            stored = self.durable.open(terms.durable, schema, wanted, since)
             bind = self._resolved(lambda schema: self.durable.adopted(stored, asked(schema), schema))
-            query = bind(schema)
+            query = self._with_values(schema, self.durable.adopted(stored, wanted, schema))
             since, skip = max((stored.ts, stored.skip), (since, skip))
         live = (
             EventsLive(table, bind, terms, schema, query, since, skip)

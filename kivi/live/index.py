@@ -32,7 +32,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from kivi.arrow.columns import arrow_schema, flat, stored_array, stored_rows
+from kivi.arrow.columns import flat, stored_array, stored_rows
 from kivi.delta.ops import Barrier
 from kivi.encoding.keys import encode_key_columns
 from kivi.errors import KiviError
@@ -49,7 +49,7 @@ from kivi.store.facade import Store
 from kivi.store.known_rows import KnownRows
 from kivi.store.transaction import Txn
 
-__all__ = ["Asked", "Changes", "Index", "asked"]
+__all__ = ["Asked", "Changes", "Index", "asked", "halves"]
 
 _CELL_BYTES: Final = 256
 """Memory of a known row of ``CELLS`` with its key, about."""
@@ -99,18 +99,16 @@ class Changes:
 
     def __init__(self) -> None:
         self._counts: dict[tuple[int, str], dict[Asked, int]] = {}
-        self._come: list[tuple[pa.Array, ...]] = []
+        self._come: list[tuple[Any, ...]] = []
         self._gone: list[tuple[int, int, int, str, str]] = []
 
     def add(self, schema: TableSchema, queries: Sequence[Asked], at: Array, users: Any, names: Any, since: int) -> None:
-        """Many, of which each has one of these queries; users and names are Arrow arrays."""
+        """Many, of which each has one of these queries; users and names are Arrow arrays or lists."""
         counts = self._counts.setdefault((schema.origin, schema.name), {})
         for i, count in enumerate(np.bincount(at, minlength=len(queries)).tolist()):
             if count:
                 counts[queries[i]] = counts.get(queries[i], 0) + count
-        of_query = (np.array([getattr(each, half) for each in queries], np.int64)[at] for half in ("high", "low"))
-        tables, stamps = (np.full(len(at), value, np.int64) for value in (schema.origin, since))
-        self._come.append((pa.array(tables), *map(pa.array, of_query), users, names, pa.array(stamps)))
+        self._come.append((schema.origin, *halves(queries, at), users, names, since))
 
     def remove(self, table: int, query: Asked, user: str, name: str) -> None:
         counts = self._counts.setdefault((table, ""), {})
@@ -139,14 +137,20 @@ class Changes:
             if not come or not name:
                 continue
             keys = [(table, query.high, query.low) for query in come]
-            columns = [pa.array(column, pa.int64()) for column in zip(*keys, strict=True)]
-            maybe = txn.maybe_there(QUERIES, columns).tolist()
-            rows = txn.get(QUERIES, [keys[i] for i in maybe], ["high"])
-            there = {i for i, row in zip(maybe, rows, strict=True) if row is not None}
+            maybe = txn.maybe_there(QUERIES, [[*column] for column in zip(*keys, strict=True)])
+            there = {
+                i for i, is_there in zip(maybe, txn.has(QUERIES, [keys[i] for i in maybe]), strict=True) if is_there
+            }
             for i, query in enumerate(come):
                 if i not in there:
                     values = {"name_of_table": name, "query": query.text, "places": query.places}
                     txn.put(QUERIES, keys[i], values)
+
+
+def halves(queries: Sequence[Asked], at: Array) -> tuple[Array, Array]:
+    """Columns of their names, where each row has one of these queries."""
+    high, low = (np.array([getattr(each, half) for each in queries], np.int64)[at] for half in ("high", "low"))
+    return high, low
 
 
 _as_text: Final = json.JSONEncoder(separators=(",", ":")).encode
@@ -158,13 +162,9 @@ def _int(data: bytes) -> int:
 
 def _write(txn: Txn, schema: TableSchema, rows: Mapping[Any, Sequence[int]], barrier: Barrier = Barrier.PATCH) -> None:
     if rows:
-        keys = [
-            pa.array(column, field.type)
-            for column, field in zip(zip(*rows, strict=True), arrow_schema(schema), strict=False)
-        ]
-        values = np.array([*rows.values()], np.int64).T
-        named = dict(zip((column.name for column in schema.columns), values, strict=True))
-        txn.write_deltas(schema, keys, named, barrier=barrier)
+        keys = [[*column] for column in zip(*rows, strict=True)]
+        values = zip((column.name for column in schema.columns), zip(*rows.values(), strict=True), strict=True)
+        txn.write_deltas(schema, keys, dict(values), barrier=barrier)
 
 
 class _Found(NamedTuple):

@@ -8,13 +8,16 @@ go with them.
 The *history floor* of a table is the oldest S it still answers. It is raised before anything below it is deleted, and
 is in the batch that deletes: after a restart too, what is gone must not be answered.
 
-Versions that are kept for open snapshots have a budget; beyond it the oldest snapshots end.
+Versions that are kept for open snapshots have a budget; beyond it the oldest snapshots end. Those that a history keeps
+are garbage one by one, all the time: they are looked through when a part of that history is over, and between, whatever
+else is swept passes over them. They may be most of what there is: when each step looked at them, 148,000 versions were
+read while 2,500 subscriptions were stored, which was two thirds of what consolidation computed.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass
 from typing import Final
 
@@ -42,9 +45,13 @@ from kivi.runtime.settings import Settings
 __all__ = ["Sweeper"]
 
 _ROWS: Final = 512
+_PARTS: Final = 16
+"""A table's versions are looked through so many times in the course of its history; so much longer some stay."""
 _FLOOR: Final = "history/"
 """META rows: the oldest S that a table with history still answers (u64 little endian), by table id."""
 
+_Cursor = tuple[bytes, tuple[int, bytes] | None, int]
+"""The first version to look at, whose table and row the one before it is of, and that one's CTS."""
 _Gone = tuple[TableSchema | None, int, int]  # of a version: its table, that one's id, and its bytes
 
 
@@ -65,9 +72,15 @@ class Sweeper:
     write: Callable[[WriteBatch], None]
 
     def __post_init__(self) -> None:
-        self._version_cursor: bytes | None = None
+        self._version_cursor: _Cursor | None = None
         self._tombstone_cursor: bytes | None = None
         self._versions_dirty = True
+        """Something may be garbage that was kept for a snapshot; when a store is opened, anything."""
+        self._due_us: dict[int, int] = {}
+        """When the versions that a table's history keeps are looked through again."""
+        self._passed_over: set[int] = set()
+        self._held_back: set[int] = set()
+        """Tables whose history would reach less far if an open snapshot did not need it."""
         self._version_bytes = self._load_version_bytes()
         self.history_floors = _load_floors(self.engine)
         self._floors_saved = dict(self.history_floors)
@@ -78,10 +91,12 @@ class Sweeper:
         if self.leases.released_below_horizon:
             self.leases.released_below_horizon = False
             self._versions_dirty = True
-        if self._versions_dirty:
-            self._sweep_versions()
+            self._due_us.update(dict.fromkeys(self._held_back, 0))
+            self._held_back.clear()
+        now_us = int(self.clock() * 1_000_000)
+        if self._versions_dirty or self._version_cursor or min(self._due_us.values(), default=now_us + 1) <= now_us:
+            self._sweep_versions(now_us)
         if trim:
-            now_us = int(self.clock() * 1_000_000)
             for trimmed in (
                 # Not before the log has come as far: whoever brings such a token is refused by what it says, also when
                 # the clock was ahead and is set right.
@@ -96,7 +111,10 @@ class Sweeper:
     def kept(self, schema: TableSchema, nbytes: int) -> None:
         """Versions of so many bytes were written, or none."""
         self._count_version(schema, schema.id, nbytes)
-        self._versions_dirty |= nbytes > 0
+        if schema.history_us is None:
+            self._versions_dirty |= nbytes > 0
+        elif nbytes:
+            self._kept_by_history(schema, int(self.clock() * 1_000_000))
 
     # The budget of versions. What a table with history keeps is its own choice, which cutting a snapshot would not
     # change, so only the versions of other tables count: exactly, from what lies in base when the store is opened.
@@ -175,7 +193,10 @@ class Sweeper:
             except SnapshotTooOld:  # nothing that old is known: everything is kept
                 reached = 0
             oldest = self.leases.oldest()
-            floor = max(floor, min(reached, oldest if oldest is not None else reached))
+            if oldest is not None and oldest < reached:
+                self._held_back.add(schema.id)
+                reached = oldest
+            floor = max(floor, reached)
             self.history_floors[schema.id] = floor
         return floor
 
@@ -185,22 +206,39 @@ class Sweeper:
             return None
         return max(self.history_floors.get(schema.id, 0), schema.created_ts)
 
-    def _sweep_versions(self) -> None:
-        space = space_prefix(Space.VERSION)
-        end = prefix_end(space)
+    def _kept_by_history(self, schema: TableSchema, now_us: int) -> None:
+        assert schema.history_us is not None
+        self._due_us.setdefault(schema.id, now_us + schema.history_us // _PARTS)
+
+    def _versions(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """From there on, without those of tables that are passed over."""
+        end = prefix_end(space_prefix(Space.VERSION))
+        at: bytes | None = start
+        while at is not None:
+            begin, at = at, None
+            for key, value in self.engine.scan(begin, end):
+                table, _, _ = split_version_key(key)
+                if table in self._passed_over:
+                    at = prefix_end(table_prefix(Space.VERSION, table))
+                    break
+                yield key, value
+
+    def _sweep_versions(self, now_us: int) -> None:
+        if self._version_cursor is None:  # what becomes garbage from here on may have been passed already
+            self._versions_dirty = False
+            self._passed_over = {table for table, due_us in self._due_us.items() if due_us > now_us}
+            self._due_us = {table: self._due_us[table] for table in self._passed_over}
         with_floor: dict[int, int | None] = {}
         _, boundaries = self.leases.boundaries()
         batch, gone = WriteBatch(), list[_Gone]()
-        newer_of: tuple[int, bytes] | None = None
-        newer = 0
-        cursor = self._version_cursor or space
-        resume: bytes | None = None
-        for seen, (key, value) in enumerate(self.engine.scan(cursor, end)):
+        cursor, newer_of, newer = self._version_cursor or (space_prefix(Space.VERSION), None, 0)
+        self._version_cursor = None
+        for seen, (key, value) in enumerate(self._versions(cursor)):
+            if seen >= _ROWS:
+                self._version_cursor = key, newer_of, newer
+                break
             table, row, cts = split_version_key(key)
             if newer_of != (table, row):
-                if seen >= _ROWS:
-                    resume = version_prefix(table, row)
-                    break
                 newer_of = (table, row)
                 raw = self.engine.get(row_key(table, row))
                 newer = RowLayout.stamp_of(raw) if raw is not None else 2**63
@@ -215,11 +253,10 @@ class Sweeper:
             if schema is None or not (open_between or kept_by_history):
                 batch.delete(key)
                 gone.append((schema, table, len(key) + len(value)))
+            elif floor is not None:
+                self._kept_by_history(schema, now_us)
             newer = cts
         self.write_swept(batch, gone)
-        self._version_cursor = resume
-        if resume is None and not len(batch):
-            self._versions_dirty = any(floor is not None for floor in with_floor.values())
 
 
 def _load_floors(engine: Engine) -> dict[int, int]:

@@ -149,13 +149,16 @@ class Reads:
         lease.used = True
         return self.reader.maybe_there(lease, schema, keys)
 
-    def has_row(self, lease: Lease, schema: TableSchema, key: bytes, txn: Txn) -> bool:
-        """Whether the transaction sees a row at an encoded key."""
-        version = None
+    def has_rows(self, lease: Lease, schema: TableSchema, keys: list[bytes], txn: Txn) -> list[bool]:
+        """Whether the transaction sees a row at each of these encoded keys."""
+        versions: list[Version | None] = [None] * len(keys)
         if not txn.sees_none(schema):
             lease.used = True
-            version = self.reader.get(lease, schema, [key])[0]
-        return txn.overlay(schema, version, txn.rows.get((schema.id, key))) is not None
+            versions = self.reader.get(lease, schema, keys)
+        return [
+            txn.overlay(schema, version, txn.rows.get((schema.id, key))) is not None
+            for key, version in zip(keys, versions, strict=True)
+        ]
 
     def has_bounded_rows(self, name: str) -> bool:
         """Whether there is such a table, its rows are of fixed width, and all of them are here."""

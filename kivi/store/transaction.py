@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kivi.arrow.columns import padded, stored_lists, trimmed
+from kivi.arrow.columns import arrow_type, padded, stored_lists, trimmed
 from kivi.arrow.dictionaries import coded, compact, plain, together
 from kivi.arrow.ipc import encode_ipc
 from kivi.arrow.records import DELETES
@@ -33,7 +33,7 @@ from kivi.delta.ops import Barrier, RowOp, apply_op, then_delete, then_delta, th
 from kivi.delta.runs import Array, Cells, DeltaRun
 from kivi.encoding.base_rows import Version
 from kivi.encoding.event_names import EventNames
-from kivi.encoding.keys import decode_key, encode_key, encode_key_columns
+from kivi.encoding.keys import decode_key, encode_few_keys, encode_key, encode_key_columns
 from kivi.errors import InvalidArgument, PermissionDenied, ResourceExhausted, RowExists, SnapshotTooOld
 from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
@@ -79,7 +79,7 @@ class Host(Protocol):
 
     def maybe_there(self, lease: Lease, schema: TableSchema, keys: pa.LargeBinaryArray) -> Array: ...
 
-    def has_row(self, lease: Lease, schema: TableSchema, key: bytes, txn: Txn) -> bool: ...
+    def has_rows(self, lease: Lease, schema: TableSchema, keys: list[bytes], txn: Txn) -> list[bool]: ...
 
     def load_stages(self, schema: TableSchema, stage_ids: Sequence[bytes]) -> list[Staged]: ...
 
@@ -337,10 +337,21 @@ class Txn:
         """Rows at the snapshot with own writes, in stored form."""
         return self.host.get(self.lease, schema, keys, columns, self)
 
-    def maybe_there(self, schema: TableSchema, keys: Sequence[Any]) -> Array:
+    def has(self, schema: TableSchema, keys: Sequence[tuple[Any, ...]]) -> list[bool]:
+        """Whether each of these rows is there, at the snapshot with own writes, of a table that is whole here."""
+        return self.host.has_rows(self.lease, schema, [encoded_key(schema, key) for key in keys], self)
+
+    def _has_row(self, schema: TableSchema, key: bytes) -> bool:
+        return self.host.has_rows(self.lease, schema, [key], self)[0]
+
+    def maybe_there(self, schema: TableSchema, keys: Sequence[Any]) -> list[int]:
         """Which of many rows may be there, of a table that it has not written to; of the others it knows that they are
-        not. ``keys`` are its key columns."""
-        return self.host.maybe_there(self.lease, schema, encode_key_columns([c.type for c in schema.key], keys))
+        not. ``keys`` as for ``write_deltas``. To look for a few costs as much as to read them: these may all be."""
+        rows = len(keys[-1])
+        if rows <= SMALL_ROWS:
+            return [*range(rows)]
+        found: list[int] = self.host.maybe_there(self.lease, schema, _encoded_columns(schema, keys)).tolist()
+        return found
 
     def scan(self, schema: TableSchema, wanted: Scan) -> Iterator[pa.RecordBatch]:
         """A scan at the snapshot with own writes."""
@@ -416,29 +427,34 @@ class Txn:
         self,
         schema: TableSchema,
         keys: Sequence[Any],
-        deltas: Mapping[str, Sequence[int] | Array],
+        deltas: Mapping[str, int | Sequence[int] | Array],
         *,
         barrier: Barrier = Barrier.PATCH,
     ) -> None:
         """Many rows of a row table of nothing but integer delta columns, in columns from here to base: ``keys`` are its
-        key columns, distinct together. With a barrier the rows begin anew, or are gone.
+        key columns, distinct together: Arrow or NumPy arrays, or lists. One number is that of all rows, but in the
+        last key column. With a barrier the rows begin anew, or are gone.
 
         Of a row that it writes so the transaction does nothing else, and it does not read it back. A few are written
         one by one: each reader of the table searches every run that is pending.
         """
-        encoded = encode_key_columns([c.type for c in schema.key], keys)
         self._use(schema)
-        if len(encoded) <= SMALL_ROWS:
-            self._count(len(encoded), int(encoded.nbytes) + 8 * len(deltas) * len(encoded))
-            listed = [[*map(int, deltas[column.name])] for column in schema.columns]
-            for i, key in enumerate(encoded.to_pylist()):
+        rows = len(keys[-1])
+        if rows <= SMALL_ROWS:
+            few = encode_few_keys([c.type for c in schema.key], [_of_all(key, rows) for key in keys])
+            self._count(rows, sum(map(len, few)) + 8 * len(deltas) * rows)
+            listed = [[*map(int, _of_all(deltas[column.name], rows))] for column in schema.columns]
+            for i, key in enumerate(few):
                 values = {} if barrier is Barrier.DELETE else {c: column[i] for c, column in enumerate(listed)}
                 puts, added = (values, {}) if barrier else ({}, values)
                 self.rows[schema.id, key] = RowOp(barrier, puts, added)
             return
+        encoded = _encoded_columns(schema, keys)
         order = pc.sort_indices(encoded)
         at = order.to_numpy()
-        columns = tuple(Cells(np.asarray(deltas[column.name], np.int64)[at]) for column in schema.columns)
+        columns = tuple(
+            Cells(np.asarray(_of_all(deltas[column.name], rows), np.int64)[at]) for column in schema.columns
+        )
         run = DeltaRun(encoded.take(order), 0, columns, barrier=barrier)
         self._count(run.rows, run.nbytes)
         self.runs.append((schema.id, run))
@@ -449,7 +465,7 @@ class Txn:
         there = dict[bytes, bool]()
         try:
             for key, gone in zip(keys, deleted, strict=True):
-                if not gone and (there[key] if key in there else self.host.has_row(self.lease, schema, key, self)):
+                if not gone and (there[key] if key in there else self._has_row(schema, key)):
                     raise RowExists(table=schema.name, key=caller_key(schema, key))
                 there[key] = not gone
         except (RowExists, SnapshotTooOld) as error:
@@ -569,6 +585,21 @@ def caller_key(schema: TableSchema, key: bytes) -> tuple[Any, ...]:
 
 def encoded_key(schema: TableSchema, key: tuple[Any, ...]) -> bytes:
     return encode_key([c.type for c in schema.key[: len(key)]], key)
+
+
+def _of_all(column: Any, rows: int) -> Any:
+    """One number as a column."""
+    return [column] * rows if isinstance(column, int) else column
+
+
+def _encoded_columns(schema: TableSchema, keys: Sequence[Any]) -> pa.LargeBinaryArray:
+    """The keys of ``Txn.write_deltas``."""
+    columns = zip(schema.key, (_of_all(column, len(keys[-1])) for column in keys), strict=True)
+    arrays = [
+        pa.array(column, arrow_type(key.type)) if isinstance(column, list | np.ndarray) else column
+        for key, column in columns
+    ]
+    return encode_key_columns([key.type for key in schema.key], arrays)
 
 
 def _dicts(columns: Sequence[tuple[int, list[Any]]], rows: Sequence[Any]) -> Iterable[dict[int, Any]]:

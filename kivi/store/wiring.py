@@ -196,7 +196,7 @@ class Wiring:
         self.spanning = reads.spanning
         self.leases.has_no_room = lambda: self.pending.nbytes > self.settings.pending_soft_bytes
         self.get, self.get_each, self.few_rows = reads.get, reads.get_each, reads.few_rows
-        self.has_row, self.has_bounded_rows = reads.has_row, reads.has_bounded_rows
+        self.has_rows, self.has_bounded_rows = reads.has_rows, reads.has_bounded_rows
         self.maybe_there = reads.maybe_there
         self.get_plan = GetPlan.of
 

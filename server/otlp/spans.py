@@ -4,7 +4,7 @@ The loop in ``decode`` is all the Python that runs once per span; it makes lists
 repeat. ``gathered`` makes Arrow of what is committed together, since columns of one span cost as much as of a thousand.
 
 A span that cannot be used is left out and reported (``rejected``): no valid ids, no times or such as no span has
-(``is_time``), an end before its beginning, a kind or status code that OTLP has not, or a name of more than
+(``TIME_MIN_NS``), an end before its beginning, a kind or status code that OTLP has not, or a name of more than
 ``NAME_BYTES_MAX`` bytes. What names are looked for is stated in ``kivi_server.otlp.tables``; the older names of the
 semantic conventions are understood too.
 """
@@ -29,11 +29,24 @@ from kivi.arrow.id_window import ID, Ids
 from kivi.errors import InvalidArgument
 from kivi.model.types import LIKELY_US
 
-__all__ = ["NAME_BYTES_MAX", "TIMELESS", "Export", "Spans", "decode", "gathered", "is_time", "spans_of"]
+__all__ = [
+    "NAME_BYTES_MAX",
+    "TIMELESS",
+    "TIME_MAX_NS",
+    "TIME_MIN_NS",
+    "Export",
+    "Spans",
+    "decode",
+    "gathered",
+    "spans_of",
+]
 
 NAME_BYTES_MAX: Final = 4_096
 """Four of them make a key of an aggregate, and a key has at most 64 KiB."""
 _LONG: Final = f"has more than {NAME_BYTES_MAX:,} bytes"
+TIME_MIN_NS: Final = LIKELY_US[0] * 1_000
+TIME_MAX_NS: Final = LIKELY_US[1] * 1_000 - 1
+"""Of spans and points. What is in another unit is not within them, nor 2**64 - 1 for "never"."""
 TIMELESS: Final = "not within the years 1990 to 2099: they are nanoseconds since 1970"
 _KINDS: Final = {
     Span.SPAN_KIND_SERVER: "server",
@@ -269,11 +282,6 @@ def _length(name: str) -> int:
     return len(name) if name.isascii() else len(name.encode())
 
 
-def is_time(nanoseconds: int) -> bool:
-    """Whether a span or a point may be of that time. What is in another unit is not, nor 2**64 - 1 for "never"."""
-    return LIKELY_US[0] <= nanoseconds // 1_000 < LIKELY_US[1]
-
-
 def _fault(trace_id: bytes, span_id: bytes, began: int, ended: int, code: int, named: Sequence[int]) -> str:
     """Why a span cannot be used; empty if it can."""
     if len(trace_id) != 16 or trace_id == _NO_TRACE:
@@ -282,10 +290,10 @@ def _fault(trace_id: bytes, span_id: bytes, began: int, ended: int, code: int, n
         return "the span id is not 8 bytes, or all zero"
     if not began or not ended:
         return "it has no start or no end time"
-    if not (is_time(began) and is_time(ended)):
-        return f"its times are {TIMELESS}"
     if ended < began:
         return "it ends before it starts"
+    if began < TIME_MIN_NS or ended > TIME_MAX_NS:
+        return f"its times are {TIMELESS}"
     if code not in _CODES_OF_STATUS:
         return "its status code is none that OTLP has, which are the numbers 0 to 2"
     if max(named) > NAME_BYTES_MAX:

@@ -216,6 +216,38 @@ def test_r14_history_keeps_every_version_for_its_time_and_no_longer(make: Make) 
                     list(snap.scan("t"))
 
 
+def test_r14_what_a_history_keeps_is_looked_through_now_and_then_in_bounded_steps(make: Make) -> None:
+    """Of one row, too. What is young cannot be garbage yet, and it may be most of what there is."""
+    driver = make(history="1h")
+    for n in range(1_200):
+        put(driver, 1, n=n)
+    driver.db.consolidate()
+    driver.store.consolidator.flush()
+    sweeper, looked = driver.store.consolidator.sweeper, 0
+    scan = sweeper.engine.scan
+
+    def counted(*bounds: Any, **how: Any) -> Iterator[tuple[bytes, bytes]]:
+        nonlocal looked
+        for key, value in scan(*bounds, **how):
+            looked += key.startswith(space_prefix(Space.VERSION))
+            yield key, value
+
+    with patch.object(sweeper.engine, "scan", counted):
+        steps = []
+        for wait_s in (0, 0, 0, 0, 0, 100, 300, 0, 0):
+            driver.wait(wait_s)
+            looked = 0
+            driver.store.consolidator.sweep()
+            steps.append(looked)
+    assert max(steps) <= 513, "a step begins where the last one ended, within a row"
+    assert sum(steps[:6]) <= 1, "they are young, and passed over"
+    assert sum(steps[6:]) >= 1_199, "a part of the history is over"
+    assert stored(driver, Space.VERSION) == 1_199
+    driver.wait(3_700)
+    fold(driver, sweeps=4)
+    assert stored(driver, Space.VERSION) == 0
+
+
 def test_r15_a_swept_history_stays_swept_however_many_batches_a_crash_takes(make: Make) -> None:
     """Whatever prefix of the sweep is left: the old state is read exactly, or refused."""
     for keep in range(8):
