@@ -87,6 +87,7 @@ VALUES = range(3)
 HIGH = 3
 """A rule raises the events with a larger x."""
 """Of the column by which these are sharded."""
+PATIENCE_US = 120_000_000
 START_US = 1_800_000_000_000_000
 _MAY_FAIL = (AlreadyExists, NotFound, Conflict, SnapshotTooOld, DiskFull)
 _IS_THERE = "still being built|has a column .* already"
@@ -979,7 +980,10 @@ class Simulation:
 
     def _until(self, done: Callable[[], bool], node: Node) -> None:
         """Time passes, for this node only."""
+        until_us = self.now_us + PATIENCE_US
         while node.log.failed is None and not done():
+            if self.now_us > until_us:
+                raise Mismatch(f"C4: node {node.id} gets no further than {node.log.place}, of {self.servers.last}")
             self.now_us += 1_000
             self._happen()
             node.client.cut = False
