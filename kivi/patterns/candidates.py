@@ -1,15 +1,18 @@
 """Which rows can be left out: those that are not near a candidate of some symbol that each match has.
 
 A match has a row of each mandatory symbol, and all its rows lie within ``within`` of that one, in its partition. So of
-one such symbol, whose definition is about single rows, the *candidates* are read first, and then what is near them.
+one such symbol, whose definition says something of single rows, the *candidates* are read first, and then what is near
+them. What it says of rows beside is weakened: ``x - prev(x) >= 100`` is true of no row whose ``x`` is not 100 more
+than the least one that there is, which statistics know.
 """
 
 from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,24 +21,96 @@ import pyarrow.compute as pc
 
 from kivi.arrow.dictionaries import is_coded
 from kivi.model.expressions import Expr, never_fails
+from kivi.model.expressions.nodes import BESIDE
 from kivi.model.pattern_text import chain
 from kivi.model.patterns import Match, sees_inside
 from kivi.model.types import INT64_MAX, INT64_MIN
 
-__all__ = ["Near", "candidates", "reach_us"]
+__all__ = ["Bounds", "Near", "candidates", "reach_us"]
 
 Array = npt.NDArray[Any]
+Bounds = Callable[[str], tuple[int, int] | None]
+"""The least and the greatest value of a column of integers or timestamps, in stored form, or beyond them; None: that is
+not known, or there is none."""
 _TABLE_MAX: Final = 1 << 20
 
 
-def candidates(match: Match) -> list[tuple[str, Expr]]:
+def candidates(match: Match, bounds: Bounds) -> list[tuple[str, Expr]]:
     """Predicates over columns of single rows of which each match has a row that they select; and the symbols' names."""
     define, found = dict(match.define), dict[str, Expr]()
     for names in chain(match.pattern.tree):
-        if all(name in define and never_fails(define[name]) for name in names):
-            ordered = sorted(names)
-            found[" | ".join(ordered)] = functools.reduce(operator.or_, (define[name] for name in ordered))
+        ordered = sorted(names)
+        needed = [_needed(define[name], bounds) if name in define else None for name in ordered]
+        some = [each for each in needed if each is not None]
+        if len(some) == len(needed):
+            found[" | ".join(ordered)] = functools.reduce(operator.or_, some)
     return list(found.items())
+
+
+def _needed(expr: Expr, bounds: Bounds) -> Expr | None:
+    """What is true of each row that a definition is true of, and never fails; None: nothing is known."""
+    if never_fails(expr):
+        return expr
+    if expr.op in ("and", "or"):
+        needed = [_needed(arg, bounds) for arg in expr.args]
+        some = [each for each in needed if each is not None]
+        if not some or (expr.op == "or" and len(some) < len(needed)):
+            return None
+        return functools.reduce(operator.and_ if expr.op == "and" else operator.or_, some)
+    if expr.op in _SIDES and expr.args:
+        difference = _sum(Expr("-", args=expr.args), bounds)
+        if difference is not None and difference.column:
+            return _compared(expr.op, difference)
+    return None
+
+
+class _Sum(NamedTuple):
+    """An integer: ``sign`` times a column, and something from ``low`` to ``high``."""
+
+    column: str
+    sign: int
+    low: int
+    high: int
+
+
+def _sum(expr: Expr, bounds: Bounds) -> _Sum | None:
+    if expr.op in ("+", "-", "neg"):
+        parts = [_sum(arg, bounds) for arg in expr.args]
+        if None in parts:
+            return None
+        found = [part for part in parts if part is not None]
+        if expr.op != "+":
+            last = found[-1]
+            found[-1] = _Sum(last.column, -last.sign, -last.high, -last.low)
+        columns = [part for part in found if part.column]
+        if len(columns) > 1:
+            return None
+        column, sign = (columns[0].column, columns[0].sign) if columns else ("", 0)
+        return _Sum(column, sign, sum(part.low for part in found), sum(part.high for part in found))
+    if expr.type is None or expr.type.name not in ("int64", "timestamp"):
+        return None
+    if expr.op == "lit":
+        return _Sum("", 0, expr.value, expr.value)
+    if expr.op == "col":
+        return _Sum(expr.column, 1, 0, 0)
+    known = bounds(expr.column) if expr.op in BESIDE else None
+    return None if known is None else _Sum("", 0, *known)
+
+
+def _compared(op: str, of: _Sum) -> Expr | None:
+    """What follows for the column where ``of`` compares with 0."""
+    found = []
+    for side in _SIDES[op]:
+        bound = -of.high if side[0] == ">" else -of.low
+        if of.sign < 0:
+            side, bound = side.translate(_TURNED), -bound
+        if INT64_MIN <= bound <= INT64_MAX:
+            found.append(Expr(side, of.column, bound))
+    return functools.reduce(operator.and_, found) if found else None
+
+
+_SIDES: Final = {">": (">",), ">=": (">=",), "<": ("<",), "<=": ("<=",), "==": (">=", "<=")}
+_TURNED: Final = str.maketrans("<>", "><")
 
 
 def reach_us(match: Match) -> int | None:

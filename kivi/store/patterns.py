@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from kivi.arrow.columns import TIMESTAMP, arrow_type, flat, picked, stored_array
 from kivi.errors import ResourceExhausted
@@ -198,7 +199,7 @@ class Asked:
         if rows < _ROWS_MIN or (reach is None and self._key is None):
             return None
         known = self._captured.schema.by_name.keys()
-        asked = [each for each in candidates(self._match) if names(each[1]) <= known]
+        asked = [each for each in candidates(self._match, self._bounds) if names(each[1]) <= known]
         if not asked:
             self.read.lines.append("no symbol that each match has is about single rows: everything was read")
             return None
@@ -222,6 +223,19 @@ class Asked:
             None if self._key is None else pa.chunked_array(values, arrow_type(self._types[self._key])).combine_chunks()
         )
         return Near.to(stored_array(_MOMENT, joined), column, reach)
+
+    def _bounds(self, column: str) -> tuple[int, int] | None:
+        """Of the events that may be asked for, by statistics; of those in memory by their values."""
+        view, (low, high) = self._captured.view, self._times
+        if column not in self._captured.schema.by_name or not isinstance(view, EventView):
+            return None
+        parts = [part for part in view.parts() if not outside(part, low, high)]
+        known = [part.columns[column][:2] for part in parts if column in part.columns and part.columns[column][2]]
+        for batch in (*(part.batch for part in self._captured.recent), *self._captured.own):
+            if column in batch.schema.names:
+                values = pc.min_max(flat(batch.column(column)).cast(pa.int64())).as_py()
+                known += [] if values["min"] is None else [(values["min"], values["max"])]
+        return (min(first for first, _ in known), max(last for _, last in known)) if known else None
 
     def _estimated(self, predicate: Expr) -> float:
         """About how many candidates there are, going by those of one row group in the middle, and what is read for

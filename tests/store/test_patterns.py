@@ -116,6 +116,15 @@ def test_what_is_far_from_candidates_is_not_matched(monkeypatch: pytest.MonkeyPa
         ("A B C", {"B": rare}, {"partition_by": ["host"], "within": 30 * S}, 7, "candidates of B: 1"),
         ("A B C", {"B": col("app").startswith("far")}, {"partition_by": ["host"], "within": 30 * S}, 7, "of B: 1"),
         ("A B C", {"B": col("app").matches("^far")}, {"partition_by": ["host"], "within": 30 * S}, 7, "of B: 1"),
+        (
+            "A B C",
+            {"B": col("x") - kivi.prev("x") > 4},
+            {"partition_by": ["host"], "within": 30 * S},
+            7,
+            "candidates of B: 1",
+        ),
+        ("A B C", {"B": kivi.prev("x") <= col("x") - 8}, {"within": 5 * S}, 11, "candidates of B: 1"),
+        ("A B", {"B": kivi.prev("x") - col("x") > 9}, {"within": 5 * S}, 0, "candidates of B: 0"),
         ("A B C", {"B": rare & (col("f") < 9)}, {"within": 5 * S}, 11, "candidates of B: 1"),
         (
             "A B",
