@@ -13,7 +13,7 @@ from kivi.api.subscription import Follower
 from kivi.client.core import Core
 from kivi.client.merging import Merged, parts_of
 from kivi.client.placing import Trail, holders_of, least_loaded, place_of, was_lost
-from kivi.client.steps import Closed, Receive, Sleep, Steps
+from kivi.client.steps import Closed, Receive, Sleep, Steps, Timeout
 from kivi.client.subscription_messages import Place, Reader, begin_message
 from kivi.errors import KiviError
 from kivi.model.schema import TableSchema
@@ -48,16 +48,18 @@ class Live:
 
     def begin(self) -> Steps[bool]:
         """Takes it up, again once the server is there; False if it was closed. Raises after the client's timeout."""
-        attempt, until = 0, self._core.deadline()
+        attempt, until, why = 0, self._core.deadline(), None
         while not self.closed:
             try:
                 yield from self._open(until)
                 return not self.closed
             except KiviError as error:
-                if not may_return(error) or time.monotonic() >= until:
-                    raise
-            attempt += 1
-            yield Sleep(backoff_s(attempt + 4))
+                why = why if why and isinstance(error, Timeout) else error  # what was refused says more
+                attempt += 1
+                pause = backoff_s(attempt + 4)
+                if not may_return(error) or time.monotonic() + pause >= until:
+                    raise why from None
+            yield Sleep(pause)
         return False
 
     def _open(self, deadline: float) -> Steps[None]:

@@ -40,14 +40,14 @@ def broken_late(proxy: Proxy) -> Iterator[None]:
 def commits(db: Any, table: str) -> Call:
     tx = db.transaction().__enter__()
     tx.delta(table, (1,), balance=1)
-    return lambda: tx.commit()
+    return tx.commit
 
 
 def commits_what_it_read(db: Any, table: str) -> Call:
     tx = db.transaction().__enter__()
     tx.get(table, (1,))
     tx.put(table, (2,), balance=1)
-    return lambda: tx.commit()
+    return tx.commit
 
 
 def reads_again(db: Any, table: str) -> Call:
