@@ -219,14 +219,22 @@ def _commit_seed() -> bytes:
 
 
 def _span_seed() -> bytes:
-    span = {"traceId": "00" * 16, "spanId": "00" * 8, "name": "GET /", "kind": 2, "endTimeUnixNano": "1"}
+    times = {"startTimeUnixNano": "1767225600000000000", "endTimeUnixNano": "1767225600000000001"}
+    span = {"traceId": "01" * 16, "spanId": "01" * 8, "name": "GET /", "kind": 2, **times}
     said = {"resourceSpans": [{"resource": {}, "scopeSpans": [{"spans": [span]}]}]}
     return b"\1" + json.dumps(said).encode()
 
 
 def _point_seed() -> bytes:
     buckets = {"offset": 3, "bucketCounts": ["1", "0", "2"]}
-    point = {"timeUnixNano": "1", "count": "4", "zeroCount": "1", "scale": 7, "positive": buckets, "sum": 9.5}
+    point = {
+        "timeUnixNano": "1767225600000000000",
+        "count": "4",
+        "zeroCount": "1",
+        "scale": 7,
+        "positive": buckets,
+        "sum": 9.5,
+    }
     metric = {"name": "m", "exponentialHistogram": {"aggregationTemporality": 1, "dataPoints": [point]}}
     said = {"resourceMetrics": [{"resource": {}, "scopeMetrics": [{"metrics": [metric]}]}]}
     return b"\3" + json.dumps(said).encode()
