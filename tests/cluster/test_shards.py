@@ -517,6 +517,7 @@ def test_r25_rules_measure_events_against_rows_that_lie_on_other_nodes(nodes: No
     for name in ("low", "high"):
         db.checkpoint(str(tmp_path / name))
     low, high = nodes.start("low", "0-31"), nodes.start("high", "32-63")
+    low.committer.newest(30.0)  # it has heard of the other one
     nodes.stop("one")
     rng, before, raised = random.Random(3), dict[str, list[int]](), list[tuple[int, str, int]]()
 
