@@ -32,7 +32,7 @@ class Client:
     def __init__(self, name: str, allowance: Allowance) -> None:
         self.name = name
         self.allowance = allowance
-        self._tokens = allowance.rate or 0.0
+        self._tokens = max(allowance.rate or 0.0, 1.0)
         self._filled_at = time.monotonic()
         self._lock = threading.Lock()
         self._buckets: dict[str, Bucket] = {}

@@ -37,7 +37,7 @@ def status(db: Any, args: argparse.Namespace) -> int:
         full = log["nbytes"] / log["limit_bytes"]
         print(
             f"\nlog {log['stream']}: messages {log['first']} to {log['last']}, {log['nbytes'] / 1e6:,.1f} MB, "
-            f"{full:.1%} full; needed from {found['floor']} on"
+            f"{full:.1%} full; needed from {found['floor']} on by node {found['needed_by']}"
         )
     print(f"\n{found['cluster']}: " + ("all is well" if not problems else "somebody has to do something:"))
     for problem in problems:

@@ -22,7 +22,7 @@ from kivi_server.sessions import Sessions
 
 from kivi.cluster import ClusterNode
 from tests.log.natscluster import NatsCluster
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 __all__ = ["BOUND_S", "Loop", "Served"]
 
@@ -87,8 +87,15 @@ class Served:
     @contextlib.contextmanager
     def behind(self, names: Served | None = None) -> Iterator[None]:
         """Nothing of the log comes here meanwhile, and has not for ``BOUND_S``; it takes that node for the newest."""
-        log = self.node.log
-        with patch.object(log, "pump", lambda: False), patch.object(log, "fresher", lambda: names and names.endpoint):
+        log, is_still = self.node.log, threading.Event()
+
+        def nothing() -> bool:
+            is_still.set()
+            return False
+
+        with patch.object(log, "pump", nothing), patch.object(log, "fresher", lambda: names and names.endpoint):
+            self.node._news.set()
+            assert is_still.wait(PATIENCE_S)  # what the log's thread had begun to read before that it has applied
             wait_until(lambda: log.proven_s > BOUND_S)
             yield
         self.node._news.set()

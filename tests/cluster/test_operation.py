@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -552,6 +553,7 @@ def test_the_status_of_a_cluster(nats: NatsCluster, tmp_path: Path) -> None:
         command = [sys.executable, "-m", "kivi.cli", "cluster", "status", "--endpoint", one.endpoint]
         shown = subprocess.run(command, capture_output=True, text=True, check=False)
         assert shown.returncode == 1 and other.endpoint in shown.stdout and "* the log has one copy" in shown.stdout
+        assert re.search(f"needed from [0-9]+ on by node ({one.endpoint}|{other.endpoint})\n", shown.stdout)
         told = subprocess.run([*command, "-o", "json"], capture_output=True, text=True, check=False)
         assert json.loads(told.stdout)["cluster"] == "apm"
         nats.servers[0].kill()

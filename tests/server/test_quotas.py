@@ -194,6 +194,18 @@ def test_a_page_that_is_read_ahead_counts(monkeypatch: pytest.MonkeyPatch) -> No
         client.check_reads()
 
 
+def test_the_first_request_is_taken_at_once_however_slow_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("kivi_server.clients.time", SimpleNamespace(monotonic=lambda: now))
+    client = Client("t", Tokens(["t reader rate=0.5"]).of_header("Bearer t").allowance)
+    for _ in range(2):
+        client.take(1)
+        with pytest.raises(ResourceExhausted) as refused:
+            client.take(1)
+        assert refused.value.details["retry_s"] == 2.0
+        now += 2.0
+
+
 def test_a_client_counts_by_the_line_that_its_token_has_now() -> None:
     def allowance(line: str) -> Any:
         return Tokens([line]).of_header("Bearer t").allowance
