@@ -35,9 +35,10 @@ def status(db: Any, args: argparse.Namespace) -> int:
         print()
         print_rows(log["copies"], _COPIES, args.output)
         full = log["nbytes"] / log["limit_bytes"]
+        holds = min((one for one in found["nodes"] if one["state"] != "evicted"), key=lambda one: one["needed"])
         print(
             f"\nlog {log['stream']}: messages {log['first']} to {log['last']}, {log['nbytes'] / 1e6:,.1f} MB, "
-            f"{full:.1%} full; needed from {found['floor']} on by node {found['needed_by']}"
+            f"{full:.1%} full; needed from {found['floor']} on by node {holds['address'] or holds['node']}"
         )
     print(f"\n{found['cluster']}: " + ("all is well" if not problems else "somebody has to do something:"))
     for problem in problems:

@@ -241,10 +241,8 @@ class ClusterStatus:
         ]
 
     def described(self) -> dict[str, Any]:
-        """With its problems, and who holds the log where it is, as plain values."""
-        holding = self.holding()
-        needed_by = "" if holding is None else holding.address or holding.node
-        return {**asdict(self), "needed_by": needed_by, "problems": self.problems()}
+        """With its problems, as plain values."""
+        return {**asdict(self), "problems": self.problems()}
 
     def holding(self) -> NodeStatus | None:
         """Because of which one the log is kept as far back as it is."""

@@ -50,7 +50,7 @@ from kivi.store.transaction import Txn
 
 __all__ = ["DurableSubscriptions", "Wanted"]
 
-_SWEEP_EVERY_S: Final = 600.0
+_SWEEP_EVERY_US: Final = 600_000_000
 _SWEEP_ROWS: Final = 10_000
 _TAKEN_MAX: Final = 20_000
 """Of 0.1.0's so many are taken over in a commit that have so many cells, about: each is written there."""
@@ -81,7 +81,7 @@ class DurableSubscriptions:
     def __init__(self, store: Store) -> None:
         self._store = store
         self.index = Index(store, _selecting)
-        self._swept_at = 0.0
+        self._swept_us = 0
         self._took_over = False
         self._known_queries: dict[tuple[int, int, str], Asked] = {}
         self._queries_known = max(1, store.settings.subscriptions_bytes // _QUERY_BYTES)
@@ -271,7 +271,7 @@ class DurableSubscriptions:
     # -- rows ---------------------------------------------------------------------------------------------
 
     def _now_us(self) -> int:
-        return int(self._store.clock() * 1_000_000)
+        return self._store.committer.now_us()
 
     def _is_over(self, row: dict[str, Any], schema: TableSchema, now: int) -> bool:
         """Whether it has expired, or is to a table that was dropped."""
@@ -362,10 +362,10 @@ class DurableSubscriptions:
 
     def _sweep(self) -> None:
         """Deletes rows that have expired, now and then."""
-        now = self._store.clock()
-        if now - self._swept_at < _SWEEP_EVERY_S:
+        now_us = self._now_us()
+        if now_us - self._swept_us < _SWEEP_EVERY_US:
             return
-        self._swept_at = now
+        self._swept_us = now_us
         empty = all_of(Expr("==", "exact", 0), Expr("==", "asks", 0))
 
         def forget(txn: Txn) -> None:

@@ -131,7 +131,7 @@ class Consolidator:
     before_position: Callable[[int], None]
     with_position: Callable[[WriteBatch, int], None]
     entry_lock: Any
-    clock: Callable[[], float]
+    now_us: Callable[[], int]
     position: int
     computing: Turns
     shortage: Shortage
@@ -149,7 +149,7 @@ class Consolidator:
         self._flushed_at = time.monotonic()
         self.sweeper = Sweeper(
             self.engine, self.leases, self.tokens, self.timeline, self.settings,
-            schema_of=self.schema_of, schemas=self.schemas, clock=self.clock, log=self.log, write=self._write,
+            schema_of=self.schema_of, schemas=self.schemas, now_us=self.now_us, log=self.log, write=self._write,
         )  # fmt: skip
         self._folding = Folding(
             self.engine, self.pending, self.computing, max_rows=self.settings.consolidate_rows,

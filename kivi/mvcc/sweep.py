@@ -67,7 +67,7 @@ class Sweeper:
     _: KW_ONLY
     schema_of: Callable[[int], TableSchema | None]
     schemas: Callable[[], list[TableSchema]]
-    clock: Callable[[], float]
+    now_us: Callable[[], int]
     log: CommitLog
     write: Callable[[WriteBatch], None]
 
@@ -93,7 +93,7 @@ class Sweeper:
             self._versions_dirty = True
             self._due_us.update(dict.fromkeys(self._held_back, 0))
             self._held_back.clear()
-        now_us = int(self.clock() * 1_000_000)
+        now_us = self.now_us()
         if self._versions_dirty or self._version_cursor or min(self._due_us.values(), default=now_us + 1) <= now_us:
             self._sweep_versions(now_us)
         if trim:
@@ -114,7 +114,7 @@ class Sweeper:
         if schema.history_us is None:
             self._versions_dirty |= nbytes > 0
         elif nbytes:
-            self._kept_by_history(schema, int(self.clock() * 1_000_000))
+            self._kept_by_history(schema, self.now_us())
 
     # The budget of versions. What a table with history keeps is its own choice, which cutting a snapshot would not
     # change, so only the versions of other tables count: exactly, from what lies in base when the store is opened.
@@ -187,7 +187,7 @@ class Sweeper:
         """The oldest S that a table with history answers; raised before anything below it is deleted."""
         floor = self.history_floors.get(schema.id, 0)
         if schema.history_us is not None:
-            moment = int(self.clock() * 1_000_000) - schema.history_us
+            moment = self.now_us() - schema.history_us
             try:
                 reached = self.timeline.at(moment)
             except SnapshotTooOld:  # nothing that old is known: everything is kept

@@ -115,7 +115,7 @@ class Cooler:
 
     def _tables(self) -> Iterator[tuple[TableSchema, EventStore, int]]:
         """Tables with a cold tier, and before which moment their files are to be moved."""
-        now_us = int(self._store.clock() * 1_000_000)
+        now_us = self._store.committer.now_us()
         for schema, events in self._settler.tables():
             if schema.cold is not None and schema.local_us is not None and (held := events.time_range_us()) is not None:
                 yield schema, events, min(held[1], now_us) - schema.local_us

@@ -5,7 +5,8 @@ is over, a commit of the store retracts the event (R22): from its CTS on, events
 as if it had never been, and snapshots below it see it, so that an answer stays a function of S. The events leave the
 disk as retracted ones do.
 
-**Invariant.** No event is gone before its moment. An event whose moment is over is seen by snapshots up to the first
+**Invariant.** No event is gone before its moment, by the log's time: of a cluster's nodes none decides that by a clock
+of its own, which may be a year ahead. An event whose moment is over is seen by snapshots up to the first
 pass that finds it: a pass begins about every second, and rests twenty times as long as it took.
 
 A pass looks for the moments in (the last pass, now], which headers of blocks and row groups prune, and for events that
@@ -17,7 +18,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
 from typing import Final, Protocol
 
 from kivi.errors import Conflict, KiviError, NotFound, ResourceExhausted
@@ -25,6 +25,7 @@ from kivi.model.changes import COMMIT_TS
 from kivi.model.expressions import Expr, all_of
 from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
+from kivi.mvcc.commit import Committer
 from kivi.mvcc.leases import Lease
 from kivi.runtime.scheduling import use_batch_scheduling
 from kivi.store.catalog import Catalog
@@ -44,7 +45,7 @@ class Expiring(Protocol):
 
     catalog: Catalog
     commits: Commits
-    clock: Callable[[], float]
+    committer: Committer
 
     def transaction(self, lease: Lease | None = None) -> Txn: ...
 
@@ -100,7 +101,7 @@ class Expiry:
 
     def _pass(self, schema: TableSchema) -> int:
         assert schema.expires is not None
-        now_us = int(self._store.clock() * 1_000_000)
+        now_us = self._store.committer.now_us()
         passed = self._passed.get(schema.id)
         over = Expr("<=", schema.expires, now_us)
         parts: list[Expr | None] = [over]

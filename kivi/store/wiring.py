@@ -149,7 +149,7 @@ class Wiring:
             before_position=self.retention.save,
             with_position=self.committer.rows,
             entry_lock=self.committer.entry_lock,
-            clock=self.clock,
+            now_us=self.committer.now_us,
             position=position,
             computing=self.computing,
             shortage=self.shortage,
