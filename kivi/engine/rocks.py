@@ -38,8 +38,8 @@ the lower bound and the snapshots also the finding itself, so that an upgrade wh
 
 Values of `BLOB_BYTES_MIN` and more (event blocks) go to blob files and are not rewritten by
 every compaction of the keys. While RocksDB collects garbage there, they are, whether or not there is any. So it is set
-to collect only while there is garbage worth it (`_collect`, looked at after each flush, and where space was given back;
-decision 0004); files that hold nothing else are dropped without.
+to collect only while there is garbage worth it (`_Collecting`, which looks after each flush, and where space was given
+back; decision 0004); files that hold nothing else are dropped without.
 """
 
 from __future__ import annotations
@@ -137,7 +137,6 @@ class RocksEngine(Engine):
     ) -> None:
         self.path = os.fspath(path)
         self._closed = False
-        self._collects = False
         self._lock = threading.Lock()
         self._at_work = threading.Lock()  # of what lets go of the interpreter's lock: the database is not closed then
         self._scans: weakref.WeakSet[_Scan[Any]] = weakref.WeakSet()
@@ -156,7 +155,10 @@ class RocksEngine(Engine):
                 found = self._damaged(str(error))
             raise found from error
         self._owed = owed
-        self._giving_back = GivingBack(partial(_compacted, self._db), self._given_back)
+        self._collecting = _Collecting(self._db)
+        # Neither knows the engine: one that nobody has any more, and that was never closed, is closed by that.
+        given_back = partial(_given_back, self._db, self._write_options, owed, self._collecting)
+        self._giving_back = GivingBack(partial(_compacted, self._db), given_back)
         self._records: frozenset[bytes] = frozenset()  # of keys that begin with one of these
         if records is not None:
             try:
@@ -275,35 +277,13 @@ class RocksEngine(Engine):
     def flush(self) -> None:
         with self._working():
             self._db.flush(True)
-        self._collect()
-
-    def _collect(self) -> None:
-        """Has compactions collect garbage in blob files from now on, or no more."""
-        try:
-            held, garbage = (self._db.property_int_value(_PROPERTIES[f"blob_{name}_bytes"]) for name in _BLOBS)
-            worth_it = max(_GARBAGE_BYTES_MIN, _GARBAGE_SHARE * (held or 0)) / (2 if self._collects else 1)
-            collects = (garbage or 0) >= worth_it
-            if collects is not self._collects:
-                self._db.set_options({
-                    "enable_blob_garbage_collection": "true" if collects else "false",
-                    "blob_garbage_collection_force_threshold": _FORCED_SHARE if collects else "1.0",
-                })  # fmt: skip
-                self._collects = collects
-        except Exception as error:  # the flush has happened: the next one looks again
-            _log.warning("could not tell RocksDB whether to collect garbage: %s", error)
+        self._collecting.look()
 
     def give_back(self, start: bytes, end: bytes | None) -> None:
         self._giving_back.ask(start, end)
 
-    def _given_back(self, start: bytes) -> None:
-        if self._owed is not None:
-            native = rocksdict.WriteBatch(raw_mode=True)
-            native.delete(_note(self._owed, start))
-            self._db.write(native, self._write_options)
-        self._collect()  # of blobs it is known only now what is garbage
-
     def give_back_owed(self) -> None:
-        self._collect()
+        self._collecting.look()
         if (owed := self._owed) is not None:
             for key, end in self.scan(owed, owed[:-1] + bytes([owed[-1] + 1])):
                 self.give_back(bytes.fromhex(key[len(owed) :].decode()), end or None)
@@ -375,6 +355,39 @@ def _compacted(db: rocksdict.Rdict, start: bytes, end: bytes | None) -> Iterator
         db.compact_range(start, cut, options)
         yield
         start = cut or start
+
+
+class _Collecting:
+    """Whether compactions collect garbage in blob files."""
+
+    def __init__(self, db: rocksdict.Rdict) -> None:
+        self._db = db
+        self._collects = False
+
+    def look(self) -> None:
+        """They do from now on, or no more."""
+        try:
+            held, garbage = (self._db.property_int_value(_PROPERTIES[f"blob_{name}_bytes"]) for name in _BLOBS)
+            worth_it = max(_GARBAGE_BYTES_MIN, _GARBAGE_SHARE * (held or 0)) / (2 if self._collects else 1)
+            collects = (garbage or 0) >= worth_it
+            if collects is not self._collects:
+                self._db.set_options({
+                    "enable_blob_garbage_collection": "true" if collects else "false",
+                    "blob_garbage_collection_force_threshold": _FORCED_SHARE if collects else "1.0",
+                })  # fmt: skip
+                self._collects = collects
+        except Exception as error:  # whoever asked has done its own: the next one looks again
+            _log.warning("could not tell RocksDB whether to collect garbage: %s", error)
+
+
+def _given_back(
+    db: rocksdict.Rdict, options: rocksdict.WriteOptions, owed: bytes | None, collecting: _Collecting, start: bytes
+) -> None:
+    if owed is not None:
+        native = rocksdict.WriteBatch(raw_mode=True)
+        native.delete(_note(owed, start))
+        db.write(native, options)
+    collecting.look()  # of blobs it is known only now what is garbage
 
 
 def _note(owed: bytes, start: bytes) -> bytes:
@@ -536,7 +549,7 @@ def _options(cache_bytes: int, memtable_bytes: int, background_jobs: int) -> roc
     options.set_enable_blob_files(True)
     options.set_min_blob_size(BLOB_BYTES_MIN)
     options.set_blob_compression_type(rocksdict.DBCompressionType.none())  # Arrow compressed them already
-    options.set_enable_blob_gc(False)  # until `_collect` wants it
+    options.set_enable_blob_gc(False)  # until `_Collecting` wants it
     options.add_compact_on_deletion_collector_factory(_DELETIONS_OF, _DELETIONS, 0.0)
     options.set_bytes_per_sync(1 << 20)
     options.set_max_open_files(1024)

@@ -231,7 +231,8 @@ class Sweeper:
         with_floor: dict[int, int | None] = {}
         _, boundaries = self.leases.boundaries()
         batch, gone = WriteBatch(), list[_Gone]()
-        cursor, newer_of, newer = self._version_cursor or (space_prefix(Space.VERSION), None, 0)
+        began = self._version_cursor
+        cursor, newer_of, newer = began or (space_prefix(Space.VERSION), None, 0)
         self._version_cursor = None
         for seen, (key, value) in enumerate(self._versions(cursor)):
             if seen >= _ROWS:
@@ -256,7 +257,11 @@ class Sweeper:
             elif floor is not None:
                 self._kept_by_history(schema, now_us)
             newer = cts
-        self.write_swept(batch, gone)
+        try:
+            self.write_swept(batch, gone)
+        except BaseException:  # base did not take it: all of this is to be done again
+            self._version_cursor, self._versions_dirty = began, True
+            raise
 
 
 def _load_floors(engine: Engine) -> dict[int, int]:

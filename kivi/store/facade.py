@@ -169,7 +169,7 @@ class Store(Wiring):
         Raises NotAStore, FormatTooNew, StoreInUse, DataLoss.
         """
         chosen = settings or Settings()
-        parts = open_parts(path, chosen, engine, log, make_log)
+        parts = open_parts(path, chosen, engine, log, make_log, clock)
         try:
             return Store(parts, chosen, clock)
         except BaseException:

@@ -23,6 +23,7 @@ import os
 import secrets
 import shutil
 import threading
+import time
 from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Final
@@ -123,12 +124,15 @@ def open_parts(
     engine: Engine | None,
     log: CommitLog | None,
     make_log: Callable[[Engine], CommitLog] | None = None,
+    clock: Callable[[], float] = time.time,
 ) -> Parts:
     """Engine, log and identity for ``path``; in memory if it is None. Registers the measures of installed packages,
-    which the definitions in the store may use. ``make_log``: of a node of a cluster, whose log is elsewhere."""
+    which the definitions in the store may use. ``make_log``: of a node of a cluster, whose log is elsewhere; another
+    log goes by the store's ``clock``."""
     load_entry_points()
+    clock_ns = time.time_ns if clock is time.time else lambda: int(clock() * 1_000_000) * 1_000
     if path is None:
-        memory_engine, memory_log = engine or MemoryEngine(), log or MemoryLog()
+        memory_engine, memory_log = engine or MemoryEngine(), log or MemoryLog(clock=clock_ns)
         return Parts(memory_engine, memory_log, b"memory", lambda: None)
     from kivi.engine.rocks import Records, RocksEngine
     from kivi.log.segmented import SegmentedLog
@@ -157,7 +161,9 @@ def open_parts(
         if make_log is not None:
             log = make_log(rocks)
         elif log is None:
-            log = SegmentedLog(os.path.join(path, "log"), store_id=store_id, segment_bytes=settings.segment_bytes)
+            log = SegmentedLog(
+                os.path.join(path, "log"), store_id=store_id, segment_bytes=settings.segment_bytes, clock=clock_ns
+            )
         opened.callback(log.close)
         return Parts(rocks, log, store_id, opened.pop_all().close, path)
 

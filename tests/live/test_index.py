@@ -103,7 +103,7 @@ def test_an_event_reaches_whom_its_predicate_selects(
 ) -> None:
     """Subscriptions come, go, expire and change; topics move; the store is killed; then each gets its events, once."""
     monkeypatch.setattr(known_rows, "_KEYS_MIN", keys_min)
-    monkeypatch.setattr(durable, "_SWEEP_EVERY_S", 10.0)
+    monkeypatch.setattr(durable, "_SWEEP_EVERY_US", 10_000_000)
     monkeypatch.setattr(durable, "_SWEEP_ROWS", 7)
     rng, clock, numbers = random.Random(seed), Clock(), itertools.count()
     path = tmp_path / "store"
