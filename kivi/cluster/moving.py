@@ -74,7 +74,7 @@ class Moving:
         self._thread: threading.Thread | None = None
         self._begin_at = 0.0
         self._remains = Remains()
-        self._ended = threading.Event()
+        self._ended, self._begins = threading.Event(), threading.Lock()
         self.problems = dict[str, str]()
 
     # -- what somebody asks of any node -----------------------------------------------------------------
@@ -225,8 +225,10 @@ class Moving:
             self._begin(self._erase, gone)
 
     def _begin(self, work: Callable[[Any], None], what: Any) -> None:
-        self._thread = threading.Thread(target=work, args=(what,), name="kivi-move", daemon=True)
-        self._thread.start()
+        with self._begins:
+            if not self._ended.is_set():
+                self._thread = threading.Thread(target=work, args=(what,), name="kivi-move", daemon=True)
+                self._thread.start()
 
     def _give(self, move: Move, known: Member) -> None:
         node = self._node
@@ -294,7 +296,8 @@ class Moving:
 
     def close(self) -> None:
         """Gives up what is being taken, or erased. Harmless twice."""
-        self._ended.set()
+        with self._begins:  # no other thread begins afterwards, and the last one has begun
+            self._ended.set()
         if self._thread is not None:
             self._thread.join()
 

@@ -52,7 +52,7 @@ class EmbeddedDriver:
         self._path = path
         self._settings = Settings.of({"background": False, **settings})
         self._engine = MemoryEngine() if path is None else None
-        self._log = MemoryLog() if path is None else None
+        self._log = MemoryLog(clock=lambda: int(self._now() * 1e9)) if path is None else None
         self._moved_s = 0.0
         self._open()
 
