@@ -42,11 +42,12 @@ _PULSES: Final = "pulses"
 
 
 class Client(threading.Thread):
-    """Commits one by one to whichever node it is connected to; ``acknowledged`` has the moment of each."""
+    """Commits one by one to whichever node it is connected to, once that has heard of the commit ``made``;
+    ``acknowledged`` has the moment of each."""
 
-    def __init__(self, endpoint: str, number: int) -> None:
+    def __init__(self, endpoint: str, number: int, made: int) -> None:
         super().__init__(name=f"client-{number}", daemon=True)
-        self._endpoint, self.number = endpoint, number
+        self._endpoint, self.number, self._made = endpoint, number, made
         self._ending = threading.Event()
         self.acknowledged: list[float] = []
         self.failure: kivi.KiviError | None = None
@@ -54,6 +55,8 @@ class Client(threading.Thread):
     def run(self) -> None:
         try:
             with kivi.connect(self._endpoint) as db:
+                with db.snapshot(min_snapshot=self._made) as snapshot:
+                    assert snapshot.ts >= self._made
                 while not self._ending.wait(_PAUSE_S):
                     db.run(lambda tx: tx.delta(_PULSES, (self.number,), commits=1))
                     self.acknowledged.append(time.monotonic())
@@ -80,6 +83,7 @@ class ClusterDemo(Demo):
         self._consoles = _free_ports(_NODES)
         self._nodes: list[Child] = []
         self._clients: list[Client] = []
+        self._made = 0
         self._script: Iterator[None] = iter(())
         self._elapsed_s = 0.0
         self._counts = (0, 0)
@@ -94,6 +98,7 @@ class ClusterDemo(Demo):
             node.wait_for("listening on", 60)
         names = self._connect(",".join(self._addresses))
         self._db.create_table(_PULSES, key={"client": "int64"}, columns={"commits": kivi.sum("int64")})
+        self._made = self._db.watermark()  # another node may hear of the table later than its first client asks there
         self.voice.note(f"they listen on {self._endpoint} and have {len(names)} tables, of which most are aggregates")
         return address
 
@@ -113,7 +118,7 @@ class ClusterDemo(Demo):
         return self.data / f"node-{i + 1}"
 
     def live_traffic(self, seconds: float) -> tuple[int, int]:
-        self._clients = [Client(self._endpoint, number) for number in range(_CLIENTS)]
+        self._clients = [Client(self._endpoint, number, self._made) for number in range(_CLIENTS)]
         for client in self._clients:
             client.start()
             self._stack.callback(client.end)

@@ -56,7 +56,7 @@ def test_nodes_compare_what_they_store_under_load_and_one_that_was_damaged_stops
         assert done.returncode == 1
         assert "differ" in done.stdout and three.endpoint in done.stdout
         wait_until(lambda: "make it anew" in "".join(three.output))
-        with pytest.raises(kivi.KiviError), kivi.connect(three.endpoint, timeout=2.0) as db:  # or nobody listens any more
+        with pytest.raises(kivi.KiviError), kivi.connect(three.endpoint, timeout=2.0) as db:  # or nobody is there
             db.get("sums", (USERS[0],))
         for node in (one, two):
             with kivi.connect(node.endpoint, read="fresh") as db:

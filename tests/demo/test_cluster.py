@@ -48,7 +48,7 @@ def test_a_commit_that_is_lost_or_counts_twice_is_found() -> None:
 
 
 def test_a_pause_counts_from_the_kill_on_and_until_now() -> None:
-    client, now = Client("localhost:1", 0), time.monotonic()
+    client, now = Client("localhost:1", 0, made=0), time.monotonic()
     client.acknowledged = [now - 9.0, now - 7.0, now - 6.5, now - 2.0]
     assert client.pause_s(now - 8.0) == pytest.approx(4.5)
     assert client.pause_s(now - 2.1) == pytest.approx(2.0, abs=0.5)
