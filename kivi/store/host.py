@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 from kivi.engine import Engine
@@ -51,7 +50,6 @@ class Running(Contents, Protocol):
     """A store that is open: what commits, folds and lets go of it."""
 
     settings: Settings
-    clock: Callable[[], float]
     consolidator: Consolidator
     leases: Leases
     forgetting: Forgetting

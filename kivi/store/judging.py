@@ -73,7 +73,8 @@ __all__ = ["Judgement", "Judging"]
 Array = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]
 _MOMENT: Final = ColumnType("timestamp")
-_MOMENT_MAX_US: Final = 2**61
+_FAR_US: Final = 2**61
+"""Beyond it, slots before or behind a moment might be no int64."""
 T = TypeVar("T")
 JUDGED, RAISED, MISSING, FAILED, LATE = range(5)
 """The columns of ``catalog.JUDGED``."""
@@ -606,8 +607,8 @@ def _groupable(batch: pa.RecordBatch, against: Against, time: str) -> Array | No
             there = known if there is None else there & known
     if against.kind == "slot":
         times = batch.column(time).cast(pa.int64()).to_numpy()
-        if len(times) and (int(times.min()) < -_MOMENT_MAX_US or int(times.max()) > _MOMENT_MAX_US):
-            near = (times >= -_MOMENT_MAX_US) & (times <= _MOMENT_MAX_US)
+        if len(times) and (int(times.min()) < -_FAR_US or int(times.max()) > _FAR_US):
+            near = (times >= -_FAR_US) & (times <= _FAR_US)
             there = near if there is None else there & near
     if there is None and not _may_be_too_long(batch, against):
         return None
@@ -643,7 +644,7 @@ def _are_near(against: Against, table: TableSchema, groups: Groups) -> bool:
     if against.kind == "row":
         return True
     slots = _own_slots(table, groups)
-    return bool(((slots > -_MOMENT_MAX_US) & (slots < _MOMENT_MAX_US)).all())  # the least integer has no opposite
+    return bool(((slots > -_FAR_US) & (slots < _FAR_US)).all())  # the least integer has no opposite
 
 
 def _slots(against: Against, table: TableSchema, groups: Groups) -> list[Array | None]:

@@ -117,13 +117,13 @@ def take(store: Owner, shards: int, *, hold: Callable[[int, int], None], check: 
 
 def _fold(store: Running, upto: int, goes_on: Callable[[], None]) -> None:
     """Base is there then. Raises Unavailable where other nodes are long behind, whose snapshots base waits for."""
-    watermark, until = store.leases.watermark, store.clock() + _TIMEOUT_S
+    watermark, until = store.leases.watermark, store.leases.clock() + _TIMEOUT_S
     while True:
         with store.consolidator.paused() as position:
             pass
         if position == upto:
             return
-        if position > upto or store.clock() > until:
+        if position > upto or store.leases.clock() > until:
             raise Unavailable(f"base is at {position}, and is not to be at {upto} now: it is tried again")
         goes_on()
         watermark.wait_for(watermark.value + 1, _LOOK_S)

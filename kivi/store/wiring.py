@@ -72,7 +72,6 @@ class Wiring:
 
     def __init__(self, parts: Parts, settings: Settings, clock: Callable[[], float]) -> None:
         self.settings = settings
-        self.clock = clock
         self.parts = parts
         engine, log = parts.engine, parts.log
         self.engine, self.log = engine, log

@@ -448,12 +448,17 @@ def test_a_read_does_not_wait_for_a_process_that_is_another_one_by_now(nodes: No
         assert found.result(60) == [len(USERS)] * 2
 
 
-def test_shards_move_between_nodes_that_run(nodes: Nodes, tmp_path: Path) -> None:
-    one = nodes.start("one")
-    db = Database(one.store)
+def make_sums(db: Any) -> None:
+    """A table of events that is sharded by user, and their sums."""
     db.create_event_table("calls", event_time="ts", columns={"ts": "timestamp", "user": "string", "us": "int64"},
                           shard_by=["user"])  # fmt: skip
     db.create_aggregate("sums", source="calls", group_by=["user"], measures={"n": kivi.count(), "us": kivi.sum("us")})
+
+
+def test_shards_move_between_nodes_that_run(nodes: Nodes, tmp_path: Path) -> None:
+    one = nodes.start("one")
+    db = Database(one.store)
+    make_sums(db)
     append(db, 2)
     for name in ("low", "new"):
         db.checkpoint(str(tmp_path / name))
@@ -574,9 +579,7 @@ def ts_of(row: dict[str, Any]) -> int:
 
 
 def make(db: Any) -> None:
-    db.create_event_table("calls", event_time="ts", columns={"ts": "timestamp", "user": "string", "us": "int64"},
-                          shard_by=["user"])  # fmt: skip
-    db.create_aggregate("sums", source="calls", group_by=["user"], measures={"n": kivi.count(), "us": kivi.sum("us")})
+    make_sums(db)
 
 
 def downgraded(one: ClusterNode) -> None:
@@ -802,9 +805,7 @@ def held(one: Any) -> dict[str, str]:
 def test_a_fourth_node_begins_with_nothing_and_takes_its_part(nodes: Nodes, tmp_path: Path) -> None:
     one = nodes.start("one")
     db = Database(one.store)
-    db.create_event_table("calls", event_time="ts", columns={"ts": "timestamp", "user": "string", "us": "int64"},
-                          shard_by=["user"])  # fmt: skip
-    db.create_aggregate("sums", source="calls", group_by=["user"], measures={"n": kivi.count(), "us": kivi.sum("us")})
+    make_sums(db)
     append(db, 2)
     with pytest.raises(kivi.InvalidArgument, match="2 copies of each shard need as many nodes, and there are 0"):
         db.rebalance_shards(copies=2)
@@ -847,9 +848,7 @@ def test_a_fourth_node_begins_with_nothing_and_takes_its_part(nodes: Nodes, tmp_
 def test_nodes_that_hold_all_shards_give_some_up_in_turn(nodes: Nodes, tmp_path: Path) -> None:
     one = nodes.start("one")
     db = Database(one.store)
-    db.create_event_table("calls", event_time="ts", columns={"ts": "timestamp", "user": "string", "us": "int64"},
-                          shard_by=["user"])  # fmt: skip
-    db.create_aggregate("sums", source="calls", group_by=["user"], measures={"n": kivi.count(), "us": kivi.sum("us")})
+    make_sums(db)
     append(db, 2)
     others = ("two", "three", "four")
     for name in others:
@@ -964,9 +963,7 @@ def test_what_base_has_above_its_position_stays_where_shards_are_erased() -> Non
 def test_shards_move_with_copies(nodes: Nodes, tmp_path: Path) -> None:
     one = nodes.start("one")
     db = Database(one.store)
-    db.create_event_table("calls", event_time="ts", columns={"ts": "timestamp", "user": "string", "us": "int64"},
-                          shard_by=["user"])  # fmt: skip
-    db.create_aggregate("sums", source="calls", group_by=["user"], measures={"n": kivi.count(), "us": kivi.sum("us")})
+    make_sums(db)
     append(db, 2)
     nodes.stop("one")
     with pytest.raises(kivi.InvalidArgument, match="no other node that was heard lately holds the shards 0-31"):
