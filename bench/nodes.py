@@ -10,12 +10,16 @@ With two nodes: what one has committed is seen on the other within 100 ms (99 in
 within 10 s after the other one stood still; a restart fails no call, a node that is killed is a gap of at most 2 s, the
 leader of the log's servers one of at most 10 s.
 
+With three nodes, what each process uses of a processor for an event of the append stream and for a small commit, by its
+role: the node that the client is connected to, another node, which only applies; the server of the log that leads it,
+one that follows; the client.
+
 Beside these, what a process reaches that only forwards to the log what it is sent (``bench.forwarding``): no node can
 do more, on this machine, for a client that has its bytes ready.
 
 A *bare publish* is a message to a stream of the same servers, acknowledged by a majority. The log's bytes are what its
 leader says. Two cores are shared by three servers of the log, the nodes and the clients: what would
-scale with machines does not here, so rates are ratios within the run, and what each process used is in the raw results.
+scale with machines does not here, so rates are ratios within the run.
 """
 
 from __future__ import annotations
@@ -35,7 +39,7 @@ from typing import Any, Final
 import kivi
 from bench import echo, forwarding, tables
 from bench.context import Context
-from bench.server import Server
+from bench.server import Server, cpu_s
 from bench.sheet import Figures, Ratio, Sheet, percentile
 from bench.streaming import in_flight, stream
 from bench.together import in_threads
@@ -102,6 +106,8 @@ def take(context: Context, sheet: Sheet) -> None:
         _one_node(context, sheet, cluster)
     with _cluster(context) as cluster:
         _two_nodes(context, sheet, cluster)
+    with _cluster(context) as cluster:
+        _three_nodes(context, sheet, cluster)
 
 
 # -- what is started -------------------------------------------------------------------------------
@@ -117,6 +123,12 @@ class _Cluster:
         how = ("--cluster", "apm", "--nats", ",".join(self.nats.urls), "--log-bytes", _LOG)
         with Server(self.path / f"node-{number}", *how) as server:
             yield server
+
+    def leader(self, nats: Nats) -> int:
+        """Which server leads the log."""
+        found = find_stream(nats, "kivi-apm", 10.0)
+        assert found is not None
+        return int(found["cluster"]["leader"][1:])
 
     @contextlib.contextmanager
     def connected(self) -> Iterator[Nats]:
@@ -256,9 +268,7 @@ def _two_nodes(context: Context, sheet: Sheet, cluster: _Cluster) -> None:
             committed = committing.count
         sheet.record("kivi", "node killed: gap, p95", percentile(gaps, 95), "s")
         with cluster.connected() as nats:
-            found = find_stream(nats, "kivi-apm", 10.0)
-            assert found is not None
-            leader = int(found["cluster"]["leader"][1:])
+            leader = cluster.leader(nats)
         with _Committing(everywhere, before=committed) as committing:
             time.sleep(1.0)
             cluster.nats.servers[leader].kill()
@@ -327,6 +337,61 @@ def _caught_up_s(after: list[tuple[float, float]], bound_s: float = 0.1) -> floa
             return at
         late -= lag > bound_s
     return after[-1][0] if after else 0.0
+
+
+# -- three nodes -----------------------------------------------------------------------------------
+
+
+def _three_nodes(context: Context, sheet: Sheet, cluster: _Cluster) -> None:
+    with contextlib.ExitStack() as stack:
+        nodes = [stack.enter_context(cluster.node(number)) for number in range(3)]
+        db = stack.enter_context(nodes[0].connect())
+        tables.create(db)
+        db.create_table(_COUNTERS, key={"id": "int64"}, columns={"n": kivi.sum("int64")})
+        pool = context.pool("wide", _ROWS)
+        with _processors(sheet, cluster, nodes, "event") as counted:
+            done = stream(db, tables.EVENTS, pool.batches, in_flight(_ROWS), context.seconds)
+            counted.append(sum(pool.events([n]) for n in done.sent))
+        sheet.record("kivi", "append stream, three nodes", done.rate, "events/s")
+
+        def one() -> None:
+            with db.transaction() as tx:
+                tx.delta(_COUNTERS, (1,), n=1)
+
+        with _processors(sheet, cluster, nodes, "commit") as counted:
+            count, took = in_threads([one] * _THREADS, context.seconds)
+            counted.append(count)
+        sheet.record("kivi", "commits, 64 threads, three nodes", count / took, "commits/s")
+        for node in nodes:
+            with node.connect(read="fresh") as there:
+                tables.check(there, pool.expected(done.sent), f"kivi, {node.endpoint}")
+                if (row := there.get(_COUNTERS, (1,))) is None or row["n"] != count:
+                    raise WrongTotals(f"{node.endpoint} counts {row}, and {count:,} commits were acknowledged")
+
+
+@contextlib.contextmanager
+def _processors(sheet: Sheet, cluster: _Cluster, nodes: list[Server], what: str) -> Iterator[list[int]]:
+    """Records what a process of each role uses for one of those that are counted, once all nodes have applied them."""
+    with cluster.connected() as nats:
+        leader = cluster.leader(nats)
+    servers = [server.process.pid for server in cluster.nats.servers if server.process is not None]
+    roles = {
+        "connected node": [nodes[0].pid],
+        "another node": [node.pid for node in nodes[1:]],
+        "log's leader": [servers[leader]],
+        "log's follower": [pid for at, pid in enumerate(servers) if at != leader],
+    }
+    before, counted = {pid: cpu_s(pid) for pids in roles.values() for pid in pids}, list[int]()
+    own = time.process_time()
+    yield counted
+    own = time.process_time() - own
+    for node in nodes:
+        with node.connect(read="fresh") as db:
+            db.get(_COUNTERS, (1,))
+    for role, pids in roles.items():
+        used = statistics.mean(cpu_s(pid) - before[pid] for pid in pids)
+        sheet.record("kivi", f"CPU, {role}, {what}", used / sum(counted) * 1e6, "us for one")
+    sheet.record("kivi", f"CPU, client, {what}", own / sum(counted) * 1e6, "us for one")
 
 
 class _Committing:

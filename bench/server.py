@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.serverproc import ServerProcess
 
-__all__ = ["Server", "disk_bytes"]
+__all__ = ["Server", "cpu_s", "disk_bytes"]
 
 
 class Server(ServerProcess):
@@ -34,8 +34,7 @@ class Server(ServerProcess):
     @property
     def cpu_s(self) -> float:
         """Processor time it has used, on all cores, in user and system mode."""
-        after_name = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(after_name[11]) + int(after_name[12])) / os.sysconf("SC_CLK_TCK")
+        return cpu_s(self.pid)
 
     def reopened_s(self) -> float:
         """kill -9, then start on the same directory; seconds until it listens."""
@@ -50,6 +49,12 @@ class Server(ServerProcess):
                 if line.startswith(name):
                     return int(line.split()[1])
         raise RuntimeError(f"no {name} in the status of process {self.pid}")
+
+
+def cpu_s(pid: int) -> float:
+    """Processor time that a process has used, on all cores, in user and system mode."""
+    after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(after_name[11]) + int(after_name[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def disk_bytes(directory: str | os.PathLike[str]) -> int:
