@@ -95,6 +95,7 @@ class Sessions:
         self.writes = ThreadPoolExecutor(COMPUTING, "kivi-writes", initializer=use_batch_scheduling)
         self.full = ThreadPoolExecutor(8, "kivi-full")
         self.outcomes = ThreadPoolExecutor(16, "kivi-outcomes")
+        self.openings = ThreadPoolExecutor(16, "kivi-openings")  # of durable subscriptions, which wait for a commit
         self.long = ThreadPoolExecutor(8, "kivi-long")  # administration, behind which no short call may wait
         # Threads here wait for processes, and read for them what they ask for; some more may wait for their turn. The
         # next pages of an answer have threads of their own, one for each process: those who wait for a process would
@@ -200,5 +201,6 @@ class Sessions:
         self.waiting.close()
         self.workers.close()
         questions = (self.questions, self.sql, self.sql_pages)
-        for pool in (self.reads, self.scans, *questions, self.writes, self.full, self.outcomes, self.long):
+        waiting = (self.full, self.outcomes, self.openings, self.long)
+        for pool in (self.reads, self.scans, *questions, self.writes, *waiting):
             pool.shutdown(wait=True, cancel_futures=True)

@@ -44,8 +44,9 @@ from kivi.wire.v1 import service_pb2 as pb
 
 __all__ = ["Subscriptions"]
 
-_BEGIN_TOGETHER: Final = 4
-"""Of one stream; each is read by a thread that others want, too."""
+_BEGIN_TOGETHER: Final = {False: 4, True: 16}
+"""Of one stream; each is read by a thread that others want, too. Durable ones wait for a commit, which is one for all
+that come together (``kivi.live.durable``), and have threads of their own."""
 _MESSAGE_BYTES: Final = 256 << 10
 _MESSAGE_PARTS: Final = 64
 _TURN_S: Final = 0.002
@@ -81,9 +82,10 @@ class Subscriptions:
         self._client = client
         self._loop = asyncio.get_running_loop()
         self._held: dict[int, _Subscription] = {}
-        self._waiting: deque[tuple[_Subscription, pb.BeginSubscription]] = deque()
+        self._waiting: dict[bool, deque[tuple[_Subscription, pb.BeginSubscription]]]
+        self._waiting = {is_durable: deque() for is_durable in _BEGIN_TOGETHER}
         self._beginning: set[asyncio.Task[None]] = set()
-        self._beginners = 0  # of these tasks, those that will look at what waits again
+        self._beginners = dict.fromkeys(_BEGIN_TOGETHER, 0)  # of these tasks, those that will look at what waits again
         self._said: deque[tuple[_Subscription, Update | KiviError | int | None]] = deque()
         """None: it is accepted; a number: it is to be begun at that port."""
         self._left: list[_Subscription] = []  # what was said of them has been sent, or is about to be
@@ -132,25 +134,26 @@ class Subscriptions:
             one = self._held[each.number] = _Subscription(
                 each.number, each.room, each.spec.table, known=each.all_columns_of
             )
-            if len(self._held) > LIVES_MAX or len(self._waiting) > LIVES_MAX:
+            is_durable = each.HasField("durable")
+            waiting = self._waiting[is_durable]
+            if len(self._held) > LIVES_MAX or len(waiting) > LIVES_MAX:
                 raise limits.exceeded("live_subscriptions_max", LIVES_MAX, LIVES_MAX + 1, "subscriptions of a stream")
             if refused is not None:
                 self._refuse(one, refused, time.monotonic())
                 continue
-            self._waiting.append((one, each))
-            if self._beginners < _BEGIN_TOGETHER:
-                self._beginners += 1
-                task = asyncio.ensure_future(self._begin_waiting())
+            waiting.append((one, each))
+            if self._beginners[is_durable] < _BEGIN_TOGETHER[is_durable]:
+                self._beginners[is_durable] += 1
+                task = asyncio.ensure_future(self._begin_waiting(is_durable))
                 self._beginning.add(task)
                 task.add_done_callback(self._beginning.discard)
 
-    async def _begin_waiting(self) -> None:
-        while self._waiting:  # nothing is awaited between the last look and what follows
-            await self._begin_next()
-        self._beginners -= 1
+    async def _begin_waiting(self, is_durable: bool) -> None:
+        while waiting := self._waiting[is_durable]:  # nothing is awaited between the last look and what follows
+            await self._begin_next(*waiting.popleft())
+        self._beginners[is_durable] -= 1
 
-    async def _begin_next(self) -> None:
-        one, wanted = self._waiting.popleft()
+    async def _begin_next(self, one: _Subscription, wanted: pb.BeginSubscription) -> None:
         if self._held.get(one.number) is not one:  # it was ended before its turn
             return
         began = time.monotonic()
@@ -180,8 +183,9 @@ class Subscriptions:
 
     async def _opened(self, wanted: pb.BeginSubscription) -> Live:
         hub = self._hub
+        pool = self._sessions.openings if wanted.HasField("durable") else self._sessions.reads
         opening = self._loop.run_in_executor(
-            self._sessions.reads, live_queries.subscribe, hub, self._sessions.translator, wanted, self._grant
+            pool, live_queries.subscribe, hub, self._sessions.translator, wanted, self._grant
         )
         try:
             return await asyncio.shield(opening)

@@ -24,8 +24,9 @@ event it is known how many it reached, and whom.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -34,7 +35,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kivi.delta.ops import Barrier
-from kivi.errors import InvalidArgument, KiviError, NotFound, SchemaError
+from kivi.errors import InvalidArgument, KiviError, NotFound, ResourceExhausted, SchemaError
 from kivi.live.cells import EVERYTHING, cell_of
 from kivi.live.index import Asked, Index, asked, halves
 from kivi.live.index import Changes as IndexChanges
@@ -75,12 +76,28 @@ class Wanted(NamedTuple):
     since: int
 
 
+@dataclass(eq=False, slots=True)
+class _Opening:
+    """A call of ``open``, until it has its answer."""
+
+    wanted: Durable
+    schema: TableSchema
+    asks: Asked
+    since: int
+    is_bare: bool
+    answer: Stored | KiviError | None = None
+
+
 class DurableSubscriptions:
     """Thread safe: each change is a transaction."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self.index = Index(store, _selecting)
+        self._opened = threading.Condition()
+        self._opening: list[_Opening] = []
+        self._is_led = False
+        """One of their threads is committing for those that it has found there."""
         self._swept_us = 0
         self._took_over = False
         self._known_queries: dict[tuple[int, int, str], Asked] = {}
@@ -90,31 +107,70 @@ class DurableSubscriptions:
         self._changes = 0
 
     def open(self, wanted: Durable, schema: TableSchema, query: Query, since: int) -> Stored:
-        """The subscription of that name, made now if there is none. Raises InvalidArgument if it has another query."""
+        """The subscription of that name, made now if there is none. Raises InvalidArgument if it has another query.
+
+        Those that come while a commit is on its way are one commit, the next: it costs as much as one of them.
+        """
         text = _written(query, query.where)
-
-        def work(txn: Txn) -> Stored:
-            row = self._row(txn, wanted.user, wanted.name)
-            changes, now = IndexChanges(), self._now_us()
-            moved = {"ttl_us": wanted.ttl_us, "expires_us": now + wanted.ttl_us}
-            if row is None or self._is_over(row, schema, now):
-                query_of = self._asked(schema, partial(_selecting, schema, text), text)
-                users, names = [wanted.user], [wanted.name]
-                if row is None or not _is_to(row, schema, query_of):
-                    if row is not None:
-                        _leave(changes, wanted.user, wanted.name, row)
-                    changes.add(schema, [query_of], _ONE, users, names, since)
-                    changes.write(txn)
-                row = _put(txn, schema, users, names, [query_of], _ONE, since, moved) | {"query": text}
-            elif row["table"] != schema.origin or not (_is_bare(query) or _is_same(row["query"], text)):
-                raise _another(wanted.user, wanted.name)
-            else:
-                txn.put(SUBSCRIPTIONS, (wanted.user, wanted.name), moved)
-            return _stored(wanted.user, wanted.name, row | moved | {"name_of_table": schema.name})
-
-        stored: Stored = self._run((wanted.user,), work)
+        asks = self._asked(schema, partial(_selecting, schema, text), text)
+        mine = _Opening(wanted, schema, asks, since, _is_bare(query))
+        with self._opened:
+            self._opening.append(mine)
+            try:
+                while mine.answer is None:
+                    self._lead_or_wait()
+            finally:
+                self._opening.remove(mine)
         self._sweep()
-        return stored
+        if isinstance(mine.answer, KiviError):
+            raise mine.answer
+        return mine.answer
+
+    def _lead_or_wait(self) -> None:
+        """Answers all that wait, of one name the first; or waits for the thread that does. ``_opened`` is held."""
+        if self._is_led:
+            self._opened.wait()
+            return
+        group = {each.wanted[:2]: each for each in reversed(self._opening) if each.answer is None}
+        self._is_led = True
+        self._opened.release()
+        try:
+            self._open_together(group.values())
+        finally:
+            self._opened.acquire()
+            self._is_led = False
+            self._opened.notify_all()
+
+    def _open_together(self, group: Collection[_Opening]) -> None:
+        """Answers all of them, of which no two have one name. One that is refused takes no other with it."""
+        alike: dict[tuple[int, ...], list[_Opening]] = {}
+        for each in group:
+            terms = each.schema.id, each.schema.altered_ts, each.since, each.wanted.ttl_us, each.is_bare
+            alike.setdefault(terms, []).append(each)
+
+        def work(txn: Txn) -> list[tuple[_Opening, Stored | KiviError]]:
+            changes, answers = IndexChanges(), list[tuple[_Opening, Stored | KiviError]]()
+            for some in alike.values():
+                first, keys = some[0], [each.wanted[:2] for each in some]
+                users, names = (pa.array(column, pa.string()) for column in zip(*keys, strict=True))
+                wanted = Wanted(users, names, (), range(len(some)), first.wanted.ttl_us, first.since)
+                queries = [each.asks for each in some]
+                begun, held = self._begin(txn, changes, first.schema, wanted, keys, queries, by_name=first.is_bare)
+                for i, each in enumerate(some):
+                    row = held.get(i) or begun | {"query": each.asks.text}
+                    answers.append((each, row if isinstance(row, KiviError) else _stored(*keys[i], row)))
+            changes.write(txn)
+            return answers
+
+        try:
+            for each, answer in self._run({each.wanted.user for each in group}, work):
+                each.answer = answer
+        except KiviError as error:
+            if len(group) > 1 and isinstance(error, InvalidArgument | ResourceExhausted):  # it may be that of one
+                for each in group:
+                    self._open_together([each])
+            for each in group:
+                each.answer = each.answer or error
 
     def store(self, schema: TableSchema, wanted: Wanted) -> int:
         """Remembers subscriptions to events, which nobody is connected to yet, in one commit; its timestamp.
@@ -132,36 +188,60 @@ class DurableSubscriptions:
         keys = list(zip(wanted.users.to_pylist(), wanted.names.to_pylist(), strict=True))
         if len(set(keys)) < len(keys):
             raise InvalidArgument("a subscription is named twice: each user has one of a name")
-        asked_of = np.asarray(wanted.at, np.int64)
 
         def work(txn: Txn) -> Txn:
-            changes, now = IndexChanges(), self._now_us()
-            expires = {"ttl_us": wanted.ttl_us, "expires_us": now + wanted.ttl_us}
-            is_new, is_written = np.ones(len(keys), np.bool_), np.ones(len(keys), np.bool_)
-            maybe = txn.maybe_there(SUBSCRIPTIONS, [wanted.users, wanted.names])
-            for i, before in zip(maybe, self._rows(txn.get, [keys[i] for i in maybe]), strict=True):
-                if before is None:
-                    continue
-                query = queries[asked_of[i]]
-                if not self._is_over(before, schema, now):
-                    if before["table"] != schema.origin or not _is_same(before["query"], query.text):
-                        raise _another(*keys[i])
-                    txn.put(SUBSCRIPTIONS, keys[i], expires)
-                    is_new[i] = is_written[i] = False
-                elif _is_to(before, schema, query):
-                    is_new[i] = False
-                else:
-                    _leave(changes, keys[i][0], keys[i][1], before)
-            users, names = _chosen(wanted, is_written)
-            _put(txn, schema, users, names, queries, asked_of[is_written], wanted.since, expires)
-            users, names = _chosen(wanted, is_new)
-            changes.add(schema, queries, asked_of[is_new], users, names, wanted.since)
+            changes = IndexChanges()
+            _, held = self._begin(txn, changes, schema, wanted, keys, queries, by_name=False)
+            for row in held.values():
+                if isinstance(row, KiviError):
+                    raise row
             changes.write(txn)
             return txn
 
         done: Txn = self._run({user for user, _ in keys}, work)
         self._sweep()
         return done.commit_ts or 0
+
+    def _begin(
+        self,
+        txn: Txn,
+        changes: IndexChanges,
+        schema: TableSchema,
+        wanted: Wanted,
+        keys: Sequence[tuple[str, str]],
+        queries: Sequence[Asked],
+        *,
+        by_name: bool,
+    ) -> tuple[dict[str, Any], dict[int, dict[str, Any] | InvalidArgument]]:
+        """What those have that begin now, and by their places the rows of those that are there and are kept for longer;
+        or that such a one has another query, unless they are asked for ``by_name``. ``keys`` are users with names."""
+        now, at = self._now_us(), np.asarray(wanted.at, np.int64)
+        moved = {"ttl_us": wanted.ttl_us, "expires_us": now + wanted.ttl_us}
+        begun = {"table": schema.origin, "since": wanted.since, "ts": wanted.since, "skip": 0, **moved}
+        named, held = {"name_of_table": schema.name}, dict[int, dict[str, Any] | InvalidArgument]()
+        is_new, is_written = np.ones(len(keys), np.bool_), np.ones(len(keys), np.bool_)
+        maybe = txn.maybe_there(SUBSCRIPTIONS, [wanted.users, wanted.names])
+        for i, before in zip(maybe, self._rows(txn.get, [keys[i] for i in maybe]), strict=True):
+            if before is None:
+                continue
+            query = queries[at[i]]
+            if not self._is_over(before, schema, now):
+                is_new[i] = is_written[i] = False
+                if before["table"] == schema.origin and (by_name or _is_same(before["query"], query.text)):
+                    txn.put(SUBSCRIPTIONS, keys[i], moved)
+                    held[i] = before | moved | named
+                else:
+                    held[i] = _another(*keys[i])
+            elif _is_to(before, schema, query):
+                is_new[i] = False
+            else:
+                _leave(changes, *keys[i], before)
+        users, names = _chosen(wanted, is_written)
+        high, low = halves(queries, at[is_written])
+        txn.write_deltas(SUBSCRIPTIONS, [users, names], {**begun, "high": high, "low": low}, barrier=Barrier.RESTART)
+        users, names = _chosen(wanted, is_new)
+        changes.add(schema, queries, at[is_new], users, names, wanted.since)
+        return begun | named, held
 
     def _asked(self, schema: TableSchema, where: Callable[[], Expr | None], text: str) -> Asked:
         """By which it is found, as long as there are the same hierarchies."""
@@ -420,23 +500,6 @@ def _as_it_is(where: Expr | None) -> Expr | None:
 def _chosen(wanted: Wanted, chosen: Array) -> Iterator[Any]:
     """Users and names of those that are chosen."""
     return (column.filter(pa.array(chosen)) for column in (wanted.users, wanted.names))
-
-
-def _put(
-    txn: Txn,
-    schema: TableSchema,
-    users: Any,
-    names: Any,
-    queries: Sequence[Asked],
-    at: Array,
-    since: int,
-    expires: Mapping[str, int],
-) -> dict[str, int]:
-    """They begin, each with one of these queries; what all of them have."""
-    same = {"table": schema.origin, "since": since, "ts": since, "skip": 0, **expires}
-    high, low = halves(queries, at)
-    txn.write_deltas(SUBSCRIPTIONS, [users, names], {**same, "high": high, "low": low}, barrier=Barrier.RESTART)
-    return same
 
 
 def _leave(changes: IndexChanges, user: str, name: str, row: dict[str, Any]) -> None:

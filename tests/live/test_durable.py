@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ import pytest
 import kivi
 import kivi.aio
 from kivi.embedded.database import Database
-from kivi.errors import InvalidArgument, NotFound, PermissionDenied, StoreInUse
+from kivi.errors import InvalidArgument, NotFound, PermissionDenied, ResourceExhausted, StoreInUse
 from kivi.live import durable
+from kivi.runtime.settings import Settings
 from kivi.store.catalog import SUBSCRIPTIONS
 from kivi.store.facade import Scan, Store
 from tests.serverproc import ServerProcess
@@ -123,6 +125,48 @@ def test_one_query_and_one_connection_by_name(db: Any) -> None:
     add(db, 3, 1)
     assert drain(second, 1) == [3]
     second.close()
+
+
+def test_those_that_come_together_are_one_commit_and_each_has_its_own_answer() -> None:
+    """One that is refused takes no other with it, neither for what is stored of its name nor for its size."""
+    with Database(Store.open(settings=Settings(max_value_bytes=2_000))) as db:
+        db.create_event_table("calls", event_time="ts", columns=COLUMNS)
+        db.subscribe("calls", name="there", where=kivi.col("us") >= 1).close()
+        gate, durables = db.store.committer.entry_lock, db.hub.durable
+        few = [(f"s{i}", kivi.col("us") == i) for i in range(6)]
+        with ThreadPoolExecutor(16) as threads:
+
+            def opened(name: str, where: Any) -> Future[Any]:
+                known = len(durables._opening)
+                live = threads.submit(db.subscribe, "calls", name=name, where=where)
+                wait_until(lambda: len(durables._opening) > known)
+                return live
+
+            def commits(wanted: list[tuple[str, Any]], refused: dict[str, str]) -> int:
+                """How many they are for those that come while another is on its way."""
+                with gate:
+                    first = opened("first", None)
+                    wait_until(lambda: durables._is_led)
+                    lives = [(name, opened(name, where)) for name, where in wanted]
+                    before = db.watermark()
+                first.result().close()
+                for name, live in lives:
+                    if name in refused:
+                        with pytest.raises((InvalidArgument, ResourceExhausted), match=refused[name]):
+                            live.result()
+                    else:
+                        live.result().close()
+                return db.watermark() - before - 1
+
+            other = ("there", kivi.col("us") >= 2)
+            assert commits([*few, other], {"there": "to another query"}) == 1
+            assert commits([*few, few[0]], {}) == 2  # of one name one after the other
+            large = ("large", kivi.col("service") == "x" * 3_000)
+            refused = {"there": "to another query", "large": "over the limit of 2000"}
+            commits([other, large, ("last", kivi.col("us") > 7)], refused)
+        assert {known["name"] for known in db.subscriptions()} == {"first", "last", "there", *dict(few)}
+        ts = db.append("calls", [{"seq": 0, "service": "x", "ts": T0, "us": 5}])
+        assert db.reached("calls", ts) == [3]  # there, first, and s5
 
 
 def test_what_others_of_the_user_saw_is_left_out(db: Any) -> None:
