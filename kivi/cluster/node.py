@@ -51,7 +51,7 @@ from kivi.engine import Engine, WriteBatch
 from kivi.errors import DataLoss, InvalidArgument, KiviError, NotFound, Unavailable
 from kivi.log import CommitLog
 from kivi.log.features import FEATURES
-from kivi.log.members import Member, State, truncation
+from kivi.log.members import JOINING_US, NEEDS, Member, State, truncation
 from kivi.log.moves import Move
 from kivi.log.natsgroup import find_group, remove_server
 from kivi.log.natslink import Nats
@@ -357,10 +357,8 @@ class ClusterNode:
             self._growing = error.message
 
     def heard(self) -> list[Member]:
-        """The live nodes that have spoken of late, by the log's time. Under the entry lock."""
-        time_us = self.log.place.time_us
-        live = [member for member in self.log.members if member.state is State.LIVE]
-        return [member for member in live if time_us - member.said_us < SILENT_S * 1_000_000]
+        """The live nodes that have spoken of late. Under the entry lock."""
+        return [member for member in self.log.members if self.log.is_heard(member, SILENT_S)]
 
     def _take_up(self) -> None:
         """Builds again what nobody says that it builds, its node having died: the first node, of those that hold all
@@ -417,15 +415,10 @@ class ClusterNode:
         may come back, Unavailable if the log does not take it, or its servers do not."""
         self.committer.newest(_HOLD_S)
         with self.committer.entry_lock:
-            time_us = self.log.place.time_us
             members = [member for member in self.log.members if member.state is not State.JOINING]
             gone = node_named(members, named)
-            is_heard, alone = self.log.members.is_heard(gone.node, time_us), self.log.members.alone(gone)
-            serving = {
-                one.about.get("server")
-                for one in members
-                if one.state is State.LIVE and self.log.members.is_heard(one.node, time_us)
-            }
+            is_heard, alone = self.log.is_heard(gone), self.log.members.alone(gone)
+            serving = {one.about.get("server") for one in members if self.log.is_heard(one)}
         if is_heard:
             raise InvalidArgument(f"node {named} was heard in the last ten seconds: stop it for good before")
         if alone:  # its eviction would be void, so nothing is done before it
@@ -485,7 +478,8 @@ class ClusterNode:
         if self._own_server is not None:
             about["server"] = self._own_server.name
             about["server_problem"], about["server_restarts"] = self._own_server.problem, self._own_server.restarts
-        member = Member(self.id, State.LIVE, self.log.needed, about)
+        needed, about["needs"] = self.log.needs()
+        member = Member(self.id, State.LIVE, needed, about)
         if held == EVERY:
             return member
         return member.with_shards(held).with_snapshots(*self.store.leases.told())
@@ -556,7 +550,8 @@ class ClusterNode:
             behind=max(0, (at.sequence if log is None else log.last) - applied) if applied else 0,
             behind_s=about.get("age_s", 0.0),
             needed=member.needed,
-            silent_s=max(0.0, (int(time.time() * 1_000_000) - member.said_us) / 1_000_000),
+            needs=self._needs(member),
+            silent_s=self.log.silent_s(member),
             disk_free_bytes=about.get("disk_free", 0),
             disk_bytes=about.get("disk", 0),
             agrees=self.log.has_applied(applied, about.get("hash", "")) if applied else None,
@@ -565,6 +560,13 @@ class ClusterNode:
             server=about.get("server", ""),
             shards=shown_shards(member.shards),
         )
+
+    def _needs(self, member: Member) -> str:
+        """What a node needs the log for, if that is said."""
+        if member.state is State.JOINING:
+            left_s = max(0.0, JOINING_US / 1e6 - self.log.silent_s(member))
+            return f"to begin with (a checkpoint or a backup, for {left_s / 60:,.0f} more minutes at most)"
+        return NEEDS.get(member.about.get("needs", ""), "")
 
     def _log_status(self, info: dict[str, Any]) -> LogStatus:
         state, cluster = info["state"], info.get("cluster") or {}

@@ -40,6 +40,7 @@ from kivi.log.features import FEATURES, NO_SHARDS
 from kivi.log.frames import Frame, decode_message
 from kivi.log.members import Member, Members, State, truncation
 from kivi.log.moves import Move, asked_entry
+from kivi.log.replicated import ReplicatedLog
 from kivi.log.shards import EVERY, SHARDS, parse_shards, refined, shown_shards
 from kivi.model.declarations import aggregate_schema, event_table_schema
 from kivi.model.tenants import Tenant
@@ -726,7 +727,7 @@ def test_the_last_holder_of_shards_is_not_forgotten_in_part(nodes: Nodes, tmp_pa
     wait_until(lambda: one.log.members.find(low.id).about.get("server"))  # type: ignore[union-attr]
     nodes.stop("low")
     one._own_server = SimpleNamespace(name="one:7430", problem="", restarts=0)  # type: ignore[assignment]
-    silent = patch.object(Members, "is_heard", lambda *of, **named: False)
+    silent = patch.object(ReplicatedLog, "is_heard", lambda *of, **named: False)
     with silent, patch.object(one, "_remove_server") as remove, pytest.raises(kivi.InvalidArgument, match="0-31"):
         one.forget("low")
     assert not remove.called
