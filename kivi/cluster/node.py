@@ -53,7 +53,7 @@ from kivi.log import CommitLog
 from kivi.log.features import FEATURES
 from kivi.log.members import JOINING_US, NEEDS, Member, State, truncation
 from kivi.log.moves import Move
-from kivi.log.natsgroup import find_group, remove_server
+from kivi.log.natsgroup import find_group, remove_server, server_named
 from kivi.log.natslink import Nats
 from kivi.log.natsserver import NatsServer
 from kivi.log.replicated import Place, ReplicatedLog
@@ -137,6 +137,8 @@ class ClusterNode:
         self._ending, self._ended = False, threading.Event()
         self._growing = ""
         """What keeps the log from having the copies that it is to have."""
+        self._servers: set[str] = set()
+        """Names of servers of the log, which these may lose."""
         self._is_open, self._unclaimed = False, dict[int, float]()
         with contextlib.ExitStack() as opened:
             self._nats = Nats(servers, timeout_s=timeout_s, **login or {})
@@ -441,7 +443,7 @@ class ClusterNode:
     def _remove_server(self, own: NatsServer, name: str) -> None:
         """Once as many others are there as there are copies, so that its copy has a place."""
         with contextlib.closing(Nats([own.url], timeout_s=_HOLD_S, **own.admin)) as nats:
-            group = find_group(nats)
+            group = find_group(nats, [name])
             if group is None:
                 raise Unavailable("the servers of the log have no leader now: try again in a moment")
             if name not in group.members:
@@ -494,9 +496,9 @@ class ClusterNode:
     def status(self) -> ClusterStatus:
         """As of this node's place in the log. Does not wait for more than the log's servers, and not long for them."""
         try:
-            log = self._log_status(self.stream.info())
+            info = self.stream.info()
         except Unavailable:
-            log = None
+            info = None
         with self.committer.entry_lock:
             members, floor, at = list(self.log.members), self.log.members.floor, self.log.place
             moves = list(self.log.members.moves.values())
@@ -506,6 +508,7 @@ class ClusterNode:
                 )
                 for name, what in FEATURES.items()
             ]
+        log = None if info is None else self._log_status(info, members)
         failed = self.log.failed or self.log.lost_suffix
         return ClusterStatus(
             cluster=self.name,
@@ -568,13 +571,15 @@ class ClusterNode:
             return f"to begin with (a checkpoint or a backup, for {left_s / 60:,.0f} more minutes at most)"
         return NEEDS.get(member.about.get("needs", ""), "")
 
-    def _log_status(self, info: dict[str, Any]) -> LogStatus:
+    def _log_status(self, info: dict[str, Any], members: list[Member]) -> LogStatus:
+        self._servers.update(one.about["server"] for one in members if one.about.get("server"))
         state, cluster = info["state"], info.get("cluster") or {}
         leader = cluster.get("leader", "")
         copies = [LogCopy(leader, True, True, False, 0)] if leader else []
         for copy in cluster.get("replicas") or ():
-            current = bool(copy.get("current"))
-            copies.append(LogCopy(copy["name"], False, current, bool(copy.get("offline")), copy.get("lag", 0)))
+            current, server = bool(copy.get("current")), server_named(copy["name"], self._servers)
+            copies.append(LogCopy(server, False, current, bool(copy.get("offline")), copy.get("lag", 0)))
+        self._servers.update(copy.server for copy in copies)
         return LogStatus(
             stream=self.stream.name,
             leader=leader,
