@@ -35,10 +35,9 @@ def status(db: Any, args: argparse.Namespace) -> int:
         print()
         print_rows(log["copies"], _COPIES, args.output)
         full = log["nbytes"] / log["limit_bytes"]
-        holds = min((one for one in found["nodes"] if one["state"] != "evicted"), key=lambda one: one["needed"])
         print(
             f"\nlog {log['stream']}: messages {log['first']} to {log['last']}, {log['nbytes'] / 1e6:,.1f} MB, "
-            f"{full:.1%} full; needed from {found['floor']} on by node {holds['address'] or holds['node']}"
+            f"{full:.1%} full; {found['kept']}"
         )
     print(f"\n{found['cluster']}: " + ("all is well" if not problems else "somebody has to do something:"))
     for problem in problems:
@@ -126,7 +125,7 @@ def _held(db: Any, args: argparse.Namespace) -> int:
     from kivi.log.shards import parse_shards, refined, shown_shards
 
     found = db.cluster_status()
-    live = [(one, parse_shards(one["shards"])) for one in found["nodes"] if one["state"] == "live"]
+    live = [(one, parse_shards(one["shards"])) for one in found["nodes"] if one["state"] in ("live", "silent")]
     rows = []
     for cut in refined(held for _, held in live):
         holders = [one["address"] or one["node"] for one, held in live if not cut & ~held]

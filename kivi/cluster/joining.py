@@ -90,7 +90,7 @@ class Joining:
         if self.is_member:
             return ""
         with contextlib.closing(Nats([self._server.url], timeout_s=5.0, **self._server.admin)) as nats:
-            group = find_group(nats)
+            group = find_group(nats, self._peers)
             if group is not None and self._server.jetstream and self._own in group.members:
                 if lacks := self._leave_alone(nats, group):
                     return lacks

@@ -124,9 +124,9 @@ class Moving:
         """
         self._node.committer.newest(_SAY_S)
         with self._node.committer.entry_lock:
-            known, time_us = self._node.log.members, self._node.log.place.time_us
+            log, known = self._node.log, self._node.log.members
             live = sorted((one for one in known if one.state is State.LIVE), key=_shown)
-            silent = {one.node for one in live if not known.is_heard(one.node, time_us)}
+            silent = {one.node for one in live if not log.is_heard(one)}
             ordered = list(known.moves.values())
         named = {one.node: _shown(one) for one in live}
         now = {one.node: one.shards for one in live}

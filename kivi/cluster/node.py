@@ -51,9 +51,9 @@ from kivi.engine import Engine, WriteBatch
 from kivi.errors import DataLoss, InvalidArgument, KiviError, NotFound, Unavailable
 from kivi.log import CommitLog
 from kivi.log.features import FEATURES
-from kivi.log.members import Member, State, truncation
+from kivi.log.members import JOINING_US, NEEDS, Member, State, truncation
 from kivi.log.moves import Move
-from kivi.log.natsgroup import find_group, remove_server
+from kivi.log.natsgroup import find_group, remove_server, server_named
 from kivi.log.natslink import Nats
 from kivi.log.natsserver import NatsServer
 from kivi.log.replicated import Place, ReplicatedLog
@@ -137,6 +137,8 @@ class ClusterNode:
         self._ending, self._ended = False, threading.Event()
         self._growing = ""
         """What keeps the log from having the copies that it is to have."""
+        self._servers: set[str] = set()
+        """Names of servers of the log, which these may lose."""
         self._is_open, self._unclaimed = False, dict[int, float]()
         with contextlib.ExitStack() as opened:
             self._nats = Nats(servers, timeout_s=timeout_s, **login or {})
@@ -357,10 +359,8 @@ class ClusterNode:
             self._growing = error.message
 
     def heard(self) -> list[Member]:
-        """The live nodes that have spoken of late, by the log's time. Under the entry lock."""
-        time_us = self.log.place.time_us
-        live = [member for member in self.log.members if member.state is State.LIVE]
-        return [member for member in live if time_us - member.said_us < SILENT_S * 1_000_000]
+        """The live nodes that have spoken of late. Under the entry lock."""
+        return [member for member in self.log.members if self.log.is_heard(member, SILENT_S)]
 
     def _take_up(self) -> None:
         """Builds again what nobody says that it builds, its node having died: the first node, of those that hold all
@@ -417,15 +417,10 @@ class ClusterNode:
         may come back, Unavailable if the log does not take it, or its servers do not."""
         self.committer.newest(_HOLD_S)
         with self.committer.entry_lock:
-            time_us = self.log.place.time_us
             members = [member for member in self.log.members if member.state is not State.JOINING]
             gone = node_named(members, named)
-            is_heard, alone = self.log.members.is_heard(gone.node, time_us), self.log.members.alone(gone)
-            serving = {
-                one.about.get("server")
-                for one in members
-                if one.state is State.LIVE and self.log.members.is_heard(one.node, time_us)
-            }
+            is_heard, alone = self.log.is_heard(gone), self.log.members.alone(gone)
+            serving = {one.about.get("server") for one in members if self.log.is_heard(one)}
         if is_heard:
             raise InvalidArgument(f"node {named} was heard in the last ten seconds: stop it for good before")
         if alone:  # its eviction would be void, so nothing is done before it
@@ -448,7 +443,7 @@ class ClusterNode:
     def _remove_server(self, own: NatsServer, name: str) -> None:
         """Once as many others are there as there are copies, so that its copy has a place."""
         with contextlib.closing(Nats([own.url], timeout_s=_HOLD_S, **own.admin)) as nats:
-            group = find_group(nats)
+            group = find_group(nats, [name])
             if group is None:
                 raise Unavailable("the servers of the log have no leader now: try again in a moment")
             if name not in group.members:
@@ -485,7 +480,8 @@ class ClusterNode:
         if self._own_server is not None:
             about["server"] = self._own_server.name
             about["server_problem"], about["server_restarts"] = self._own_server.problem, self._own_server.restarts
-        member = Member(self.id, State.LIVE, self.log.needed, about)
+        needed, about["needs"] = self.log.needs()
+        member = Member(self.id, State.LIVE, needed, about)
         if held == EVERY:
             return member
         return member.with_shards(held).with_snapshots(*self.store.leases.told())
@@ -500,9 +496,9 @@ class ClusterNode:
     def status(self) -> ClusterStatus:
         """As of this node's place in the log. Does not wait for more than the log's servers, and not long for them."""
         try:
-            log = self._log_status(self.stream.info())
+            info = self.stream.info()
         except Unavailable:
-            log = None
+            info = None
         with self.committer.entry_lock:
             members, floor, at = list(self.log.members), self.log.members.floor, self.log.place
             moves = list(self.log.members.moves.values())
@@ -512,6 +508,7 @@ class ClusterNode:
                 )
                 for name, what in FEATURES.items()
             ]
+        log = None if info is None else self._log_status(info, members)
         failed = self.log.failed or self.log.lost_suffix
         return ClusterStatus(
             cluster=self.name,
@@ -556,7 +553,8 @@ class ClusterNode:
             behind=max(0, (at.sequence if log is None else log.last) - applied) if applied else 0,
             behind_s=about.get("age_s", 0.0),
             needed=member.needed,
-            silent_s=max(0.0, (int(time.time() * 1_000_000) - member.said_us) / 1_000_000),
+            needs=self._needs(member),
+            silent_s=self.log.silent_s(member),
             disk_free_bytes=about.get("disk_free", 0),
             disk_bytes=about.get("disk", 0),
             agrees=self.log.has_applied(applied, about.get("hash", "")) if applied else None,
@@ -566,13 +564,22 @@ class ClusterNode:
             shards=shown_shards(member.shards),
         )
 
-    def _log_status(self, info: dict[str, Any]) -> LogStatus:
+    def _needs(self, member: Member) -> str:
+        """What a node needs the log for, if that is said."""
+        if member.state is State.JOINING:
+            left_s = max(0.0, JOINING_US / 1e6 - self.log.silent_s(member))
+            return f"to begin with (a checkpoint or a backup, for {left_s / 60:,.0f} more minutes at most)"
+        return NEEDS.get(member.about.get("needs", ""), "")
+
+    def _log_status(self, info: dict[str, Any], members: list[Member]) -> LogStatus:
+        self._servers.update(one.about["server"] for one in members if one.about.get("server"))
         state, cluster = info["state"], info.get("cluster") or {}
         leader = cluster.get("leader", "")
         copies = [LogCopy(leader, True, True, False, 0)] if leader else []
         for copy in cluster.get("replicas") or ():
-            current = bool(copy.get("current"))
-            copies.append(LogCopy(copy["name"], False, current, bool(copy.get("offline")), copy.get("lag", 0)))
+            current, server = bool(copy.get("current")), server_named(copy["name"], self._servers)
+            copies.append(LogCopy(server, False, current, bool(copy.get("offline")), copy.get("lag", 0)))
+        self._servers.update(copy.server for copy in copies)
         return LogStatus(
             stream=self.stream.name,
             leader=leader,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from kivi.log.members import State
+from kivi.log.members import ANSWERS_S, State
 from kivi.log.shards import parse_shards, refined, shown_shards
 
 __all__ = [
@@ -21,7 +21,9 @@ __all__ = [
 ]
 
 SILENT_S: Final = 30.0
-"""A node that has said nothing for so long, by the log's time, is not the one that others leave the log to."""
+"""A node that has said nothing for so long is not the one that others leave the log to, and may be gone for good."""
+_SILENT: Final = "silent"
+"""The state that is shown of a live node of which no answer is waited for any more."""
 IN_DOUBT: Final = frozenset({"differ", "undecided"})
 """States of content that somebody has to do something about."""
 _DISK_FREE_MIN: Final = 512 << 20
@@ -46,7 +48,7 @@ class NodeStatus:
     """Everything that the log had so many seconds before it said so was applied."""
     needed: int
     silent_s: float
-    """Since when it has said nothing, by the log's time."""
+    """For how long at least the log has had nothing of it (``ReplicatedLog.silent_s``)."""
     disk_free_bytes: int
     disk_bytes: int
     agrees: bool | None
@@ -58,6 +60,17 @@ class NodeStatus:
     """How often that was started again since the node was."""
     server: str = ""
     """That server, as ``--peers`` names it."""
+    needs: str = ""
+    """What it needs the log for from ``needed`` on, if it says so."""
+
+    @property
+    def is_silent(self) -> bool:
+        """A live node that others take for away, until it is heard again: a busy one is not."""
+        return self.state is State.LIVE and self.silent_s > ANSWERS_S
+
+    @property
+    def shown_state(self) -> str:
+        return _SILENT if self.is_silent else self.state
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,10 +191,10 @@ class ClusterStatus:
         elif count == 1:
             yield "the log has one copy: what is committed is lost with that server; run three"
         used = self.log.nbytes / self.log.limit_bytes
-        if used > _FILLING and (holding := self.holding()) is not None:
+        if used > _FILLING and (kept := self.kept()):
             yield (
-                f"the log is {used:.0%} full, held by node {holding.address or holding.node} from message "
-                f"{holding.needed} on: start that one, or it is evicted when the log is nearly full"
+                f"the log is {used:.0%} full, {kept}: start that node if it does not run; whoever holds the log "
+                "back is evicted when it is nearly full, and what is staged is given up before"
             )
 
     def _of_nodes(self) -> Iterator[str]:
@@ -204,10 +217,15 @@ class ClusterStatus:
                     f"{named} was evicted: make it anew from a copy of another node (kivi checkpoint); if it is gone "
                     "for good, it is forgotten a day after it was heard last"
                 )
-            elif one.state is State.LIVE and one.silent_s > SILENT_S:
+            elif one.is_silent and one.silent_s > SILENT_S:
                 yield (
                     f"{named} has said nothing for {one.silent_s:,.0f} s: start it again, or kivi cluster forget it; "
                     "the log is kept for it until it is nearly full"
+                )
+            elif one.is_silent:
+                yield (
+                    f"{named} has said nothing for {one.silent_s:,.0f} s: see whether it runs, and start it again if "
+                    "it does not; its clients go on with other nodes"
                 )
             elif one.state is State.LIVE and one.behind > _BEHIND:
                 yield f"{named} was {one.behind:,} messages behind: look whether its disk or its processor is busy"
@@ -242,7 +260,21 @@ class ClusterStatus:
 
     def described(self) -> dict[str, Any]:
         """With its problems, as plain values."""
-        return {**asdict(self), "problems": self.problems()}
+        found = {**asdict(self), "problems": self.problems(), "kept": self.kept()}
+        for one, node in zip(found["nodes"], self.nodes, strict=True):
+            one["state"] = node.shown_state
+        return found
+
+    def kept(self) -> str:
+        """From where on the log is kept, because of whom, and what for."""
+        found = self.shards()
+        if bare := [held for held, nodes in found if not nodes and len(found) > 1]:
+            return f"kept from message {self.floor} on, as no node holds the shards {','.join(bare)}"
+        if (one := self.holding()) is None:
+            return ""
+        who = "a copy of a node" if one.state is State.JOINING else f"node {one.address or one.node}"
+        away = f", which has said nothing for {one.silent_s:,.0f} s" if one.is_silent else ""
+        return f"needed from message {one.needed} on by {who}{away}{one.needs and ': ' + one.needs}"
 
     def holding(self) -> NodeStatus | None:
         """Because of which one the log is kept as far back as it is."""

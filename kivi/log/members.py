@@ -38,12 +38,13 @@ from kivi.log.features import NO_SHARDS
 from kivi.log.moves import Move
 from kivi.log.shards import EVERY, parse_shards, refined, shown_shards
 
-__all__ = ["JOINING_US", "Member", "Members", "State", "switched_on", "truncation"]
+__all__ = ["ANSWERS_S", "HEARD_S", "JOINING_US", "NEEDS", "Member", "Members", "State", "switched_on", "truncation"]
 
 JOINING_US: Final = 3_600_000_000
 """For so long, by the log's time, the log is kept for a node that is being given a copy."""
 _FORGOTTEN_US: Final = 86_400_000_000
-_HEARD_US: Final = 10_000_000
+HEARD_S: Final = 10.0
+_HEARD_US: Final = int(HEARD_S * 1_000_000)
 """Shards are not given up to a node that has been silent for so long, by the log's time: it may be gone for good."""
 
 
@@ -52,8 +53,16 @@ _TOLD_US: Final = 3_000_000
 _BEHIND_S: Final = 2.0
 _NOW: Final = 2**64
 """Later than every commit timestamp."""
-_ANSWERS_US: Final = 4_000_000
-"""Nodes say something each second, at least."""
+ANSWERS_S: Final = 4.0
+"""Nodes say something each second, at least. Of one that is silent for so long no answer is waited for."""
+
+
+NEEDS: Final = {
+    "fold": "to fold what it has not on its disk yet",
+    "stage": "for what a client has staged, and has not committed or given up",
+    "part": "for a commit of which only parts have come",
+}
+"""What a live node may have to read messages again for, for people."""
 
 
 class State(StrEnum):
@@ -281,7 +290,7 @@ class Members:
 
     def answers(self, node: int, time_us: int) -> bool:
         """Whether an answer of it is waited for: it was heard within 4 s."""
-        return self.is_heard(node, time_us, _ANSWERS_US)
+        return self.is_heard(node, time_us, int(ANSWERS_S * 1_000_000))
 
     def owners(
         self, shards: int, *, besides: int, time_us: int, without: frozenset[int] = frozenset(), ts: int = _NOW

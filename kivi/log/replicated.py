@@ -48,7 +48,7 @@ from kivi.errors import DataLoss, DiskFull, FormatTooNew, KiviError, NotFound, U
 from kivi.log import CommitLog, Done, Entry, Kind, LogFailed, Record, Ticket
 from kivi.log.features import FEATURES, check_features, feature_off
 from kivi.log.frames import NO_HASH, Frame, FrameId, FrameIds, FramePart, decode_frame, decode_message, running_hash
-from kivi.log.members import Member, Members, State, switched_on
+from kivi.log.members import HEARD_S, Member, Members, State, switched_on
 from kivi.log.outbox import Outbox
 from kivi.log.parts import Parts
 from kivi.log.stream import Message, Stream
@@ -197,6 +197,9 @@ class ReplicatedLog(CommitLog):
         self.current_at = -math.inf
         self._came_at = -math.inf  # when it applied something last
         self._put_at: dict[int, float] = {}  # when each frame of this node that has not come back was made
+        self._began = self._clock()
+        self._spoke: dict[int, tuple[int, float]] = {}
+        """When something of a node was applied last: by the log's time, and by ``clock``."""
         self.proven_at = -math.inf
         """Everything that the log had at this moment, by ``clock``, has been applied."""
         self.sync_times = Histogram()
@@ -230,6 +233,20 @@ class ReplicatedLog(CommitLog):
     def members(self) -> Members:
         """As of the place."""
         return self._now.members
+
+    def silent_s(self, member: Member) -> float:
+        """For so long at least the log has had nothing of a node, whatever its own clock or this node's says.
+
+        By the log's time, which tells of what was before this start, too; and, as that time stands while the clock of
+        the log's leader or of every node that speaks is behind, by ``clock`` up to the newest frame of this node that
+        has come back. What this node has not applied yet, and a log that brings nothing, make nobody silent.
+        """
+        said_us, at = self._spoke.get(member.node, (member.said_us, self._began))
+        return max(0.0, (self.place.time_us - said_us) / 1e6, self.proven_at - at)
+
+    def is_heard(self, member: Member, within_s: float = HEARD_S) -> bool:
+        """Whether it is live, and has said something lately."""
+        return member.state is State.LIVE and self.silent_s(member) < within_s
 
     def fresher(self) -> str | None:
         """The address of the other node that was the newest when it was heard last; None: none is known."""
@@ -475,6 +492,8 @@ class ReplicatedLog(CommitLog):
             """What the message has done, with the hash of all messages and of all verdicts."""
             self._placed = True
             self._came_at = self._clock()  # before anything is proposed on its arrival: the node is not held up now
+            if frame is not None:
+                self._spoke[frame.id.node] = time_us, self._came_at
             hash_ = running_hash(before.hash, self._number, message.data)
             entries = () if frame is None else tuple(entry for entry in frame.entries if entry.kind.is_about_nodes)
             at = Place(message.sequence, self._number, time_us, hash_)
@@ -619,9 +638,15 @@ class ReplicatedLog(CommitLog):
     @property
     def needed(self) -> int:
         """The first message that this node may have to read again, after a crash too."""
+        return self.needs()[0]
+
+    def needs(self) -> tuple[int, str]:
+        """``needed``, and what for: a name of ``kivi.log.members.NEEDS``."""
         stages = [min(sequences) for sequences, _ in list(self._stages.values())]  # by any thread, while others come
-        parts = [] if self._flushed_parts is None else [self._flushed_parts]
-        return min([self._flushed + 1, *stages, *parts])
+        found = [(self._flushed + 1, "fold"), *((first, "stage") for first in stages)]
+        if (part := self._flushed_parts) is not None:
+            found.append((part, "part"))
+        return min(found)
 
     def read(self, sequence: int) -> Record:
         where = self._stages.get(sequence)

@@ -20,7 +20,8 @@ Else the order is (commit, shard, order within both), which every owner gives by
 brought events of several shards is known to whoever holds these together, and to nobody else.
 
 An owner that goes away in the middle is replaced by another one, from the row or the event on that came last; so is
-one that has not come to S in time. Where there is none, the read fails with Unavailable.
+one that has not come to S in time. One that was asked alone is replaced by another one that has all, since these have
+one order. Where there is none, the read fails with Unavailable.
 """
 
 from __future__ import annotations
@@ -271,21 +272,47 @@ class Spanning:
         assert self.owners is not None
         schema = captured.schema
         wanted = {**wanted, "columns": [*columns]}
-        gone = frozenset[int]()
-        while (whole := self._whole(asked, gone)) is not None:
-            frames = self._begun(lease, schema, whole, asked, wanted)
-            try:
-                first = [*itertools.islice(frames, 1)]
-            except Unavailable:  # others go on, in an order of their own, as long as nothing has been told
-                gone |= {whole}
-            else:
-                return (batch for frame in itertools.chain(first, frames) for batch in own_batches(frame))
+        whole = self._of_whole(lease, schema, asked, wanted)
+        try:
+            first = [*itertools.islice(whole, 1)]
+        except Unavailable:  # others go on, in an order of their own, as long as nothing has been told
+            pass
+        else:
+            return itertools.chain(first, whole)
         wanted["by_shard"] = True
         reverse = wanted["reverse"]
         sources = [self._events_elsewhere(lease, schema, missing, wanted)]
         if held := asked & ~missing:
             sources.append(self._events_here(captured, held, wanted))
         return (batch.drop_columns([_CODE]) for batch in _merged_events(sources, reverse))
+
+    def _of_whole(
+        self, lease: Lease, schema: TableSchema, asked: int, wanted: dict[str, Any]
+    ) -> Iterator[pa.RecordBatch]:
+        """What a node answers that holds all of these shards, in its own order; if it goes away, the rest of what
+        another one answers. Raises Unavailable if there is none.
+
+        All of them have one commit after the other, and of each commit the events of a shard in one order. So it is
+        enough to know how many events of each shard of the last commit have been told.
+        """
+        shown = [*wanted["columns"], STAMP, POSITION]
+        wanted = {**wanted, "columns": _with_shards(schema, wanted["columns"])}
+        gone, told = frozenset[int](), _Told(schema, wanted["reverse"])
+        while (node := self._whole(asked, gone)) is not None:
+            left = told.counts.copy()
+            try:
+                for frame in self._begun(lease, schema, node, asked, wanted):
+                    for batch in own_batches(frame):
+                        if (rest := told.without(batch, left)).num_rows:
+                            yield rest.select(shown)
+                            told.note(rest)
+                return
+            except Unavailable:
+                gone |= {node}
+        raise Unavailable(
+            f"no other node that was heard lately holds all of {shown_shards(asked)}, and answers: try again, and the "
+            "events of one commit come by shard"
+        )
 
     def _whole(self, asked: int, without: frozenset[int]) -> int | None:
         """A node that holds all of these; None: there is none."""
@@ -337,7 +364,7 @@ class Spanning:
         """Those of some shards, in the order of a request."""
         schema, columns, reverse = captured.schema, wanted["columns"], wanted["reverse"]
         where, times = _where(schema, wanted["where"]), tuple(wanted["times"])
-        named = [*dict.fromkeys((*columns, *schema.shard_by)), STAMP, POSITION]
+        named = [*_with_shards(schema, columns), STAMP, POSITION]
         assert isinstance(captured.view, EventView)
         stored = captured.view.scan(
             after=wanted["after"],
@@ -668,6 +695,44 @@ def _coded(batch: pa.RecordBatch, shards: Array) -> pa.RecordBatch:
     """With the code of each event."""
     codes = batch.column(STAMP).to_numpy().astype(np.uint64) << np.uint64(_SHARD_BITS) | shards
     return batch.append_column(_CODE, pa.array(codes))
+
+
+def _with_shards(schema: TableSchema, columns: Sequence[str]) -> list[str]:
+    """These, and those that say of which shard an event is."""
+    return [*dict.fromkeys((*columns, *schema.shard_by))]
+
+
+class _Told:
+    """How far an answer has come, whose commits come one after the other: ``counts`` are of the last one, by shard."""
+
+    def __init__(self, schema: TableSchema, reverse: bool) -> None:
+        self._schema, self._reverse = schema, reverse
+        self._last: int | None = None
+        self.counts = np.zeros(SHARDS, np.int64)
+
+    def note(self, batch: pa.RecordBatch) -> None:
+        stamps = batch.column(STAMP).to_numpy()
+        if stamps[-1] != self._last:
+            self._last, self.counts = int(stamps[-1]), np.zeros(SHARDS, np.int64)
+        newest = batch.filter(pa.array(stamps == self._last))
+        self.counts += np.bincount(shards_of_events(self._schema, newest, SHARDS), minlength=SHARDS)
+
+    def without(self, batch: pa.RecordBatch, left: Array) -> pa.RecordBatch:
+        """What it has of an answer from the start. ``left``: of each shard of the last commit, how many events were
+        told and have not come again; it is changed."""
+        stamps = batch.column(STAMP).to_numpy()
+        if not left.any():  # it is past that, or begins
+            return batch
+        kept = ~(stamps > self._last if self._reverse else stamps < self._last)
+        (rows,) = np.nonzero(stamps == self._last)
+        if len(rows):
+            shards = shards_of_events(self._schema, batch.take(pa.array(rows)), SHARDS)
+            order = np.argsort(shards, kind="stable")
+            places = np.empty(len(rows), np.int64)  # of each event among those of its shard
+            places[order] = np.arange(len(rows)) - np.searchsorted(shards[order], shards[order])
+            kept[rows] = places >= left[shards]
+            left -= np.minimum(left, np.bincount(shards, minlength=SHARDS))
+        return batch.filter(pa.array(kept))
 
 
 def _placed(batch: pa.RecordBatch, reverse: bool) -> pa.RecordBatch:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime as dt
 import struct
 import subprocess
+import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -121,3 +123,46 @@ def _committed(nodes: list[ServerProcess], commits: int) -> Counter[int]:
         client.join()
     assert [client.failure for client in clients] == [None] * len(clients)
     return sum((client.done for client in clients), Counter[int]())
+
+
+@pytest.mark.story
+@pytest.mark.parametrize("ahead_s", [3600, -3600])
+def test_a_node_whose_clock_is_set_says_who_is_silent(tmp_path: Path, nats: NatsCluster, ahead_s: int) -> None:
+    """None that speaks, and soon the one that was killed: also where nobody else is left, and the log's time stands
+    since what comes has the clock of a node that is behind."""
+    clock = Clock(tmp_path)
+    how = ("--cluster", "apm", "--nats", ",".join(nats.urls), "--log-bytes", "1GiB")
+    with ExitStack() as stack:
+        one, other = nodes = [ServerProcess(tmp_path / f"node-{i}", *how) for i in range(2)]
+        one.environment = clock.environment
+        for node in nodes:
+            stack.enter_context(node)
+        db = stack.enter_context(kivi.connect(one.endpoint, timeout=60))
+
+        def shown() -> dict[str, tuple[str, float]]:
+            return {n["address"]: (n["state"], n["silent_s"]) for n in db.cluster_status()["nodes"]}
+
+        def advice() -> list[str]:
+            return [said for said in db.cluster_status()["problems"] if not said.startswith("the log has one copy")]
+
+        wait_until(lambda: shown().keys() == {one.endpoint, other.endpoint})
+        clock.set(ahead_s)
+        until = time.monotonic() + 6
+        while time.monotonic() < until:  # an idle cluster: nothing is written but what nodes say of themselves
+            assert {state for state, _ in shown().values()} == {"live"} and advice() == []
+            time.sleep(0.1)
+        killed_at = time.monotonic()
+        other.kill()
+        wait_until(lambda: shown()[other.endpoint][0] == "silent", timeout_s=10)
+        with pytest.raises(kivi.InvalidArgument, match="in the last ten seconds"):
+            db.forget_node(other.endpoint)
+        assert shown()[one.endpoint][0] == "live"
+        assert shown()[other.endpoint][1] <= time.monotonic() - killed_at + 2
+        (said,) = advice()
+        assert "has said nothing for" in said and "see whether it runs" in said and "forget" not in said
+        status = [sys.executable, "-m", "kivi.cli", "cluster", "status", "--endpoint", one.endpoint]
+        told = subprocess.run(status, capture_output=True, text=True, check=False)
+        assert told.returncode == 1 and "silent" in told.stdout and "all is well" not in told.stdout
+        wait_until(lambda: shown()[other.endpoint][1] > 10, timeout_s=20)
+        db.forget_node(other.endpoint)
+        assert shown()[other.endpoint][0] == "evicted"

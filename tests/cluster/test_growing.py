@@ -221,3 +221,32 @@ def test_a_machine_that_is_gone_for_good_is_replaced_by_another_one(machines: Ma
     machines.named(1, 0, 1, 3)
     machines.start(machines.named(0, 0, 1, 3), b)
     all_have([a, b, d], wanted + commit([a, b, d], 20))
+
+
+def test_a_peer_whose_name_the_others_have_lost_is_shown_by_it_and_removed(machines: Machines) -> None:
+    """Servers that are started again know those that are away by a number alone."""
+    a, b, c = (machines.named(i, 0, 1, 2) for i in range(3))
+    machines.start(a, b, c)
+    gone = c.endpoint
+    with kivi.connect(a.endpoint) as db:
+        make_tables(db)
+        wait_until(lambda: any(node["address"] == gone for node in db.cluster_status()["nodes"]))
+    wanted = commit([a, b, c], 0)
+    c.kill()
+    c.kill_log_server()
+    a.stop()
+    b.stop()
+    a, b, d = (machines.named(i, 0, 1, 3) for i in (0, 1, 3))
+    machines.start(a, b, d)
+    with kivi.connect(a.endpoint, timeout=60) as db:
+
+        def copies() -> dict[str, bool]:
+            log = db.cluster_status()["log"]
+            return {} if log is None else {copy["server"]: copy["away"] for copy in log["copies"]}
+
+        now = {machines.peers[0]: False, machines.peers[1]: False, machines.peers[2]: True}
+        wait_until(lambda: copies() == now, reason=copies)
+        assert any(f"server {machines.peers[2]} of the log is away" in said for said in _problems(a))
+        db.forget_node(gone)
+        machines.has_copies(a, 0, 1, 3)
+    all_have([a, b, d], wanted)

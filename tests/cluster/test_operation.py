@@ -553,7 +553,8 @@ def test_the_status_of_a_cluster(nats: NatsCluster, tmp_path: Path) -> None:
         command = [sys.executable, "-m", "kivi.cli", "cluster", "status", "--endpoint", one.endpoint]
         shown = subprocess.run(command, capture_output=True, text=True, check=False)
         assert shown.returncode == 1 and other.endpoint in shown.stdout and "* the log has one copy" in shown.stdout
-        assert re.search(f"needed from [0-9]+ on by node ({one.endpoint}|{other.endpoint})\n", shown.stdout)
+        needed = f"needed from message [0-9]+ on by node ({one.endpoint}|{other.endpoint}): to fold what"
+        assert re.search(needed, shown.stdout)
         told = subprocess.run([*command, "-o", "json"], capture_output=True, text=True, check=False)
         assert json.loads(told.stdout)["cluster"] == "apm"
         nats.servers[0].kill()
@@ -579,13 +580,42 @@ def test_what_is_wrong_with_a_node_is_said(nodes: Nodes) -> None:
         return _of_nodes(dataclasses.replace(found, nodes=(dataclasses.replace(mine, **changes),)))
 
     assert said() == []
-    assert "has said nothing for 95 s: start it again" in said(silent_s=95.0)[0]
+    assert "has said nothing for 95 s: start it again, or kivi cluster forget it" in said(silent_s=95.0)[0]
+    assert "has said nothing for 5 s: see whether it runs" in said(silent_s=5.0)[0]
+    assert said(silent_s=3.0) == []
+    assert [one["state"] for one in dataclasses.replace(found, nodes=(mine,)).described()["nodes"]] == ["live"]
     assert "has applied something else" in said(agrees=False)[0]
     assert "was evicted" in said(state=State.EVICTED)[0]
     assert "1,000,000 messages behind" in said(behind=1_000_000)[0]
     assert "is almost full: make room" in said(disk_free_bytes=MIB)[0]
     two = dataclasses.replace(found, nodes=(mine, dataclasses.replace(mine, version="2")))
     assert "go on with the upgrade" in _of_nodes(two)[0]
+
+
+def test_it_is_said_for_whom_the_log_is_kept_and_what_for(nodes: Nodes, tmp_path: Path) -> None:
+    """However full it is: for what was staged, for a copy, for a node that is away."""
+    one, other = nodes.start("one"), nodes.start("other")
+    db = Database(one.store)
+    db.create_event_table("e", event_time="ts", columns={"ts": "timestamp", "x": "int64"})
+
+    def kept(*said: str) -> bool:
+        """Once both nodes have folded what they have, but for what they need."""
+        for each in nodes.open.values():
+            each._fold_all()
+        return all(word in each.status().kept() for each in nodes.open.values() for word in said)
+
+    wait_until(lambda: kept("by node", "to fold what it has not on its disk yet"))
+    stage = db.stage("e", [{"ts": 1_000_000 * i, "x": i} for i in range(100)])
+    first = min(min(sequences) for sequences, _ in one.log._stages.values())
+    wait_until(lambda: kept(f"needed from message {first} on by node", "for what a client has staged"))
+    db.discard_stages([stage])
+    wait_until(lambda: kept("to fold what it has not"))
+    db.checkpoint(str(tmp_path / "copy"))
+    last = db.append("e", [{"ts": 1, "x": 1}])
+    wait_until(lambda: other.store.watermark() >= last)
+    wait_until(lambda: kept("on by a copy of a node: to begin with", "for 60 more minutes at most"))
+    nodes.start("copy")  # it is another one by then, and the hold ends with its hour
+    assert kept("on by a copy of a node")
 
 
 def _of_nodes(status: ClusterStatus) -> list[str]:

@@ -40,6 +40,7 @@ from kivi.log.features import FEATURES, NO_SHARDS
 from kivi.log.frames import Frame, decode_message
 from kivi.log.members import Member, Members, State, truncation
 from kivi.log.moves import Move, asked_entry
+from kivi.log.replicated import ReplicatedLog
 from kivi.log.shards import EVERY, SHARDS, parse_shards, refined, shown_shards
 from kivi.model.declarations import aggregate_schema, event_table_schema
 from kivi.model.tenants import Tenant
@@ -341,7 +342,9 @@ class Mortal:
 
 @pytest.mark.parametrize("lives", range(4))
 @pytest.mark.parametrize("reverse", [False, True])
-def test_another_owner_goes_on_where_one_went_away(lives: int, reverse: bool) -> None:
+@pytest.mark.parametrize("alone", [False, True])
+def test_another_owner_goes_on_where_one_went_away(lives: int, reverse: bool, alone: bool) -> None:
+    """``alone``: it was asked for all events, and answers in its own order."""
     with contextlib.closing(Store.open(None)) as store:
         db = Database(store)
         columns = {"ts": "timestamp", "user": "string", "us": "int64"}
@@ -359,8 +362,22 @@ def test_another_owner_goes_on_where_one_went_away(lives: int, reverse: bool) ->
         with db.snapshot() as snap:
             here = [list(snap.scan(name, reverse=reverse)) for name in ("calls", "sums")]
             store.spanning.owners, store.shards.held = Mortal(frames, lives), HALF
-            with patch.object(Spanning, "_whole", return_value=None), patch.object(Reads, "check_visible"):
+            with contextlib.ExitStack() as patched:
+                patched.enter_context(patch.object(Reads, "check_visible"))
+                if not alone:
+                    patched.enter_context(patch.object(Spanning, "_whole", return_value=None))
+                events, order = Spanning.events, list[tuple[int, int]]()
+
+                def named(*asked: Any) -> Iterator[Any]:
+                    for batch in events(*asked):
+                        order.extend(zip(*(batch[name].to_pylist() for name in (STAMP, POSITION)), strict=True))
+                        yield batch
+
+                patched.enter_context(patch.object(Spanning, "events", named))
                 there = [list(snap.scan(name, reverse=reverse)) for name in ("calls", "sums")]
+                assert order == sorted(set(order), reverse=reverse), "each event has a place of its own"
+                few = [row["us"] for row in snap.scan("calls", columns=["us"], reverse=reverse)]
+                assert few == [row["us"] for row in there[0]]
             store.shards.held = EVERY
         assert there[1] == here[1]
         for at in range(0, len(here[0]), len(USERS)):
@@ -438,7 +455,7 @@ def test_a_read_does_not_wait_for_a_process_that_is_another_one_by_now(nodes: No
         with Database(part.store).snapshot() as snap:
             return [len(list(snap.scan(table))) for table in ("calls", "sums")]
 
-    never_silent = patch("kivi.log.members._ANSWERS_US", 3_600_000_000)
+    never_silent = patch("kivi.log.members.ANSWERS_S", 3_600.0)
     with patch.object(Asking, "_answer", answer_all_but_the_first), never_silent, ThreadPoolExecutor() as threads:
         found = threads.submit(read)
         wait_until(lambda: bool(asked))
@@ -726,7 +743,7 @@ def test_the_last_holder_of_shards_is_not_forgotten_in_part(nodes: Nodes, tmp_pa
     wait_until(lambda: one.log.members.find(low.id).about.get("server"))  # type: ignore[union-attr]
     nodes.stop("low")
     one._own_server = SimpleNamespace(name="one:7430", problem="", restarts=0)  # type: ignore[assignment]
-    silent = patch.object(Members, "is_heard", lambda *of, **named: False)
+    silent = patch.object(ReplicatedLog, "is_heard", lambda *of, **named: False)
     with silent, patch.object(one, "_remove_server") as remove, pytest.raises(kivi.InvalidArgument, match="0-31"):
         one.forget("low")
     assert not remove.called

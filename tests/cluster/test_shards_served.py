@@ -243,3 +243,37 @@ def test_who_reads_at_a_node_that_is_lost_goes_on_at_another(tmp_path: Path) -> 
                 with kivi.connect(part.endpoint) as other:
                     assert count(other) == 100
             assert asyncio.run(counts(6)) == [100] * 6
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_who_answers_alone_may_be_killed_in_the_middle(tmp_path: Path, reverse: bool) -> None:
+    """Another one that has all goes on at the same snapshot, within a commit, too."""
+    require("nats-server")
+    with contextlib.ExitStack() as opened:
+        nats = opened.enter_context(NatsCluster(tmp_path, 1))
+        how = ("--cluster", "apm", "--nats", ",".join(nats.urls), "--log-bytes", "1GiB")
+        whole = opened.enter_context(ServerProcess(tmp_path / "whole", *how))
+        columns = {**COLUMNS, "text": "string"}
+        with kivi.connect(whole.endpoint) as db:
+            db.create_event_table("calls", event_time="ts", columns=columns, shard_by=["user"])
+            for name in ("low", "other"):
+                db.checkpoint(tmp_path / name)
+        low = opened.enter_context(ServerProcess(tmp_path / "low", *how, "--shards", "0-31"))
+        other = opened.enter_context(ServerProcess(tmp_path / "other", *how))
+        with kivi.connect(low.endpoint, timeout=PATIENCE_S) as db:
+            three = {node.endpoint for node in (whole, low, other)}
+            wait_until(lambda: {one["address"] for one in db.cluster_status()["nodes"]} >= three)
+            number = {one["address"]: int(one["node"], 16) for one in db.cluster_status()["nodes"]}
+            asked = min((whole, other), key=lambda node: (number[node.endpoint] - number[low.endpoint]) % 2**64)
+            for commit in range(8):
+                events = [{"ts": i, "user": USERS[i % 60], "us": 5_000 * commit + i} for i in range(5_000)]
+                db.append("calls", [{**event, "text": f"{event['us']:0500}"} for event in events])
+            with db.snapshot() as snap:
+                scanned = snap.scan("calls", columns=["us", "text"], reverse=reverse)
+                found = [next(scanned)["us"] for _ in range(7)]
+                db.append("calls", [{"ts": 0, "user": USERS[0], "us": -1, "text": ""}])
+                asked.kill()
+                found += [row["us"] for row in scanned]
+        commits = [us // 5_000 for us in found]
+        assert commits == sorted(commits, reverse=reverse)
+        assert sorted(found) == list(range(40_000)), "each once"

@@ -374,7 +374,7 @@ class ClusterStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ClusterStatusResponse(_message.Message):
-    __slots__ = ("cluster", "node", "floor", "nodes", "log", "failed", "problems", "moves", "features", "copies_wanted", "growing", "content")
+    __slots__ = ("cluster", "node", "floor", "nodes", "log", "failed", "problems", "moves", "features", "copies_wanted", "growing", "content", "kept")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     FLOOR_FIELD_NUMBER: _ClassVar[int]
@@ -387,6 +387,7 @@ class ClusterStatusResponse(_message.Message):
     COPIES_WANTED_FIELD_NUMBER: _ClassVar[int]
     GROWING_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     cluster: str
     node: str
     floor: int
@@ -399,7 +400,8 @@ class ClusterStatusResponse(_message.Message):
     copies_wanted: int
     growing: str
     content: _containers.RepeatedCompositeFieldContainer[ContentStatus]
-    def __init__(self, cluster: _Optional[str] = ..., node: _Optional[str] = ..., floor: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., log: _Optional[_Union[LogStatus, _Mapping]] = ..., failed: _Optional[str] = ..., problems: _Optional[_Iterable[str]] = ..., moves: _Optional[_Iterable[_Union[MoveStatus, _Mapping]]] = ..., features: _Optional[_Iterable[_Union[FeatureStatus, _Mapping]]] = ..., copies_wanted: _Optional[int] = ..., growing: _Optional[str] = ..., content: _Optional[_Iterable[_Union[ContentStatus, _Mapping]]] = ...) -> None: ...
+    kept: str
+    def __init__(self, cluster: _Optional[str] = ..., node: _Optional[str] = ..., floor: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., log: _Optional[_Union[LogStatus, _Mapping]] = ..., failed: _Optional[str] = ..., problems: _Optional[_Iterable[str]] = ..., moves: _Optional[_Iterable[_Union[MoveStatus, _Mapping]]] = ..., features: _Optional[_Iterable[_Union[FeatureStatus, _Mapping]]] = ..., copies_wanted: _Optional[int] = ..., growing: _Optional[str] = ..., content: _Optional[_Iterable[_Union[ContentStatus, _Mapping]]] = ..., kept: _Optional[str] = ...) -> None: ...
 
 class FeatureStatus(_message.Message):
     __slots__ = ("name", "what", "is_on", "lack")
@@ -522,7 +524,7 @@ class ForgetNodeResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class NodeStatus(_message.Message):
-    __slots__ = ("node", "state", "address", "version", "watermark", "applied", "behind", "behind_s", "needed", "silent_s", "disk_free_bytes", "disk_bytes", "agrees", "server_problem", "server_restarts", "shards", "server")
+    __slots__ = ("node", "state", "address", "version", "watermark", "applied", "behind", "behind_s", "needed", "silent_s", "disk_free_bytes", "disk_bytes", "agrees", "server_problem", "server_restarts", "shards", "server", "needs")
     NODE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -540,6 +542,7 @@ class NodeStatus(_message.Message):
     SERVER_RESTARTS_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     SERVER_FIELD_NUMBER: _ClassVar[int]
+    NEEDS_FIELD_NUMBER: _ClassVar[int]
     node: str
     state: str
     address: str
@@ -557,7 +560,8 @@ class NodeStatus(_message.Message):
     server_restarts: int
     shards: str
     server: str
-    def __init__(self, node: _Optional[str] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., version: _Optional[str] = ..., watermark: _Optional[int] = ..., applied: _Optional[int] = ..., behind: _Optional[int] = ..., behind_s: _Optional[float] = ..., needed: _Optional[int] = ..., silent_s: _Optional[float] = ..., disk_free_bytes: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., agrees: _Optional[bool] = ..., server_problem: _Optional[str] = ..., server_restarts: _Optional[int] = ..., shards: _Optional[str] = ..., server: _Optional[str] = ...) -> None: ...
+    needs: str
+    def __init__(self, node: _Optional[str] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., version: _Optional[str] = ..., watermark: _Optional[int] = ..., applied: _Optional[int] = ..., behind: _Optional[int] = ..., behind_s: _Optional[float] = ..., needed: _Optional[int] = ..., silent_s: _Optional[float] = ..., disk_free_bytes: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., agrees: _Optional[bool] = ..., server_problem: _Optional[str] = ..., server_restarts: _Optional[int] = ..., shards: _Optional[str] = ..., server: _Optional[str] = ..., needs: _Optional[str] = ...) -> None: ...
 
 class LogStatus(_message.Message):
     __slots__ = ("stream", "leader", "first", "last", "nbytes", "limit_bytes", "copies")
