@@ -425,7 +425,12 @@ class Core:
 
     def tail_points(self, wanted: TailArguments) -> Steps[TailPoints]:
         request = service_pb2.TailPointsRequest(
-            table=wanted.table, since=wanted.since, rows=wanted.rows, upto=wanted.upto, most=wanted.most
+            table=wanted.table,
+            since=wanted.since,
+            rows=wanted.rows,
+            upto=wanted.upto,
+            most=wanted.most,
+            shards=wanted.shards or 0,
         )
         reply = yield from self.call("TailPoints", request)
         return TailPoints(
