@@ -85,13 +85,13 @@ def connect(
     return db
 
 
-def reached_first(db: Database, nodes: Sequence[str]) -> Database:
+def reached_first(db: Database, nodes: Sequence[str]) -> Database | None:
     """A client, that is closed with ``db`` and has seen what it has, of the first of these nodes of its cluster if that
-    is reached, else of another one of them; ``db`` itself if none is."""
+    is reached, else of another one of them; None if none is."""
     if nodes:
         with contextlib.suppress(Unavailable):
             return db._other(nodes, time.monotonic() + _REACH_S, nodes[:1])[1]
-    return db
+    return None
 
 
 def asks(steps: Callable[Concatenate[C, P], Steps[R]]) -> Callable[Concatenate[Any, P], R]:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,12 +28,12 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit
 
-from kivi.errors import KiviError, SnapshotTooOld
+from kivi.errors import KiviError, SnapshotTooOld, Unavailable
 from kivi.model.changes import COMMIT_TS, TailPoints
 from kivi.spark.filters import Range
 from kivi.spark.holding import held
 from kivi.spark.offsets import Offset, forgotten
-from kivi.spark.shares import Share, in_turn
+from kivi.spark.shares import Share, in_turn, shares
 from kivi.spark.tail import StreamReader
 
 if TYPE_CHECKING:
@@ -133,8 +133,8 @@ class AggregateFeed(StreamReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Runs in a task."""
         assert isinstance(partition, FeedPart)
+        share, begun = partition.share, False
         try:
-            share = partition.share
             with held(self._options, partition.lease, partition.ts, share.nodes) as snapshot:
                 for batch in snapshot.change_batches(
                     self._table,
@@ -146,10 +146,18 @@ class AggregateFeed(StreamReader):
                     partial=not self._options.fail_on_data_loss,
                     shards=share.shards,
                 ):
+                    begun = True
                     newest = pa.array(np.full(batch.num_rows, partition.end, np.int64))
                     yield self._output(batch.append_column(COMMIT_TS, newest))
         except SnapshotTooOld as error:
             raise forgotten(self._table, error) or error from None
+        except Unavailable:
+            again = share.shards is not None and not begun
+            divided = shares(self._options.client(), share.shards or 0) if again else []
+            if len(divided) < 2:
+                raise
+            for one in divided:  # no node that is there holds all of them
+                yield from self.read(replace(partition, share=one))
 
     def commit(self, end: dict[str, Any]) -> None:
         """The batch will not be run again: what is kept for it may go."""

@@ -142,7 +142,8 @@ class Options:
 
     def client_at(self, nodes: Sequence[str]) -> Database:
         """A client of the first of these nodes that is reached now, if one is; else ``client``."""
-        return reached_first(self.client(), nodes)
+        db = self.client()
+        return reached_first(db, nodes) or db
 
     def ask(self, call: Callable[[Database], T], *also: type[KiviError]) -> T:
         """``call(db)``, again while it did nothing and may yet succeed, or failed with ``also``, for ``timeout_s``."""

@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from kivi.client.database import reached_first
 from kivi.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -36,8 +37,6 @@ __all__ = ["EVERYTHING", "Share", "in_turn", "joined", "shares"]
 T = TypeVar("T")
 _SHARDS: Final = 64
 _ALL: Final = (1 << _SHARDS) - 1
-_SILENT_S: Final = 10.0
-"""A node that was not heard for so long is asked where no other one holds the shards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,23 +53,25 @@ EVERYTHING: Final = Share()
 
 def shares(db: Database, among: int = _ALL) -> list[Share]:
     """Of a sharded table, or of these shards of it: as few scans that leave out rows as can be told, by as many nodes
-    as that allows. Raises what asking for the cluster raises."""
+    as that allows, which are reached from here. Raises what asking for the cluster raises."""
     try:
         nodes = db.cluster_status()["nodes"]
     except InvalidArgument:  # a single server
         return [EVERYTHING]
     held = {one["address"]: _parsed(one["shards"]) for one in nodes if one["state"] == "live" and one["address"]}
-    silent = {one["address"] for one in nodes if one["silent_s"] > _SILENT_S}
     found, left = list[Share](), among
 
-    def waste(address: str) -> tuple[bool, float, int, float]:
+    def waste(address: str) -> tuple[float, int, float]:
         mine = held[address]
-        return address in silent, -(mine & left).bit_count() / mine.bit_count(), mine.bit_count(), random.random()
+        return -(mine & left).bit_count() / mine.bit_count(), mine.bit_count(), random.random()
 
     while left:
         best = min((address for address, mine in held.items() if mine & left), key=waste, default=None)
         if best is None:  # whoever reads says which shards nobody holds
             return [EVERYTHING] if among == _ALL else [Share(among)]
+        if reached_first(db, [best]) is None:
+            del held[best]
+            continue
         part = held[best] & left
         others = [address for address, mine in held.items() if address != best and not part & ~mine]
         found.append(Share(part, (best, *others)))
