@@ -6,6 +6,9 @@ what lies outside. Spark asks for that only with ``spark.sql.python.filterPushdo
 sets it), and stops with an error at a reader that offers it unasked; so that one is used where Spark's process is the
 one that asks.
 
+Of a sharded table whose shards are spread over nodes, a part is of the shards of one node, and is read there
+(``shares``). Events are cut by time then, as no node counts those of all shards.
+
 Planning a job opens a *shared* snapshot, a lease that other processes may use by its name, and each task
 opens that and renews it while it reads, and once more when it is done. So every partition, every retry and every second
 use of the same data frame sees one state.

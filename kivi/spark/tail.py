@@ -17,6 +17,10 @@
   before. Where the values of retracted events are gone before a batch is read (again), it fails; with "ignore" it has
   what is left.
 
+* The shards of a table are read each at a node that holds it (``shares``). An offset is the newest commit that any of
+  these nodes has heard of: no other node can have an earlier one that is not final, and each is waited for until it has
+  come so far. Where the events of one commit lie at several nodes, each gives those of its shards.
+
 A new query begins with what the table holds (``startingOffsets`` earliest): events up to the snapshot it began with, as
 far as that one remembers them, and after that every commit as it was, even if retention makes some of it invisible
 before it is read. ``latest`` begins after that snapshot, a commit timestamp or a moment after it.
