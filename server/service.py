@@ -343,8 +343,9 @@ class Service(RuleCalls, alerting.AlertCalls, topics.TopicCalls):
             request.rows,
             upto=request.upto if request.HasField("upto") else None,
             most=request.most,
+            shards=request.shards or None,
         )
-        found = self.store.tail_points(schema, wanted.since, wanted.rows, wanted.upto, wanted.most)
+        found = self.store.tail_points(schema, wanted.since, wanted.rows, wanted.upto, wanted.most, wanted.shards)
         return pb.TailPointsResponse(
             points=[pb.TailPoint(commit_ts=commit_ts, rows=rows) for commit_ts, rows in found.points],
             last=found.last,

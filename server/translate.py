@@ -266,6 +266,7 @@ class Translator:
             order=order_of(spec.order_by, seen.output_type) if spec.order_by else (),
             offset=spec.offset,
             any_order=spec.any_order,
+            shards=spec.shards or None if reads else None,
         )
 
     def _question(self, schema: TableSchema, spec: types_pb2.ScanSpec) -> Question | None:

@@ -201,18 +201,21 @@ class Selection:
 
 @dataclass(slots=True)
 class ScanArguments(Selection):
-    """What a scan reads."""
+    """What a scan reads. ``shards``: only rows of these, a bit for each of the shards 0 to 63 of a sharded table."""
 
     limit: int | None = None
     reverse: bool = False
+    _: KW_ONLY
+    shards: int | None = None
 
     def __post_init__(self) -> None:
         self.columns = _columns(self.columns)
         _number_or_none(self.limit, "limit is a number of rows")
+        check_shards(self.shards)
 
     def bound(self, schema: TableSchema) -> Scan:
         """Checked against the schema, in stored form. Raises SchemaError, InvalidArgument."""
-        return self.scan(schema, limit=self.limit, reverse=bool(self.reverse))
+        return self.scan(schema, limit=self.limit, reverse=bool(self.reverse), shards=self.shards)
 
     def arrow_schema(self, schema: TableSchema) -> pa.Schema:
         """Of the batches that the scan gives."""
@@ -243,8 +246,8 @@ class OrderedScanArguments(ScanArguments):
 
     def bound(self, schema: TableSchema) -> Scan:
         order = order_of(self.order_by, self.seen(schema).output_type) if self.order_by else ()
-        more = {"order": order, "offset": self.offset, "any_order": bool(self.any_order)}
-        return self.scan(schema, limit=self.limit, reverse=bool(self.reverse), **more)
+        found = ScanArguments.bound(self, schema)
+        return replace(found, order=order, offset=self.offset, any_order=bool(self.any_order))
 
 
 @dataclass(slots=True)
@@ -630,8 +633,10 @@ class TailArguments:
     _: KW_ONLY
     upto: int | None = None
     most: int = 1_000
+    shards: int | None = None
 
     def __post_init__(self) -> None:
+        check_shards(self.shards)
         table_name(self.table)
         _number(self.since, "since is a commit timestamp")
         check_rows(self.rows)
@@ -651,6 +656,11 @@ def _number(value: object, rule: str, least: int = 0, below: int = 2**63) -> int
 
 def _number_or_none(value: object, rule: str, least: int = 0, below: int = 2**63) -> int | None:
     return None if value is None else _number(value, rule, least, below)
+
+
+def check_shards(shards: object) -> None:
+    """Raises InvalidArgument for what cannot be a set of shards."""
+    _number_or_none(shards, "shards is a set of the shards 0 to 63, a bit for each of them", 1, 1 << 64)
 
 
 def check_limit(limit: object) -> None:

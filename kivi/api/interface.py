@@ -248,7 +248,8 @@ class Database(RuleMethods, Alerting, Topics, ABC, Generic[Tx, Snap]):
         """Points that cut the commits in (``since``, ``upto``] of an event table, or of an aggregate's source.
 
         Into parts of at most ``rows`` events, or one commit; the first ``most`` of them. ``upto`` is the watermark
-        unless it is given. No event is read.
+        unless it is given. No event is read. ``shards``, a bit for each: a node of a cluster that holds these answers,
+        about all that it has.
         """
 
     @abstractmethod
@@ -567,6 +568,9 @@ class Reads(ABC):
     @takes(OrderedScanArguments)
     def scan_batches(self, wanted: ScanArguments) -> Iterator[pa.RecordBatch]:
         """A scan as Arrow record batches, in its order; at most 65,536 rows each, and none of no rows.
+
+        ``shards``, a bit for each: of a sharded table only rows of these, so that many readers read each at a node of a
+        cluster that holds it; of disjoint sets that are all shards together each row comes once, at one snapshot.
 
         With ``any_order`` events come as they lie, unless an order or a limit is asked for: this takes less time. Each
         is read when it is asked for, and at a server one before that: nothing ever holds the table.

@@ -229,13 +229,15 @@ class Core:
         return (yield from ask((yield from self.use(table, bind, seen, least))))
 
     def call(self, method: str, message: Any) -> Steps[Any]:
-        """A unary call; one of ``_REPEATABLE`` is made again while the server is away."""
+        """A unary call; one of ``_REPEATABLE`` is made again while the server is away, but not at a node of a cluster
+        that says which shards it does not hold."""
         deadline, attempt = self.deadline(), 0
         while True:
             try:
                 return (yield Unary(method, message, self.left(deadline)))
             except errors.Unavailable as error:
-                if isinstance(error, (Timeout, Closed, errors.ResourceExhausted)) or method not in _REPEATABLE:
+                is_final = isinstance(error, (Timeout, Closed, errors.ResourceExhausted)) or "shards" in error.details
+                if is_final or method not in _REPEATABLE:
                     raise
             attempt += 1
             yield Sleep(backoff_s(attempt + 4))
@@ -425,7 +427,12 @@ class Core:
 
     def tail_points(self, wanted: TailArguments) -> Steps[TailPoints]:
         request = service_pb2.TailPointsRequest(
-            table=wanted.table, since=wanted.since, rows=wanted.rows, upto=wanted.upto, most=wanted.most
+            table=wanted.table,
+            since=wanted.since,
+            rows=wanted.rows,
+            upto=wanted.upto,
+            most=wanted.most,
+            shards=wanted.shards or 0,
         )
         reply = yield from self.call("TailPoints", request)
         return TailPoints(

@@ -10,7 +10,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Container, Generator, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 
 from kivi.api import interface
 from kivi.api.alerting import AlertArguments, SilenceArguments, drop_alert_name
@@ -57,8 +57,9 @@ if TYPE_CHECKING:
     from kivi.api.writes import Write
     from kivi.client.steps import Page
 
-__all__ = ["Appender", "Database", "Snapshot", "Tls", "Transaction", "connect"]
+__all__ = ["Appender", "Database", "Snapshot", "Tls", "Transaction", "connect", "reached_first"]
 
+_REACH_S: Final = 5.0
 C = TypeVar("C")
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -82,6 +83,15 @@ def connect(
     db = Database(endpoint_name(endpoint), access_token, tls, client_timeout_s(timeout), reads_fresh(read))
     db._transport.connect()
     return db
+
+
+def reached_first(db: Database, nodes: Sequence[str]) -> Database | None:
+    """A client, that is closed with ``db`` and has seen what it has, of the first of these nodes of its cluster if that
+    is reached, else of another one of them; None if none is."""
+    if nodes:
+        with contextlib.suppress(Unavailable):
+            return db._other(nodes, time.monotonic() + _REACH_S, nodes[:1])[1]
+    return None
 
 
 def asks(steps: Callable[Concatenate[C, P], Steps[R]]) -> Callable[Concatenate[Any, P], R]:

@@ -135,6 +135,7 @@ def scan_spec(schema: TableSchema, wanted: Scan) -> types_pb2.ScanSpec:
         order_by=to_order(wanted.order),
         offset=wanted.offset,
         any_order=wanted.any_order,
+        shards=wanted.shards or 0,
     )
     fill_values(spec.prefix.values, wanted.prefix)
     for name, bound in (("start", wanted.start), ("end", wanted.end)):

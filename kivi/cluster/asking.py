@@ -70,7 +70,7 @@ class Asking:
         self._answers: dict[bytes, _Answer] = {}
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="kivi-owner")
-        self.asked = self.served = 0
+        self.asked = self.served = self.asked_bytes = 0
         nats.call(self._listen(), _SETUP_S)
 
     async def _listen(self) -> None:
@@ -113,6 +113,7 @@ class Asking:
                 if kind in (b"F", b"P"):
                     page = self._begin(node, b"N" + id_)
                     parts.append(body)
+                    self.asked_bytes += len(body)
                     if kind == b"F":
                         yield parts[0] if len(parts) == 1 else b"".join(parts)
                         parts = []

@@ -419,7 +419,7 @@ class Database(Alerting, Topics, interface.Database[Transaction, Snapshot]):
     @takes(TailArguments)
     def tail_points(self, wanted: TailArguments) -> TailPoints:
         schema = self.store.table(wanted.table)
-        return self.store.tail_points(schema, wanted.since, wanted.rows, wanted.upto, wanted.most)
+        return self.store.tail_points(schema, wanted.since, wanted.rows, wanted.upto, wanted.most, wanted.shards)
 
     def drop(self, name: str) -> None:
         self.store.drop(table_name(name))

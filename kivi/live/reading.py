@@ -26,7 +26,6 @@ from kivi.model.subscriptions import Query
 from kivi.model.types import INT64_MAX, ColumnType
 from kivi.mvcc.leases import Lease
 from kivi.store.facade import Store
-from kivi.store.shards import is_in
 from kivi.store.transaction import encoded_key
 
 __all__ = ["event_key", "floor_of", "promising", "read_window", "types_of"]
@@ -66,17 +65,14 @@ def read_window(store: Store, lease: Lease, schema: TableSchema, query: Query) -
 def _of_rows(store: Store, lease: Lease, schema: TableSchema, query: Query) -> Window:
     window = Window(query)
     limit = None
-    shards = query.scan.shards
-    if not query.order and query.shown is not None and shards is None:  # key order is the order of a scan
+    if not query.order and query.shown is not None:  # key order is the order of a scan
         limit = query.shown + window.slack
     columns = tuple(dict.fromkeys((*schema.key_names, *query.needed)))
     count = 0
     for batch in store.scan(lease, schema, replace(query.scan, columns=columns, limit=limit)):
         count += batch.num_rows
         for row in stored_rows(_promising(batch, window, query, types_of(schema))):
-            key = encoded_key(schema, tuple(row[name] for name in schema.key_names))
-            if shards is None or is_in(schema, key, shards):
-                window.put(key, row)
+            window.put(encoded_key(schema, tuple(row[name] for name in schema.key_names)), row)
         if not (window.whole or query.order):  # what follows lies beyond its last
             break
     if limit is not None and count == limit:

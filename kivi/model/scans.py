@@ -42,7 +42,7 @@ class Scan:
     question: Question | None = None
     """Of events, or of an aggregate: its answer, instead of the rows. ``where`` selects what it is about."""
     shards: int | None = None
-    """Of these shards only, a bit for each (``kivi.store.shards``); whoever reads leaves out rows of others."""
+    """Rows and changes of these shards only, a bit for each (``kivi.store.shards``)."""
     match: Match | None = None
     """Of events: the matches of a pattern, instead of the rows. ``where`` selects events before that."""
 

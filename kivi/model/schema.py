@@ -602,10 +602,10 @@ class TableSchema:
             "id": self.origin,
         }
         out |= {"role": self.role} if self.role else {}
+        out |= {"shard_by": list(self.shard_by)} if self.shard_by else {}
         if self.kind == "event":
             out |= {"event_time": self.event_time, "retention_us": self.retention_us}
             out |= {"index": list(self.index)} if self.index else {}
-            out |= {"shard_by": list(self.shard_by)} if self.shard_by else {}
             out |= {} if self.cold is None else {"local_us": self.local_us, "cold": self.cold}
             out |= {} if self.expires is None else {"expires": self.expires}
         if self.kind == "view":

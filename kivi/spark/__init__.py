@@ -67,7 +67,8 @@ Reading
 -------
 A job reads one snapshot. Planning opens it as a shared lease, every task opens the lease by its name and renews it
 while it reads. It ends by its time limit after the last task, as nothing tells a source that a job is over. A task
-reads a range of keys, or of event time, of about as many rows as the others.
+reads a range of keys, or of event time, of about as many rows as the others; of a sharded table on a cluster those of
+the shards of one node, at that node (``shares``).
 
 A stream that reads an event table follows its commits, each event once (``tail``); one of an aggregate follows its
 changed rows (``feed``). Both go on from Spark's checkpoint, where offsets are commit timestamps (``offsets``). Spark
@@ -83,7 +84,8 @@ come once where that matters. One transaction is at most a million rows and 64 M
 The rooms: ``java`` finds one, ``launch`` starts the session, ``options``, ``schemas`` and ``filters`` translate,
 ``kafka`` parses records, ``applications`` says whose batches they are, ``sink`` and ``foreach`` write, ``commit`` is
 the transaction of both, ``tail`` and ``feed`` stream (``offsets``: from where; ``holding``: a task's hold of the job's
-snapshot), ``source`` reads and is what Spark registers. Executors load the client, never the store.
+snapshot; ``shares``: which node of a cluster reads what), ``source`` reads and is what Spark registers. Executors load
+the client, never the store.
 
 Comes in: data frames, and options. Goes out: stages and commits on a connection, and record batches. May not touch: the
 store; it is a client as others are. Begin reading at ``sink`` and ``source``; ``summary`` reads an event table as one

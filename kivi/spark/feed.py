@@ -20,22 +20,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit
 
-from kivi.errors import KiviError, SnapshotTooOld
-from kivi.model.changes import TailPoints
+from kivi.errors import KiviError, SnapshotTooOld, Unavailable
+from kivi.model.changes import COMMIT_TS, TailPoints
 from kivi.spark.filters import Range
 from kivi.spark.holding import held
 from kivi.spark.offsets import Offset, forgotten
+from kivi.spark.shares import Share, in_turn, shares
 from kivi.spark.tail import StreamReader
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from kivi.client.database import Database, Snapshot
 
 __all__ = ["AggregateFeed", "FeedPart"]
@@ -45,12 +46,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FeedPart(InputPartition):
-    """The rows of a range of keys that have changed since, at the batch's snapshot: its lease, and its timestamp."""
+    """The rows of a range of keys that have changed since, at the batch's snapshot: its lease, its timestamp, and the
+    newest commit in it that changed the table."""
 
     lease: bytes
     ts: int
+    end: int
     since: int
     range: Range
+    share: Share
 
 
 @dataclass(slots=True)
@@ -111,9 +115,15 @@ class AggregateFeed(StreamReader):
         if batch is None or batch.end != ends.ts or not self._is_alive(batch):
             self._let_go(batch)
             batch = self._batch = self._held_again(ends.ts)
-        points = self._options.ask(lambda db: db.split_points(self._table, self._options.partition_rows))
-        snapshot = batch.snapshot
-        return [FeedPart(snapshot.lease, snapshot.ts, since, part) for part in Range().cut(points)]
+        options, held_by, newest = self._options, batch.snapshot, batch.end
+
+        def cut(share: Share) -> list[InputPartition]:
+            points = options.ask(
+                lambda _: options.client_at(share.nodes).split_points(self._table, options.partition_rows)
+            )
+            return [FeedPart(held_by.lease, held_by.ts, newest, since, part, share) for part in Range().cut(points)]
+
+        return in_turn(map(cut, self._shares()))
 
     def _since(self, offset: Offset, found: TailPoints) -> int:
         """From where on rows have changed; 0, which means all of them, if the table is not the one that was read."""
@@ -123,19 +133,31 @@ class AggregateFeed(StreamReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Runs in a task."""
         assert isinstance(partition, FeedPart)
+        share, begun = partition.share, False
         try:
-            with held(self._options, partition.lease, partition.ts) as snapshot:
+            with held(self._options, partition.lease, partition.ts, share.nodes) as snapshot:
                 for batch in snapshot.change_batches(
                     self._table,
                     since=partition.since,
                     start=partition.range.start,
                     end=partition.range.end,
                     columns=self._columns,
+                    commit_ts=False,
                     partial=not self._options.fail_on_data_loss,
+                    shards=share.shards,
                 ):
-                    yield self._output(batch)
+                    begun = True
+                    newest = pa.array(np.full(batch.num_rows, partition.end, np.int64))
+                    yield self._output(batch.append_column(COMMIT_TS, newest))
         except SnapshotTooOld as error:
             raise forgotten(self._table, error) or error from None
+        except Unavailable:
+            again = share.shards is not None and not begun
+            divided = shares(self._options.client(), share.shards or 0) if again else []
+            if len(divided) < 2:
+                raise
+            for one in divided:  # no node that is there holds all of them
+                yield from self.read(replace(partition, share=one))
 
     def commit(self, end: dict[str, Any]) -> None:
         """The batch will not be run again: what is kept for it may go."""
@@ -157,8 +179,7 @@ class AggregateFeed(StreamReader):
         def begin(db: Database) -> _Held:
             snapshot = db.snapshot(as_of=as_of, ttl_s=self._options.lease_ttl_s, shared=True)
             snapshot.__enter__()
-            found = db.tail_points(self._table, upto=snapshot.ts, most=0)
-            return _Held(found.changed_at(snapshot.ts), snapshot)
+            return _Held(self._points(0, upto=snapshot.ts).changed_at(snapshot.ts), snapshot)
 
         return self._options.ask(begin)
 

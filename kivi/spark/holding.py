@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -17,23 +17,27 @@ __all__ = ["held"]
 
 
 @contextmanager
-def held(options: Options, lease: bytes | None, ts: int) -> Iterator[Snapshot]:
-    """The snapshot ``lease`` names, or, if it has ended or there is none, what can be read as of ``ts``.
+def held(
+    options: Options, lease: bytes | None, ts: int, nodes: Sequence[str] = (), heard: int = 0
+) -> Iterator[Snapshot]:
+    """The snapshot ``lease`` names, or, if it has ended or there is none, what can be read as of ``ts``; at one of
+    these nodes, if one is reached. It has heard of all commits up to ``heard``.
 
     Renewed by a thread of its own, since Spark may take its time between two batches, and at the end, for the task that
     comes next.
     """
-    db, ttl_s = options.client(), options.lease_ttl_s
+    db, ttl_s = options.client_at(nodes), options.lease_ttl_s
     ended = False
     # Of a cluster's nodes this one may not be there yet.
-    named = db.snapshot(lease=lease, min_snapshot=ts, ttl_s=ttl_s) if lease else None
-    snapshot = named or db.snapshot(as_of=ts, min_snapshot=ts, ttl_s=ttl_s)
+    heard = max(heard, ts)
+    named = db.snapshot(lease=lease, min_snapshot=heard, ttl_s=ttl_s) if lease else None
+    snapshot = named or db.snapshot(as_of=ts, min_snapshot=heard, ttl_s=ttl_s)
     try:
         snapshot.__enter__()
         snapshot.renew(ttl_s)
     except SnapshotTooOld:
         ended = True
-        snapshot = db.snapshot(as_of=ts, min_snapshot=ts, ttl_s=ttl_s)
+        snapshot = db.snapshot(as_of=ts, min_snapshot=heard, ttl_s=ttl_s)
         snapshot.__enter__()
     done = threading.Event()
 

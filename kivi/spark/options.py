@@ -38,11 +38,12 @@ import datetime as dt
 import os
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 import kivi.client
+from kivi.client.database import reached_first
 from kivi.errors import InvalidArgument, KiviError, Retryable, SnapshotTooOld, Unavailable
 from kivi.model.declarations import parse_duration_us
 from kivi.model.predicate_text import split_names
@@ -138,6 +139,11 @@ class Options:
                 )
             )
         return _clients[key]
+
+    def client_at(self, nodes: Sequence[str]) -> Database:
+        """A client of the first of these nodes that is reached now, if one is; else ``client``."""
+        db = self.client()
+        return reached_first(db, nodes) or db
 
     def ask(self, call: Callable[[Database], T], *also: type[KiviError]) -> T:
         """``call(db)``, again while it did nothing and may yet succeed, or failed with ``also``, for ``timeout_s``."""

@@ -56,6 +56,7 @@ class Target:
     key: tuple[str, ...]
     columns: dict[str, ColumnType]
     event_time: str | None
+    is_sharded: bool = False
 
     @staticmethod
     def of(db: Database, table: str, as_of: int | dt.datetime | None = None) -> Target:
@@ -67,7 +68,8 @@ class Target:
             with db.snapshot(as_of=as_of) as snapshot:
                 described = snapshot._table_schema(table).description()
         types = {name: ColumnType.read(text) for name, text in type_names(described).items()}
-        return Target(table, described["kind"], tuple(described["key"]), types, described.get("event_time"))
+        kind, event_time = described["kind"], described.get("event_time")
+        return Target(table, kind, tuple(described["key"]), types, event_time, bool(described.get("shard_by")))
 
     def type_of(self, name: str) -> ColumnType:
         """Of a column, or of an expression over an aggregate's columns that goes by its text. Raises SchemaError."""

@@ -17,6 +17,10 @@
   before. Where the values of retracted events are gone before a batch is read (again), it fails; with "ignore" it has
   what is left.
 
+* The shards of a table are read each at a node that holds it (``shares``). An offset is the newest commit that any of
+  these nodes has heard of: no other node can have an earlier one that is not final, and each is waited for until it has
+  come so far. Where the events of one commit lie at several nodes, each gives those of its shards.
+
 A new query begins with what the table holds (``startingOffsets`` earliest): events up to the snapshot it began with, as
 far as that one remembers them, and after that every commit as it was, even if retention makes some of it invisible
 before it is read. ``latest`` begins after that snapshot, a commit timestamp or a moment after it.
@@ -52,6 +56,7 @@ from kivi.spark.holding import held
 from kivi.spark.offsets import Offset, check_offset, dropped, forgotten, lost, retracted
 from kivi.spark.options import Options
 from kivi.spark.schemas import Target, arrow_schema, spark_batch, spark_schema
+from kivi.spark.shares import EVERYTHING, Share, in_turn, joined, shares
 
 if TYPE_CHECKING:
     from kivi.client.database import Database, Snapshot
@@ -59,6 +64,7 @@ if TYPE_CHECKING:
 __all__ = ["EventTail", "StreamReader", "TailPart", "commits", "stream_schema", "streamed"]
 
 _POINTS: Final = 1_000
+_TOLD_S: Final = 10.0
 _BY: Final = {COMMIT_TS: "commitTs", RETRACTED: "retractions"}
 
 
@@ -118,11 +124,11 @@ class Commits(NamedTuple):
     kept_since: int
 
 
-def commits(db: Database, table: str, since: int, upto: int, rows: int) -> Iterator[Commits]:
+def commits(db: Database, table: str, since: int, upto: int, rows: int, shards: int | None = None) -> Iterator[Commits]:
     """An event table's commits after ``since`` up to ``upto``, in order, put together to about ``rows`` events."""
     whole = False
     while not whole:
-        found = db.tail_points(table, since, rows, upto=upto, most=_POINTS)
+        found = db.tail_points(table, since, rows, upto=upto, most=_POINTS, shards=shards)
         for commit_ts, count in found.points:
             yield Commits(since, commit_ts, count, found.kept_since)
             since = commit_ts
@@ -132,15 +138,55 @@ def commits(db: Database, table: str, since: int, upto: int, rows: int) -> Itera
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The common part of the streams of event tables and of aggregates. Pickles: tasks have a copy."""
 
+    _told: tuple[float, list[Share]] = 0.0, []
+    """The shares, and when these were told."""
+
     def __init__(self, options: Options, target: Target, schema: StructType) -> None:
         self._options = options
         self._table = target.table
+        self._is_sharded = target.is_sharded
         self._names = [name for name in schema.fieldNames() if name not in _added(options)]
         self._columns = self._names or [next(iter(target.columns))]  # if it is the commits alone that are wanted
         self._schema = schema
 
+    def _shares(self) -> list[Share]:
+        """Where the table is read now; asked for seldom, and again where a node has not answered for what it had."""
+        if not self._is_sharded:
+            return [EVERYTHING]
+        told, found = self._told
+        if found and time.monotonic() - told < _TOLD_S:
+            return found
+        self._told = time.monotonic(), shares(self._options.client())
+        return self._told[1]
+
     def _points(self, since: int, rows: int = 1, upto: int | None = None, most: int = 0) -> TailPoints:
-        return self._options.ask(lambda db: db.tail_points(self._table, since, rows, upto=upto, most=most))
+        """Of the nodes of all shares together, of which each tells of at most its part of the rows. Where a commit ends
+        one's part, the others say how far they come up to it: one of them may not have heard of it before."""
+
+        def ask(_: Database) -> TailPoints:
+            found = self._shares()
+            of_each = max(1, rows // len(found))
+
+            def told(upto: int | None) -> TailPoints:
+                try:
+                    return joined(
+                        [
+                            self._options.client_at(share.nodes).tail_points(
+                                self._table, since, of_each, upto=upto, most=most, shards=share.shards
+                            )
+                            for share in found
+                        ]
+                    )
+                except Unavailable:
+                    self._told = 0.0, []
+                    raise
+
+            first = told(upto)
+            if len(found) == 1 or not first.points:
+                return first
+            return replace(told(first.points[0][0]), last=first.last)
+
+        return self._options.ask(ask)
 
     def _checked(self, offset: Offset, found: TailPoints) -> int | None:
         return check_offset(self._table, offset, found, fail=self._options.fail_on_data_loss)
@@ -186,6 +232,7 @@ class TailPart(InputPartition):
     skip: int = 0
     take: int | None = None
     remembered_at: int | None = None
+    share: Share = EVERYTHING
 
     def left_at(self, ts: int) -> TailPart:
         """What is left of it at a later snapshot."""
@@ -269,29 +316,38 @@ class EventTail(StreamReader):
         if remembered_at is None and since < ends.ts:
             self._check_kept(since, found)
         if self._options.retractions == "deliver" and remembered_at is None:
-            return [TailPart(since, ends.ts, ends.ts)] if since < ends.ts else []
-        parts: list[InputPartition] = []
-        size, fail = self._options.partition_rows, self._options.fail_on_data_loss
-        begin = since
-        for part in self._options.ask(lambda db: [*commits(db, self._table, begin, ends.ts, size)]):
-            # A commit that has lost events has lost their places too, so it is not cut if that may be.
-            cut = range(0, part.rows, size) if fail and part.rows > size else [0]
+            return [TailPart(since, ends.ts, ends.ts, share=share) for share in self._shares() if since < ends.ts]
+        return in_turn([*self._parts_of(share, since, ends.ts, remembered_at)] for share in self._shares())
+
+    def _parts_of(self, share: Share, since: int, ends: int, remembered_at: int | None) -> Iterator[InputPartition]:
+        options, size = self._options, self._options.partition_rows
+
+        def ask(_: Database) -> list[Commits]:
+            return [*commits(options.client_at(share.nodes), self._table, since, ends, size, share.shards)]
+
+        done = since
+        for part in options.ask(ask):
+            # A commit that has lost events has lost their places too, so it is not cut if that may be; nor is one of
+            # which some shards are read, whose events are not counted.
+            cuts = options.fail_on_data_loss and part.rows > size and share.shards is None
+            cut = range(0, part.rows, size) if cuts else [0]
             take = size if len(cut) > 1 else None
-            parts += [TailPart(part.since, part.upto, ends.ts, skip, take, remembered_at) for skip in cut]
-            since = part.upto
-        if since < ends.ts:  # a retraction, or what is gone: the task finds out
-            parts.append(TailPart(since, ends.ts, ends.ts, remembered_at=remembered_at))
-        return parts
+            for skip in cut:
+                yield TailPart(part.since, part.upto, ends, skip, take, remembered_at, share)
+            done = part.upto
+        if done < ends:  # a retraction, or what is gone, or of other shards: the task finds out
+            yield TailPart(done, ends, ends, remembered_at=remembered_at, share=share)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Runs in a task. Goes on where it was if the server is away for a while."""
+        """Runs in a task. Goes on where it was if the server is away for a while; of some shards Spark begins again, as
+        nodes may have the events of one commit in different orders."""
         assert isinstance(partition, TailPart)
         part, options = partition, self._options
         partial = not options.fail_on_data_loss
         done, deadline = 0, time.monotonic() + options.timeout_s
         while part.take is None or done < part.take:
             try:
-                with held(options, None, part.snapshot) as snapshot:
+                with held(options, None, part.snapshot, part.share.nodes, part.remembered_at or 0) as snapshot:
                     for batch in self._batches(snapshot, part, done, partial):
                         yield self._output(batch)
                         done, deadline = done + batch.num_rows, time.monotonic() + options.timeout_s
@@ -304,10 +360,17 @@ class EventTail(StreamReader):
                         raise retracted(self._table, error) from None
                     part = part.left_at(int(gone))
                     continue
-                places_hold = part.remembered_at is None and not partial
+                places_hold = part.remembered_at is None and not partial and part.share.shards is None
                 if time.monotonic() > deadline or (done and not places_hold):
                     raise
             time.sleep(random.uniform(0.1, 0.5))
+            if part.share.shards is not None:
+                divided = shares(options.client(), part.share.shards)
+                if len(divided) > 1:  # no node holds all of them any more
+                    for share in divided:
+                        yield from self.read(replace(part, share=share))
+                    return
+                part = replace(part, share=divided[0])
 
     def _batches(self, snapshot: Snapshot, part: TailPart, done: int, partial: bool) -> Iterator[pa.RecordBatch]:
         """The events of a part after the first ``done``, with ``COMMIT_TS``."""
@@ -324,6 +387,7 @@ class EventTail(StreamReader):
             remembered_at=part.remembered_at,
             partial=partial,
             retractions="deliver" if delivers else "fail" if self._options.retractions == "fail" else "ignore",
+            shards=part.share.shards,
         ):
             inside = int(np.searchsorted(batch.column(COMMIT_TS).to_numpy(), part.upto, "right"))
             ends = inside < batch.num_rows

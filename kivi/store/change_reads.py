@@ -45,10 +45,11 @@ from kivi.encoding.key_slots import KeySlot
 from kivi.encoding.keys import decode_key, prefix_end
 from kivi.encoding.keyspaces import Space, table_prefix
 from kivi.encoding.projection import Projection
+from kivi.encoding.shards import shards_of_events, shards_of_keys
 from kivi.errors import EventsRetracted, InvalidArgument, NotFound, SchemaError, SnapshotTooOld
 from kivi.events.store import EventStore
 from kivi.events.views import EventView
-from kivi.log.shards import EVERY
+from kivi.log.shards import EVERY, SHARDS
 from kivi.model.changes import COMMIT_TS, REMOVED, RETRACTED, Changes, TailPoints
 from kivi.model.expressions import matches
 from kivi.model.scans import Scan
@@ -62,7 +63,7 @@ from kivi.store.event_parts import event_times, pieces, trimmer
 from kivi.store.key_ranges import key_range
 from kivi.store.reads import BATCH_ROWS, Reads, limited
 from kivi.store.retention import first_positions
-from kivi.store.shards import asked_shards
+from kivi.store.shards import asked_shards, check_of_shards
 
 __all__ = ["ChangeReads"]
 
@@ -132,13 +133,16 @@ class ChangeReads:
             raise NotFound(f"table {schema.source or schema.name!r} was dropped", table=schema.name)
         return events
 
-    def tail_points(self, schema: TableSchema, since: int, rows: int, upto: int | None, most: int) -> TailPoints:
+    def tail_points(
+        self, schema: TableSchema, since: int, rows: int, upto: int | None, most: int, shards: int | None = None
+    ) -> TailPoints:
         """The points at which the commits in (since, upto] of an event table, or an aggregate's source, can be cut.
 
-        No event is read; while there is nothing new, one header.
+        No event is read; while there is nothing new, one header. About ``shards`` a node answers that holds these, with
+        all events that it has: so there may be fewer of them between two points.
         """
         self.reads.check_open()
-        self.reads.shards.check(schema)
+        self.reads.shards.check(schema, EVERY if shards is None else shards)
         events = self._source(schema)
         watermark = self.watermark.value
         upto = watermark if upto is None else min(upto, watermark)
@@ -165,6 +169,10 @@ class ChangeReads:
         self.reads.check_open()
         counted = changes.skip or changes.take is not None  # among all events of the table
         self.reads.check_visible(lease, schema, EVERY if counted else asked_shards(schema, wanted))
+        if wanted.shards is not None:
+            check_of_shards(schema, wanted)
+            if counted:
+                raise InvalidArgument("skip and take count events of all shards: leave shards out")
         events = self._source(schema)
         if wanted.reverse:
             raise InvalidArgument("changes are read forwards")
@@ -177,7 +185,7 @@ class ChangeReads:
                 f"removed is for aggregates without a column {REMOVED!r} of their own, not for {schema.name!r}"
             )
         if schema.kind == "event":
-            batches = self._tail(events, lease, schema, wanted, changes)
+            batches = self._tail_of(events, lease, schema, wanted, changes)
         else:
             if changes.skip or changes.take is not None or changes.remembered_at is not None:
                 raise InvalidArgument(
@@ -187,6 +195,23 @@ class ChangeReads:
                 raise InvalidArgument("only events that were retracted are delivered: rows of aggregates just change")
             batches = self._changed_rows(events, lease, schema, wanted, changes)
         return limited(batches, wanted.limit)
+
+    def _tail_of(
+        self, events: EventStore, lease: Lease, schema: TableSchema, wanted: Scan, changes: Changes
+    ) -> Iterator[pa.RecordBatch]:
+        """``_tail``, of the shards that are wanted."""
+        if wanted.shards is None:
+            return self._tail(events, lease, schema, wanted, changes)
+        outputs = schema.output_columns(wanted.columns)
+        columns = tuple(dict.fromkeys((*outputs, *schema.shard_by)))
+        extra = [name for name in columns if name not in outputs]
+        bits = self.reads.shards.bits(wanted.shards)
+        found = self._tail(events, lease, schema, replace(wanted, columns=columns), changes)
+        return (
+            of.drop_columns(extra) if extra else of
+            for batch in found
+            if (of := batch.filter(pa.array(bits[shards_of_events(schema, batch, SHARDS)]))).num_rows
+        )
 
     def _tail(
         self,
@@ -276,7 +301,9 @@ class ChangeReads:
                     raise
         if batches is None:
             batches = self._every_row(lease, schema, wanted)
-        newest = self.tail_points(schema, 0, 1, lease.ts, 0).changed_at(lease.ts) if changes.commit_ts else None
+        newest = None
+        if changes.commit_ts:
+            newest = self.tail_points(schema, 0, 1, lease.ts, 0, wanted.shards).changed_at(lease.ts)
         marked = (_marked(batch, newest, removed if changes.removed else None) for batch, removed in batches)
         return gathered(marked, BATCH_ROWS)
 
@@ -322,6 +349,9 @@ class ChangeReads:
                     ) from None
                 yield from self._every_row(lease, schema, wanted)
                 return
+            if wanted.shards is not None:
+                bits = self.reads.shards.bits(wanted.shards)
+                keys = keys.filter(pa.array(bits[shards_of_keys(schema, keys, SHARDS)]))
             if floor_us is not None:  # rows that were gone before, of which events came late
                 keys = keys.filter(pa.array(~KeySlot.of(schema).below(keys, floor_us)))
             first = 0 if low is None else bisect_left(range(len(keys)), low, key=lambda i: keys[i].as_py())

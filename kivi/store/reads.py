@@ -52,7 +52,7 @@ from kivi.store.plans import GetPlan
 from kivi.store.questions import Questions
 from kivi.store.retention import Retention
 from kivi.store.rollups import Rollups, rolled_batches
-from kivi.store.shards import Shards, asked_shards
+from kivi.store.shards import Shards, asked_shards, check_of_shards
 from kivi.store.shared_events import SharedEvents
 from kivi.store.snapshots import Snapshots
 from kivi.store.spanning import SpannedView, Spanning
@@ -192,6 +192,10 @@ class Reads:
         missing = self.missing(lease, schema, asked)
         if wanted.changes is not None:
             raise InvalidArgument("changes are read in a snapshot, not in a transaction")
+        if wanted.shards is not None:
+            check_of_shards(schema, wanted)
+            if txn is not None:
+                raise InvalidArgument("shards are read in a snapshot, not in a transaction")
         if wanted.limit is not None and wanted.limit < 0:
             raise InvalidArgument(f"limit must not be negative: {wanted.limit}")
         if wanted.is_answered:
@@ -219,13 +223,13 @@ class Reads:
                 self.reader.scan_portions, lease, schema, start, end, first_rows=first_rows, rows=COLUMNS_ROWS
             )
             portions: Iterable[FixedRows | list[tuple[bytes, Version]]]
-            if missing:
+            if missing or wanted.shards is not None:
                 portions = self.spanning.rows(lease, schema, asked, (start, end), here=functools.partial(scan, few=0))
             else:
                 portions = scan(few=FEW_ROWS)
             return gathered(projection.batches(portions, wanted.limit), BATCH_ROWS)
         pairs: Iterator[tuple[bytes, Version]] = iter(())
-        if missing and not none:
+        if (missing or wanted.shards is not None) and not none:
             pairs = self.spanning.pairs(lease, schema, asked, (start, end), reverse=wanted.reverse)
         elif not none:
             every = _CHECKED_ROWS if limit is None else min(_CHECKED_ROWS, limit + 1)
@@ -304,7 +308,7 @@ class Reads:
             return None
         if wanted.changes is not None or wanted.is_answered:
             return None
-        if wanted.order or wanted.offset:
+        if wanted.order or wanted.offset or wanted.shards is not None:
             return None
         if not RowLayout.of(schema).in_columns:
             return None
@@ -329,7 +333,7 @@ class Reads:
                 f"{min(hidden)} is of committed events, and this transaction appends to {schema.name!r}: read it "
                 "before they are appended, or in a snapshot"
             )
-        captured = self.captured(lease, schema, txn, asked_shards(schema, wanted))
+        captured = self.captured(lease, schema, txn, asked_shards(schema, wanted), only=wanted.shards is not None)
         view, waiting, own = captured.view, captured.recent, captured.own
         if hidden:
             captured = Captured(schema, view, waiting)
@@ -372,9 +376,11 @@ class Reads:
         txn: Txn | None = None,
         asked: int | None = None,
         upto: int | None = None,
+        *,
+        only: bool = False,
     ) -> Captured:
-        """What a reader sees of events, of whomever: of the shards ``asked`` at least. None: those that are here.
-        ``upto``: only those that were committed at or below it, with the floor of the snapshot."""
+        """What a reader sees of events, of whomever: of the shards ``asked`` at least, or of them ``only``. None: those
+        that are here. ``upto``: only those that were committed at or below it, with the floor of the snapshot."""
         events = self.event_tables.of(schema.id)
         if events is None:
             raise self.catalog.missing(schema)
@@ -383,7 +389,7 @@ class Reads:
         missing = 0 if asked is None or is_own else self.spanning.missing(schema, asked, lease.ts)
         view, waiting, own = self._viewed(lease, schema, events, txn, upto)
         captured = Captured(schema, view, waiting, own, txn is not None)
-        if asked is None or not missing:
+        if asked is None or not (missing or only):
             return captured
         spanned = SpannedView(self.spanning, lease, replace(captured, own=()), asked, missing)
         return replace(captured, view=spanned, recent=())

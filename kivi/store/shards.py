@@ -49,7 +49,7 @@ from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
 from kivi.mvcc.groups import Events, Part, Raised, Single
 
-__all__ = ["Shards", "asked_shards", "is_in"]
+__all__ = ["Shards", "asked_shards", "check_of_shards", "is_in"]
 
 _CUT_ROWS: Final = 64
 """Fewer events, or rows of a run, are not cut: a piece costs more than it saves."""
@@ -282,6 +282,14 @@ def _taken(run: DeltaRun, rows: Array) -> DeltaRun:
 def is_in(schema: TableSchema, key: bytes, shards: int) -> bool:
     """Whether the row of an aggregate with this key is of one of these shards."""
     return bool(shards >> shard_of_key(schema, key, SHARDS) & 1)
+
+
+def check_of_shards(schema: TableSchema, wanted: Scan) -> None:
+    """Raises InvalidArgument unless a scan can be of some shards alone."""
+    if not schema.shard_by:
+        raise InvalidArgument(f"{schema.name!r} is not sharded: leave shards out", table=schema.name)
+    if wanted.is_answered:
+        raise InvalidArgument("shards are of scans and of changes: to an answer rows of all shards belong")
 
 
 def asked_shards(schema: TableSchema, wanted: Scan) -> int:

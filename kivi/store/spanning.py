@@ -180,7 +180,6 @@ class Spanning:
         """The rows of a range of keys, of whomever, in key order: those of which ``where`` and ``times`` are true.
         ``here`` gives those of this store, and perhaps of shards that it does not hold."""
         held = self.shards.held_at(schema, lease.ts)
-        missing = asked & ~held
         request = {
             "where": None if where is None else to_plain(where),
             "times": times,
@@ -188,7 +187,9 @@ class Spanning:
             "end": None if bounds[1] is None else bounds[1].hex(),
             "reverse": reverse,
         }
-        sources = [self._rows_elsewhere(lease, schema, missing, request)]
+        sources = list[Iterator[FixedRows]]()
+        if missing := asked & ~held:
+            sources.append(self._rows_elsewhere(lease, schema, missing, request))
         if asked & held:
             sources.append(self._of(schema, here(), asked & held))
         return _merged_rows(RowLayout.of(schema), sources, reverse)
@@ -269,9 +270,10 @@ class Spanning:
     ) -> Iterator[pa.RecordBatch]:
         """Of whomever, with the columns, and STAMP and POSITION behind them. ``missing``: the shards that this store
         lacked before ``captured`` was. ``wanted`` as a request has it."""
-        assert self.owners is not None
         schema = captured.schema
         wanted = {**wanted, "columns": [*columns]}
+        if not missing:
+            return self._events_here(captured, asked, wanted)
         whole = self._of_whole(lease, schema, asked, wanted)
         try:
             first = [*itertools.islice(whole, 1)]

@@ -606,18 +606,20 @@ class CheckpointResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class TailPointsRequest(_message.Message):
-    __slots__ = ("table", "since", "upto", "rows", "most")
+    __slots__ = ("table", "since", "upto", "rows", "most", "shards")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     SINCE_FIELD_NUMBER: _ClassVar[int]
     UPTO_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     MOST_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
     table: str
     since: int
     upto: int
     rows: int
     most: int
-    def __init__(self, table: _Optional[str] = ..., since: _Optional[int] = ..., upto: _Optional[int] = ..., rows: _Optional[int] = ..., most: _Optional[int] = ...) -> None: ...
+    shards: int
+    def __init__(self, table: _Optional[str] = ..., since: _Optional[int] = ..., upto: _Optional[int] = ..., rows: _Optional[int] = ..., most: _Optional[int] = ..., shards: _Optional[int] = ...) -> None: ...
 
 class TailPoint(_message.Message):
     __slots__ = ("commit_ts", "rows")

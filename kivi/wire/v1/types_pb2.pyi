@@ -126,7 +126,7 @@ class Expr(_message.Message):
     def __init__(self, op: _Optional[_Union[Expr.Op, str]] = ..., column: _Optional[str] = ..., values: _Optional[_Iterable[_Union[Value, _Mapping]]] = ..., args: _Optional[_Iterable[_Union[Expr, _Mapping]]] = ..., type: _Optional[str] = ...) -> None: ...
 
 class ScanSpec(_message.Message):
-    __slots__ = ("table", "table_id", "prefix", "start", "end", "where", "columns", "limit", "reverse", "measures", "changes", "known_columns", "rollup", "question", "order_by", "offset", "any_order", "match")
+    __slots__ = ("table", "table_id", "prefix", "start", "end", "where", "columns", "limit", "reverse", "measures", "changes", "known_columns", "rollup", "question", "order_by", "offset", "any_order", "shards", "match")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     TABLE_ID_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
@@ -144,6 +144,7 @@ class ScanSpec(_message.Message):
     ORDER_BY_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     ANY_ORDER_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
     MATCH_FIELD_NUMBER: _ClassVar[int]
     table: str
     table_id: int
@@ -162,8 +163,9 @@ class ScanSpec(_message.Message):
     order_by: _containers.RepeatedScalarFieldContainer[str]
     offset: int
     any_order: bool
+    shards: int
     match: Match
-    def __init__(self, table: _Optional[str] = ..., table_id: _Optional[int] = ..., prefix: _Optional[_Union[Key, _Mapping]] = ..., start: _Optional[_Union[Key, _Mapping]] = ..., end: _Optional[_Union[Key, _Mapping]] = ..., where: _Optional[_Union[Expr, _Mapping]] = ..., columns: _Optional[_Iterable[str]] = ..., limit: _Optional[int] = ..., reverse: _Optional[bool] = ..., measures: _Optional[_Iterable[_Union[Measure, _Mapping]]] = ..., changes: _Optional[_Union[Changes, _Mapping]] = ..., known_columns: _Optional[int] = ..., rollup: _Optional[_Union[Rollup, _Mapping]] = ..., question: _Optional[_Union[Question, _Mapping]] = ..., order_by: _Optional[_Iterable[str]] = ..., offset: _Optional[int] = ..., any_order: _Optional[bool] = ..., match: _Optional[_Union[Match, _Mapping]] = ...) -> None: ...
+    def __init__(self, table: _Optional[str] = ..., table_id: _Optional[int] = ..., prefix: _Optional[_Union[Key, _Mapping]] = ..., start: _Optional[_Union[Key, _Mapping]] = ..., end: _Optional[_Union[Key, _Mapping]] = ..., where: _Optional[_Union[Expr, _Mapping]] = ..., columns: _Optional[_Iterable[str]] = ..., limit: _Optional[int] = ..., reverse: _Optional[bool] = ..., measures: _Optional[_Iterable[_Union[Measure, _Mapping]]] = ..., changes: _Optional[_Union[Changes, _Mapping]] = ..., known_columns: _Optional[int] = ..., rollup: _Optional[_Union[Rollup, _Mapping]] = ..., question: _Optional[_Union[Question, _Mapping]] = ..., order_by: _Optional[_Iterable[str]] = ..., offset: _Optional[int] = ..., any_order: _Optional[bool] = ..., shards: _Optional[int] = ..., match: _Optional[_Union[Match, _Mapping]] = ...) -> None: ...
 
 class Match(_message.Message):
     __slots__ = ("pattern", "partition_by", "within_us", "definitions", "measures", "skip", "start_us", "end_us")
