@@ -27,6 +27,7 @@ import json
 import logging
 import math
 import re
+import secrets
 import threading
 import time
 from base64 import b64decode
@@ -117,7 +118,7 @@ class JetStream(Stream):
         self.name = name
         copies = copies or (COPIES_MAX if len(nats.servers) >= COPIES_MAX else 1)
         self._nats, self._give_up_s, self.copies_wanted = nats, give_up_s, copies
-        self._subject, self._news_subject = f"kivi.log.{name}", f"kivi.news.{name}"
+        self._take_subject(f"kivi.log.{name}.{secrets.token_hex(8)}")
         self.on_news = lambda: None
         self.attempts = 1
         self._new: deque[_Publish] = deque()
@@ -141,6 +142,11 @@ class JetStream(Stream):
         nats.call(self._listen(), _SET_UP_S)
 
     # -- how it is set up -------------------------------------------------------------------------
+
+    def _take_subject(self, subject: str) -> None:
+        """Each stream that is made has one of its own: what is published to one that was deleted, by whoever does not
+        know, comes into no other that has its name. One of an earlier version has that of its name."""
+        self._subject, self._news_subject = subject, subject.replace("kivi.log.", "kivi.news.", 1)
 
     def _configuration(self, max_bytes: int, copies: int) -> dict[str, Any]:
         return {
@@ -171,6 +177,10 @@ class JetStream(Stream):
                 found = self._ask("STREAM.CREATE", wanted)["config"]
             except _InUse:  # another node has made it since
                 found = self._ask("STREAM.INFO")["config"]
+        for subject in found.get("subjects") or ():
+            if subject.startswith(f"kivi.log.{self.name}"):
+                self._take_subject(subject)
+        wanted |= self._configuration(wanted["max_bytes"], wanted["num_replicas"])
         usual = {"deny_purge": False, "max_age": 0, "max_msgs": -1}
         self.metadata = found.get("metadata") or {}
         self._has(found["num_replicas"])

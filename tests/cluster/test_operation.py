@@ -21,6 +21,7 @@ from unittest.mock import patch
 import pytest
 
 import kivi
+from kivi.cli import main
 from kivi.cluster import ClusterNode, node
 from kivi.cluster.founding import Founded, adopt
 from kivi.cluster.status import ClusterStatus
@@ -454,6 +455,60 @@ def test_a_log_that_lost_something_begins_anew_with_the_best_node(
     assert total(best) == 6
     with pytest.raises(kivi.InvalidArgument, match="an earlier generation"):
         nodes.start("other")
+
+
+def test_a_backup_of_a_node_begins_a_new_generation(
+    nodes: Nodes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As an operator does it, by the commands: what was committed by then is there, with its tokens and its past. A
+    node that nobody has stopped says nothing in the new log, and is refused when it is started again."""
+    one, other = nodes.start("one"), nodes.start("other")
+    db = Database(one.store)
+    db.create_table("past", key={"id": "int64"}, columns={"n": kivi.sum("int64")}, history="1h")
+    make(db)
+    moments = []
+    for i in range(3):
+        with db.transaction(token=f"token {i}") as tx:
+            tx.delta("past", (1,), n=10)
+        moments.append(tx.commit_ts)
+    write(db, 2)
+    last = one.store.watermark()
+    assert total(other, last) == 2
+    made = Database(other.store).backup(str(tmp_path / "backups"))
+    with db.transaction(token="after") as tx:
+        tx.delta("past", (1,), n=100)
+    nodes.stop("one")
+    assert main(["restore", str(tmp_path / "backups"), str(tmp_path / "new")]) == 0
+    how = [str(tmp_path / "new"), "--cluster", "apm", "--nats", nodes.nats.urls[0]]
+    assert main(["cluster", "adopt", *how]) == 1
+    assert "kivi cluster reseed" in capsys.readouterr().err
+    assert main(["cluster", "reseed", *how, "--yes"]) == 0
+    new = nodes.start("new")
+    again = Database(new.store)
+    assert made["watermark"] == last
+    with again.snapshot() as snap:
+        assert [*snap.scan("past")] == [{"id": 1, "n": 30}]
+    assert total(new) == 2
+    for i, moment in enumerate(moments):
+        assert again.outcome(f"token {i}") == moment
+        with again.snapshot(as_of=moment) as snap:
+            assert [*snap.scan("past")] == [{"id": 1, "n": 10 * (i + 1)}]
+    with again.transaction(token="token 2") as tx:  # it has come
+        tx.delta("past", (1,), n=10)
+    assert tx.commit_ts == moments[2]
+    with again.transaction(token="after") as tx:  # it had not by the backup
+        tx.delta("past", (1,), n=100)
+    assert tx.commit_ts > last
+    wait_until(lambda: other.log.is_held_up)  # nothing that it says is in a log
+    with pytest.raises(kivi.Unavailable):
+        Database(other.store).run(lambda tx: tx.delta("past", (1,), n=1000), timeout=1.0)
+    nodes.stop("other")
+    for old in ("one", "other"):
+        with pytest.raises(kivi.InvalidArgument, match="an earlier generation"):
+            nodes.start(old)
+    again.checkpoint(str(tmp_path / "next"))
+    with Database(nodes.start("next").store).snapshot(min_snapshot=again.watermark()) as snap:
+        assert [*snap.scan("past")] == [{"id": 1, "n": 130}]
 
 
 @pytest.mark.parametrize("was_alone", [False, True])
