@@ -25,7 +25,7 @@ def to_batch(parameters: Parameters) -> pa.RecordBatch | None:
         raise InvalidArgument(f"parameters are a list of values, or a dict for names ($name), not {shown(parameters)}")
     named = isinstance(parameters, Mapping)
     items = parameters.items() if isinstance(parameters, Mapping) else (("", value) for value in parameters)
-    names, arrays = [], []
+    names, arrays = list[str](), list[pa.Array]()
     for name, value in items:
         if not is_text(name) or (named and not name):
             raise InvalidArgument(f"a parameter is named by a text, not {shown(name)}")

@@ -350,8 +350,8 @@ def test_times_of_an_earlier_version_are_in_nobodys_way(tmp_path: Path, monkeypa
                     tx.put("keys", (time,), n=1)
             assert tx.retract("events", where=kivi.col("n") < 2) == 2
         with db.snapshot() as snap:
-            found = [[row[name] for row in snap.scan(table)] for table, name in tables.items()]
-            assert found == [[at, at], [at], [at]]
+            left = [[row[name] for row in snap.scan(table)] for table, name in tables.items()]
+            assert left == [[at, at], [at], [at]]
 
 
 # -- directories --------------------------------------------------------------------------------------------
