@@ -31,7 +31,7 @@ from kivi.model.questions import Question, question_of, seen_schema
 from kivi.model.schema import OperatorCall, TableSchema
 from kivi.model.slots import Slot
 from kivi.model.tenants import Tenant
-from kivi.model.types import ColumnType
+from kivi.model.types import ColumnType, check_moment
 from kivi.model.views import view_schema
 from kivi.store.facade import Lease, Scan, Store, Txn
 from kivi.wire.codec import OPERATOR_NAMES, from_expr, from_measures, from_question, from_rollup, from_values
@@ -141,6 +141,8 @@ class Translator:
                 if value is None:
                     continue
             out[name] = self._value(column.type, value, f"column {name!r}")
+            if column.type.name == "timestamp" and value is not None:
+                check_moment(value, f"column {name!r}")
         return out
 
     # -- writes ---------------------------------------------------------------------------------
@@ -167,6 +169,8 @@ class Translator:
             kind_of = "a view" if schema.kind == "view" else f"an {schema.kind} table"
             raise InvalidArgument(f"{schema.name!r} is {kind_of}: its rows are not written one by one")
         key = self.key(schema, operation.key)
+        if kind not in (Kind.KIND_DELETE, Kind.KIND_GUARD):
+            schema.check_written_key(key)
         match kind:
             case Kind.KIND_DELTA:
                 txn.delta(schema, key, self._values(schema, operation, bodies, delta=True))

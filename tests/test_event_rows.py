@@ -110,9 +110,9 @@ def same(one: Any, other: Any) -> bool:
 @example(value=True)
 @example(value="\ud800")
 @example(value="é" * 300)
-def test_each_value_is_stored_or_refused_as_to_stored_says(type_, value):
+def test_each_value_is_stored_or_refused_as_to_written_says(type_, value):
     schema = schema_of(("a", "int64"), ("v", type_), ("z", "string"))
-    expected = outcome(lambda: schema.by_name["v"].type.to_stored(value, "column 'v'"))
+    expected = outcome(lambda: schema.by_name["v"].type.to_written(value, "column 'v'"))
     found = outcome(lambda: stored_rows(appended(schema, {"a": 1, "v": value, "z": "z", "ts": 7}))[0]["v"])
     assert same(found, expected)
 

@@ -273,5 +273,5 @@ def test_moments_beyond_the_calendar_are_refused() -> None:
     for ts in (INT64_MIN, INT64_MAX):
         rows = [{"k": 1, "ts": 0, "n": 1, "x": 0.0}, {"k": 1, "ts": ts, "n": 1, "x": 0.0}]
         for call in (lambda rows=rows: derive(schema, batch_of(rows)), lambda rows=rows: derive_small(schema, rows)):
-            with pytest.raises(InvalidArgument, match="'ts' is more than 146,000 years"):
+            with pytest.raises(InvalidArgument, match="'ts' is a time whose slot of 1month in Europe/Madrid"):
                 call()

@@ -6,6 +6,7 @@ range. Both evaluators are compared with it on random expressions and rows.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import functools
 import json
@@ -26,6 +27,7 @@ import kivi
 from kivi.arrow.columns import arrow_type, stored_column, stored_rows
 from kivi.arrow.predicates import evaluate, filter_batch, mask
 from kivi.errors import InvalidArgument, OutOfRange, SchemaError
+from kivi.model import predicate_text
 from kivi.model.expressions import (
     TEXT,
     TIME_PARTS,
@@ -564,6 +566,44 @@ def test_comparisons_are_not_rounded() -> None:
     assert both(col("i") == col("d"), i=3, d=300) is True
     assert both(col("i") > col("e"), i=INT64_MAX, e=10**18 - 1) is True
     assert both(col("d") == col("e"), d=1, e=100) is True
+
+
+EXACT: dict[str, Any] = {
+    "i": lambda stored: Fraction(stored), "f": Fraction, "d": lambda stored: Fraction(stored, 100),
+    "e": lambda stored: Fraction(stored, 10_000),
+}  # fmt: skip
+NUMBERS = (
+    INTEGERS | FLOATS | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False)
+    | st.sampled_from([Decimal("0.1"), Decimal("0.5"), Decimal("0.01"), Decimal("-1.0001"), Decimal(2**53 + 1)])
+    | st.decimals(-1000, 1000, places=4)
+)  # fmt: skip
+
+
+@given(st.sampled_from(sorted(EXACT)), st.sampled_from(sorted(COMPARE)), NUMBERS, st.data())
+def test_a_literal_is_compared_exactly_or_refused(name: str, op: str, literal: Any, data: st.DataObject) -> None:
+    """Whatever it stands beside, on either side: no comparison answers for another number than the one written."""
+    stored = data.draw(OF[name])
+    compare, exact, given_ = COMPARE[op], EXACT[name](stored), Fraction(literal)
+    for value in (col(name), coalesce(col(name), col(name)), case((col("b"), col(name)))):
+        for expr, wanted in (
+            (compare(value, literal), compare(exact, given_)),
+            (compare(lit(literal), value), compare(given_, exact)),
+        ):
+            try:
+                found = both(expr, b=True, **{name: stored})
+            except (InvalidArgument, SchemaError):
+                assert value.op == "col" or isinstance(literal, Decimal)  # of 18 digits at most
+                continue
+            assert found is wanted
+    with contextlib.suppress(InvalidArgument, SchemaError):
+        assert both(col(name).isin([literal]), **{name: stored}) is (exact == given_)
+
+
+def test_a_literal_in_a_text_is_of_the_kind_of_what_it_stands_beside() -> None:
+    """0.1 beside a float is the float, and beside a decimal the decimal."""
+    for text in ("f == 0.1", "f * 1 == 0.1", "0.1 == f * 1", "d == 0.1", "d + 0 == 0.1", "0.1 == d + 0"):
+        expr = predicate_text.where(text, {name: str(type_) for name, type_ in TYPES.items()})
+        assert both(expr, f=0.1, d=10) is True, text
 
 
 def test_what_decides_hides_an_error() -> None:

@@ -31,8 +31,7 @@ class Write(NamedTuple):
             case "delete":
                 schema.stored_put(_NOTHING)  # refuses event and aggregate tables
         key, values = schema.stored_key(self.key), self.values
-        if self.kind in ("put", "insert"):
-            values = schema.stored_put(values)
-        elif self.kind == "delta":
-            values = schema.stored_delta(values)
+        if self.kind in ("put", "insert", "delta"):
+            schema.check_written_key(key)
+            values = schema.stored_delta(values) if self.kind == "delta" else schema.stored_put(values)
         return key, values

@@ -85,7 +85,7 @@ def rescaled(values: Any, digits: int) -> Result:
 
 
 def within(type_: ColumnType, values: Any, bad: Array | None) -> Result:
-    """The decimals that have at most their type's digits."""
+    """The decimals that have at most their type's digits, the moments that a datetime holds."""
     beyond = pc.or_(pc.less(values, type_.stored_min), pc.greater(values, type_.stored_max))
     if not pc.any(beyond).as_py():
         return values, bad

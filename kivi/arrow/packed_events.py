@@ -32,7 +32,7 @@ from typing import Any, Final, TypeVar
 
 from kivi.errors import ResourceExhausted, SchemaError
 from kivi.model.schema import TableSchema
-from kivi.model.types import MOMENT_MAX_US, MOMENT_MIN_US, ColumnType, check_moment
+from kivi.model.types import MOMENT_MAX_US, MOMENT_MIN_US
 
 __all__ = ["EventBatch", "EventRows", "Row"]
 
@@ -107,9 +107,7 @@ class EventRows:
             "put_large": put_large,
         }
         for i, column in enumerate(self.schema.columns):
-            is_time = column.name == self.schema.event_time
-            to_stored = partial(_event_time, column.type) if is_time else column.type.to_stored
-            names[f"to_stored_{i}"] = partial(to_stored, what=f"column {column.name!r}")
+            names[f"to_written_{i}"] = partial(column.type.to_written, what=f"column {column.name!r}")
             names[f"name_{i}"] = column.name
         namespace = {_OURS + name: value for name, value in names.items()}
         exec("\n".join(self._source()), namespace)
@@ -157,8 +155,7 @@ class EventRows:
             case "float64":  # what is not finite is not 0 when subtracted from itself
                 yield f"if _kivi_type({x}) is _kivi_float and {x} - {x} == 0.0: pass"
             case "timestamp":
-                ranged = f" and {MOMENT_MIN_US} <= {x} <= {MOMENT_MAX_US}" if name == self.schema.event_time else ""
-                yield f"if _kivi_type({x}) is _kivi_int{ranged}: pass"
+                yield f"if _kivi_type({x}) is _kivi_int and {MOMENT_MIN_US} <= {x} <= {MOMENT_MAX_US}: pass"
                 yield f"elif _kivi_type({x}) is _kivi_datetime and {x}.tzinfo is _kivi_utc:"
                 yield f"    {x} = ({x} - _kivi_epoch) // _kivi_microsecond"
             case "decimal":
@@ -167,7 +164,7 @@ class EventRows:
                 yield f"if _kivi_type({x}) is _kivi_{'bool' if plain == 'bool' else 'int'}: pass"
         if column.type.name not in _FORMATS:
             yield f"elif {x} is not None:"
-            yield f"    {x} = _kivi_to_stored_{i}({x})"
+            yield f"    {x} = _kivi_to_written_{i}({x})"
             yield f"    _kivi_size += _kivi_text_bytes({x})"
             return
         if name == self.schema.event_time:
@@ -175,7 +172,7 @@ class EventRows:
         else:
             word, bit = self._null_bits[name]
             yield f"elif {x} is None: _kivi_nulls_{word} |= {1 << bit}; {x} = 0"
-        yield f"else: {x} = _kivi_to_stored_{i}({x})"
+        yield f"else: {x} = _kivi_to_written_{i}({x})"
 
     def _unknown(self, rest: dict[str, Any]) -> None:
         raise SchemaError(
@@ -189,8 +186,8 @@ class EventRows:
     def _unfit(self, *values: Any) -> None:
         """One of them is an int that 64 bits do not hold."""
         for column, value in zip(self._fixed, values, strict=True):
-            if column.type.name in ("int64", "timestamp"):
-                column.type.to_stored(value, f"column {column.name!r}")
+            if column.type.name == "int64":
+                column.type.to_written(value, f"column {column.name!r}")
         raise AssertionError(f"an event of {self.schema.name!r} does not fit its own columns")
 
     def _oversized(self, *values: str | bytes | None) -> None:
@@ -242,8 +239,3 @@ def _is_plain(name: str) -> bool:
 
 def _text_bytes(value: str | bytes) -> int:
     return len(value) if isinstance(value, bytes) or value.isascii() else len(value.encode())
-
-
-def _event_time(type_: ColumnType, value: Any, what: str) -> int:
-    """Raises InvalidArgument, also for a time that no ``datetime`` holds."""
-    return check_moment(type_.to_stored(value, what), what)

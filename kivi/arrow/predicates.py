@@ -346,7 +346,7 @@ def _calculated(expr: Expr, args: Sequence[Values], errors: _Errors | None, rows
             if beyond is not None:
                 errors = _found(expr, (None, beyond & np.asarray(known)), errors).errors
     out, bad = calculated_integers(op, *values)
-    return _found(expr, within(type_, out, bad) if type_.name == "decimal" else (out, bad), errors)
+    return _found(expr, (out, bad) if type_.name == "int64" else within(type_, out, bad), errors)
 
 
 def _converted(arg: Values, of: ColumnType, expr: Expr, rows: int) -> Values:

@@ -13,14 +13,15 @@ decimal(p,s) decimals of any width and scale, and integers, if every value fits 
 string       string, large_string, string_view; valid UTF-8
 bytes        binary, large_binary, binary_view, fixed-size binary
 timestamp    timestamps of any unit, if exact in microseconds, and days; one without a time zone is taken as UTC;
-             integers are microseconds since 1970 UTC
+             integers are microseconds since 1970 UTC; always of the years 1 to 9999
 ============ =============================================================================================
 
 NaN in a float column of pandas is its way to write null, and is read as null.
 
 Invariant of every batch that ``event_batch`` returns: the types of ``arrow_schema``, but that text which came as a
 dictionary may be left in codes (``kivi.arrow.dictionaries``); no NaN, infinity or -0.0, valid
-UTF-8, decimals within their precision, and no null event time. Everything above relies on it and checks nothing again.
+UTF-8, decimals within their precision, moments of the years 1 to 9999, and no null event time. Everything above relies
+on it and checks nothing again.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ from kivi.arrow.packed_events import EventBatch
 from kivi.errors import InvalidArgument, ResourceExhausted, SchemaError
 from kivi.model.names import is_text
 from kivi.model.schema import Column, TableSchema
-from kivi.model.types import ColumnType, check_moment, shown
+from kivi.model.types import MOMENT_MAX_US, MOMENT_MIN_US, ColumnType, check_moment, shown
 
 __all__ = ["DELETES", "event_batch", "row_batch", "table_batch"]
 
@@ -190,9 +191,6 @@ def _batch(schema: TableSchema, arrays: list[Any]) -> Any:
     if array.null_count:
         row = pc.index(array.is_null(), True).as_py()
         raise InvalidArgument(f"records[{row}] has no {name!r}: every event needs its event time")
-    times = flat(array).view(pa.int64()).to_numpy()
-    for at in (times.argmin(), times.argmax()) if len(times) else ():
-        check_moment(int(times[at]), f"records[{at}][{name!r}]")
     return pa.RecordBatch.from_arrays(arrays, list(schema.by_name))
 
 
@@ -234,7 +232,7 @@ def _column_of(column: Column, records: list[Any]) -> Any:
     if isinstance(array, pa.ChunkedArray):
         raise _too_long(column)
     if array is not None:
-        return array
+        return _of_datetimes(column, array)
     stored = [_stored_value(column, value, i) for i, value in enumerate(values)]
     return stored_column(column.type, stored)
 
@@ -256,9 +254,17 @@ def _plain_array(type_: ColumnType, values: list[Any]) -> Any:
 
 def _stored_value(column: Column, value: Any, row: int) -> Any:
     what = f"records[{row}][{column.name!r}]"
-    if column.type.name == "timestamp" and hasattr(value, "nanosecond") and value.nanosecond:  # pandas
-        raise InvalidArgument(f"{what} is {value}, which is not a whole number of microseconds")
-    return column.type.to_stored(value, what)
+    return column.type.to_written(value, what)
+
+
+def _of_datetimes(column: Column, array: Any) -> Any:
+    """The array. Raises InvalidArgument for a time that no ``datetime`` holds, which no reader could give back."""
+    if column.type.name == "timestamp":
+        times = array.view(pa.int64())
+        for extreme in pc.min_max(times).values():
+            if extreme.is_valid and not MOMENT_MIN_US <= (time := extreme.as_py()) <= MOMENT_MAX_US:
+                check_moment(time, f"records[{pc.index(times, extreme).as_py()}][{column.name!r}]")
+    return array
 
 
 # -- from Arrow: no Python statement per row ---------------------------------------------------------
@@ -318,7 +324,7 @@ def _converted(column: Column, array: Any, pandas: bool, validated: bool) -> Any
         if row is not None:
             raise InvalidArgument(f"column {name!r} is {array[row]} in row {row}: NaN and infinities are not accepted")
         array = pc.add(array, 0.0)  # -0.0 + 0.0 is 0.0
-    return settled(array)
+    return _of_datetimes(column, settled(array))
 
 
 def _codes(type_: ColumnType, array: Any) -> Any:

@@ -22,7 +22,7 @@ from kivi.errors import InvalidArgument, KiviError
 from kivi.model.csv_texts import with_nulls
 from kivi.model.json_texts import as_float, read_json
 from kivi.model.predicate_text import parse_value, type_names
-from kivi.model.types import check_moments, check_unit
+from kivi.model.types import check_unit
 
 __all__ = ["FORMATS", "MANY", "ZEROS", "Progress", "batches", "format_of", "located", "loses_digits", "reading"]
 
@@ -73,10 +73,7 @@ def batches(
     times = [name for name, type_ in type_names(description).items() if type_ == "timestamp"]
     for batch in _batches(path, description, follow, waits, guessed):
         for name in times:
-            values = _whole(batch.rows, name)
-            check_unit(values, f"{path}: column {name!r}")
-            if name != description.get("event_time"):  # of which each is looked at
-                check_moments(values, f"{path}: column {name!r}")
+            check_unit(_whole(batch.rows, name), f"{path}: column {name!r}")
         yield batch
 
 

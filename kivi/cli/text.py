@@ -17,7 +17,7 @@ from kivi.errors import InvalidArgument, SchemaError
 from kivi.model.csv_texts import csv_line
 from kivi.model.predicate_text import parse_value, split_names, type_names
 from kivi.model.quantiles import Quantiles
-from kivi.model.types import check_moments, check_unit
+from kivi.model.types import check_unit
 from kivi.model.values import Top
 
 if TYPE_CHECKING:
@@ -56,7 +56,6 @@ def assignments(description: Mapping[str, Any], words: Sequence[str]) -> dict[st
         out[name] = parse_value(types[name], text, f"column {name!r}")
         if types[name] == "timestamp":
             check_unit([out[name]], f"column {name!r}")
-            check_moments([out[name]], f"column {name!r}")
     return out
 
 

@@ -39,7 +39,7 @@ from kivi.encoding.keys import encode_key_columns, key_encoder
 from kivi.errors import InvalidArgument
 from kivi.model.schema import Column, GroupKey, TableSchema
 from kivi.model.slots import Slot
-from kivi.model.types import INT64_MAX, INT64_MIN, ColumnType
+from kivi.model.types import INT64_MAX, MOMENT_MIN_US, ColumnType
 from kivi.states.kinds import ByGroup
 
 __all__ = ["Events", "Groups", "group_value", "null_key"]
@@ -301,8 +301,7 @@ def _part(aggregate: TableSchema, group: GroupKey, column: Column, array: Any) -
 def _fixed_slots(aggregate: TableSchema, group: GroupKey, moments: Array) -> _Part:
     """Slots of one length are numbered, and looked at by who asks for some of them: there are fewer than moments."""
     numbers, length = moments // group.slot_us, group.slot_us
-    first = int(numbers.min()) if len(numbers) else 0
-    if first * length < INT64_MIN:
+    if len(numbers) and int(numbers.min()) * length < MOMENT_MIN_US:
         raise _no_slot(aggregate, group)
     codes, span = _ranged(numbers)
     return _Part(None, codes, span, lambda rows: numbers[rows] * length)
@@ -311,9 +310,12 @@ def _fixed_slots(aggregate: TableSchema, group: GroupKey, moments: Array) -> _Pa
 def _slot_starts(aggregate: TableSchema, group: GroupKey, moments: Array) -> Array:
     assert group.slot is not None
     try:
-        return group.slot.starts(moments)
+        starts = group.slot.starts(moments)
     except OverflowError:
         raise _no_slot(aggregate, group) from None
+    if len(starts) and int(starts.min()) < MOMENT_MIN_US:
+        raise _no_slot(aggregate, group)
+    return starts
 
 
 def _ranged(values: Array) -> tuple[Array, int]:
@@ -351,9 +353,12 @@ def group_value(aggregate: TableSchema, group: GroupKey, value: Any) -> Any:
     if (slot := group.slot) is None:
         return value
     try:
-        return slot.start(value)
+        start = slot.start(value)
     except OverflowError:
         raise _no_slot(aggregate, group) from None
+    if start < MOMENT_MIN_US:
+        raise _no_slot(aggregate, group)
+    return start
 
 
 # -- what events cannot be ------------------------------------------------------------------------
@@ -368,13 +373,8 @@ def null_key(aggregate: TableSchema, group: GroupKey) -> InvalidArgument:
 
 
 def _no_slot(aggregate: TableSchema, group: GroupKey) -> InvalidArgument:
-    if group.width:
-        return InvalidArgument(
-            f"column {group.source!r} is more than 146,000 years from 1970, beyond the calendar that aggregate "
-            f"{aggregate.name!r} has its slots by",
-            column=group.source,
-        )
     return InvalidArgument(
-        f"column {group.source!r} is so early that the slot of aggregate {aggregate.name!r} would begin before time",
+        f"column {group.source!r} is a time whose slot of {group.slot} in {aggregate.name!r} would begin outside the "
+        "years 1 to 9999, where nobody could read it: leave such events out, or give them a later time",
         column=group.source,
     )

@@ -301,7 +301,11 @@ class _Reader:
             raise InvalidArgument(f"{self._what}: {ast.unparse(node)!r} is neither a column nor a value") from None
         if beside is not None and isinstance(value, str) and (type_name := self._type(beside)) != "string":
             return parse_value(type_name, value, f"{self._what} {beside}")
-        if isinstance(value, float) and (beside is None or not beside.column or "decimal" in self._type(beside)):
+        if isinstance(value, float) and (
+            beside is None
+            or "decimal" in (type_name := self._type(beside))
+            or (not beside.column and type_name != "float64")
+        ):
             exact = decimal.Decimal(repr(value))
             with contextlib.suppress(InvalidArgument):  # it has more digits than a decimal
                 bind_value(lit(exact), self._type_of)

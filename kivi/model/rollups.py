@@ -130,7 +130,12 @@ def aligned(schema: TableSchema, stored: Slot, what: str, moment: Any) -> int | 
     if moment is None:
         return None
     value = int(_MOMENT.to_stored(moment, what))
-    start = stored.start(value)
+    try:
+        start = stored.start(value)
+    except OverflowError:
+        raise InvalidArgument(
+            f"{what} is {value} us, where there are no slots: the years 1 to 9999 have some"
+        ) from None
     if start != value:
         before, after = (_MOMENT.from_stored(each).isoformat() for each in (start, stored.end(start)))
         raise InvalidArgument(

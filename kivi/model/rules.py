@@ -520,7 +520,7 @@ class _Parts:
 def _bound_to(rule: Rule, column: Column, expr: Expr, type_of: Callable[[str], ColumnType]) -> Expr:
     """What is computed for a column, in its type."""
     if expr.op == "lit":
-        stored = None if expr.value is None else column.type.to_stored(expr.value, f"select of {column.name!r}")
+        stored = None if expr.value is None else column.type.to_written(expr.value, f"select of {column.name!r}")
         return Expr("lit", value=stored, type=column.type)
     bound, type_ = bind_value(expr, type_of)
     if type_ != column.type:

@@ -30,7 +30,7 @@ from kivi.model.expressions import Expr, from_plain, to_plain
 from kivi.model.lateness import LatenessDay
 from kivi.model.slots import Slot
 from kivi.model.states import State
-from kivi.model.types import INT64_MAX, INT64_MIN, ColumnType, shown
+from kivi.model.types import INT64_MAX, INT64_MIN, ColumnType, check_moment, shown
 
 __all__ = [
     "ALTERATIONS_MAX",
@@ -266,6 +266,7 @@ class TableSchema:
     """The place of each column among ``columns``; key columns have none."""
     counted: bool = field(default=False, init=False, compare=False, repr=False)
     """Whether all of the key's columns are kept as integers that callers may give as such."""
+    has_time_in_key: bool = field(default=False, init=False, compare=False, repr=False)
     memo: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
     """Facts that follow from this definition and take long to work out, by their names (``remembered``)."""
 
@@ -291,6 +292,7 @@ class TableSchema:
             self.by_name[column.name] = column
         self.index_of.update((column.name, i) for i, column in shown.items())
         object.__setattr__(self, "counted", all(column.type.name in _COUNTED for column in self.key))
+        object.__setattr__(self, "has_time_in_key", any(column.type.name == "timestamp" for column in self.key))
 
     # -- lookups --------------------------------------------------------------------------------
 
@@ -518,10 +520,17 @@ class TableSchema:
         if self.kind == "view":
             raise InvalidArgument(f"{self.name!r} is a view of {self.source!r}: write there, and it follows")
 
+    def check_written_key(self, key: tuple[Any, ...]) -> None:
+        """Raises InvalidArgument for a key in stored form that no row may be written under: a time that no datetime
+        holds. A row that has such a one from before is read and deleted by it."""
+        for column, value in zip(self.key, key, strict=True) if self.has_time_in_key else ():
+            if column.type.name == "timestamp":
+                check_moment(value, f"key column {column.name!r}")
+
     def stored_put(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Named column values for put and insert, in stored form; None is null."""
         self._writable()
-        return {name: self._settable(name).type.to_stored(value, f"column {name!r}") for name, value in values.items()}
+        return {name: self._settable(name).type.to_written(value, f"column {name!r}") for name, value in values.items()}
 
     def stored_delta(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Named deltas, in stored form. Nulls are left out, since every operator skips them."""
@@ -536,7 +545,7 @@ class TableSchema:
             if type(value) is int and column.type.name == "int64" and INT64_MIN <= value <= INT64_MAX:
                 out[name] = value
             elif value is not None:
-                out[name] = column.type.to_stored(value, f"delta of {name!r}")
+                out[name] = column.type.to_written(value, f"delta of {name!r}")
         return out
 
     def check_overwritable(self) -> None:

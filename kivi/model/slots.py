@@ -33,7 +33,7 @@ from zoneinfo import ZoneInfo
 import numpy as np
 
 from kivi.errors import InvalidArgument, SchemaError
-from kivi.model.types import INT64_MIN, shown
+from kivi.model.types import INT64_MIN, check_whole_us, shown
 
 __all__ = ["MOMENT_MAX_US", "Slot", "known_zone", "offsets_of", "parse_duration_us"]
 
@@ -65,6 +65,7 @@ _BEFORE_US: Final = -(2**63)
 def parse_duration_us(value: str | int | dt.timedelta, what: str = "duration") -> int:
     """``"5m"``, ``"30d"``, ``"250ms"``, a timedelta or an int of microseconds -> microseconds, 1 to 2**62."""
     if isinstance(value, dt.timedelta):
+        check_whole_us(value, what)
         micros = value // dt.timedelta(microseconds=1)
     elif isinstance(value, int) and not isinstance(value, bool):
         micros = value

@@ -11,7 +11,7 @@ float64        float (or int that is one), finite    float, -0.0 normalised to 0
 decimal(p, s)  decimal.Decimal (int, str accepted)   int, unscaled: value * 10**s
 string         str                                   str, valid UTF-8
 bytes          bytes                                 bytes
-timestamp      aware UTC datetime, or int            int, microseconds since 1970 UTC
+timestamp      aware UTC datetime, or int            int, microseconds since 1970 UTC, of the years 1 to 9999
 quantiles(s)   gets a ``Quantiles``                  bytes, the state of a measure
 list(type)     gets a list                           bytes, the state of a measure
 top(type, k)   gets a ``Top``                        bytes, the state of a measure
@@ -20,8 +20,12 @@ top(type, k)   gets a ``Top``                        bytes, the state of a measu
 The last three are what some measures of an aggregate are read as, and nothing that a caller declares or gives.
 
 Going in, a value of another type is a SchemaError, one that does not fit is InvalidArgument, and neither a decimal nor
-an integer is ever rounded. Coming out, a sum that has outgrown its column is OutOfRange, and kept exactly. Whole
-columns go the same way in ``kivi.arrow``, by the same rules.
+an integer nor a moment is ever rounded. Coming out, a sum that has outgrown its column is OutOfRange, and kept exactly.
+Whole columns go the same way in ``kivi.arrow``, by the same rules.
+
+**Invariant.** A timestamp that is written is one that a ``datetime`` holds (``to_written``), so that every reader can
+make one of it. What only asks, a literal, a bound or the key of a row that is read or deleted, may be any 64 bits
+(``to_stored``): a store that was written before the rule may hold others, which are found, read as Arrow and deleted.
 """
 
 from __future__ import annotations
@@ -40,7 +44,7 @@ from kivi.model.values import Top, list_of
 
 __all__ = [
     "INT64_MAX", "INT64_MIN", "LIKELY_US", "MOMENT_MAX_US", "MOMENT_MIN_US", "ColumnType", "check_moment",
-    "check_moments", "check_unit", "shown",
+    "check_unit", "check_whole_us", "shown",
 ]  # fmt: skip
 
 INT64_MIN: Final = -(2**63)
@@ -150,10 +154,14 @@ class ColumnType:
 
     @property
     def stored_min(self) -> int:
+        if self.name == "timestamp":
+            return MOMENT_MIN_US
         return -(10**self.precision) + 1 if self.name == "decimal" else INT64_MIN
 
     @property
     def stored_max(self) -> int:
+        if self.name == "timestamp":
+            return MOMENT_MAX_US
         return 10**self.precision - 1 if self.name == "decimal" else INT64_MAX
 
     # -- one value ------------------------------------------------------------------------------
@@ -163,6 +171,11 @@ class ColumnType:
         if value is None:
             return None
         return _TO_STORED[self.name](self, value, what)
+
+    def to_written(self, value: Any, what: str = "value") -> Any:
+        """``to_stored`` of a value that is written. Raises InvalidArgument also for a time that no datetime holds."""
+        stored = self.to_stored(value, what)
+        return check_moment(stored, what) if self.name == "timestamp" and stored is not None else stored
 
     def from_stored(self, value: Any, what: str = "value") -> Any:
         """Stored form as the caller sees it. Raises OutOfRange for a sum that has outgrown its type."""
@@ -187,7 +200,11 @@ class ColumnType:
                 try:
                     return _EPOCH + dt.timedelta(microseconds=value)
                 except OverflowError:
-                    raise OutOfRange(f"{what} is {value} us, outside the years 1 to 9999", column=what) from None
+                    raise OutOfRange(
+                        f"{what} is {value} us, outside the years 1 to 9999: read it with to_arrow(), or name other "
+                        "columns in columns=",
+                        column=what,
+                    ) from None
             case "quantiles":
                 return Quantiles.from_state(self.scale, value)
             case "list":
@@ -308,8 +325,8 @@ def _to_bytes(type_: ColumnType, value: Any, what: str) -> bytes:
 def check_moment(value: int, what: str) -> int:
     """Raises InvalidArgument for a time that no ``datetime`` holds.
 
-    One event of the year 58,000, which is nanoseconds taken for microseconds, would be in the way of every reader of
-    its table, and the clock of every alert would stand there.
+    One value of the year 58,000, which is nanoseconds taken for microseconds, would be in the way of every reader of
+    its column; as an event's time the clock of every alert would stand there.
     """
     if not MOMENT_MIN_US <= value <= MOMENT_MAX_US:
         raise InvalidArgument(
@@ -318,16 +335,10 @@ def check_moment(value: int, what: str) -> int:
     return value
 
 
-def check_moments(times: Iterable[Any], what: str) -> None:
-    """``check_moment`` of whole numbers and datetimes; what is neither is refused elsewhere.
-
-    A cell of such a time is written, and then no reader of its table gets any further: who writes text is told before.
-    """
-    for time in times:
-        if isinstance(time, dt.datetime):
-            check_moment((time - _EPOCH) // dt.timedelta(microseconds=1), what)
-        elif type(time) is int:
-            check_moment(time, what)
+def check_whole_us(value: object, what: str) -> None:
+    """Raises InvalidArgument for a datetime or timedelta with nanoseconds, which those of pandas may have."""
+    if getattr(value, "nanosecond", 0) or getattr(value, "nanoseconds", 0):
+        raise InvalidArgument(f"{what} is {value}, which is not a whole number of microseconds")
 
 
 def check_unit(times: Iterable[Any], what: str) -> None:
@@ -351,6 +362,9 @@ def check_unit(times: Iterable[Any], what: str) -> None:
 
 def _to_timestamp(type_: ColumnType, value: Any, what: str) -> int:
     if isinstance(value, dt.datetime):
+        if value != value:  # pandas has a datetime that is none
+            raise InvalidArgument(f"{what} is {value}, which is no moment: null is None")
+        check_whole_us(value, what)
         if value.utcoffset() is None:
             raise InvalidArgument(f"{what} is a datetime without a time zone: use an aware one, in UTC")
         return (value - _EPOCH) // dt.timedelta(microseconds=1)

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from kivi.errors import InvalidArgument
 from kivi.model.names import is_text
-from kivi.model.types import shown
+from kivi.model.types import check_whole_us, shown
 from kivi.sql.engine import Parameters
 
 __all__ = ["from_batch", "to_batch"]
@@ -25,18 +25,27 @@ def to_batch(parameters: Parameters) -> pa.RecordBatch | None:
         raise InvalidArgument(f"parameters are a list of values, or a dict for names ($name), not {shown(parameters)}")
     named = isinstance(parameters, Mapping)
     items = parameters.items() if isinstance(parameters, Mapping) else (("", value) for value in parameters)
-    names, arrays = [], []
+    names, arrays = list[str](), list[pa.Array]()
     for name, value in items:
         if not is_text(name) or (named and not name):
             raise InvalidArgument(f"a parameter is named by a text, not {shown(name)}")
+        check_whole_us(value, f"parameter {name or len(names) + 1}")
         try:
-            arrays.append(pa.array([value]))
+            arrays.append(_in_us(pa.array([value])))
         except (pa.ArrowException, ValueError, TypeError, OverflowError):
             raise InvalidArgument(
-                f"{shown(value)} cannot be a parameter: it is no number, text, moment or list"
+                f"{shown(value)} cannot be a parameter: it is no number, text, moment of whole microseconds or list"
             ) from None
         names.append(name)
     return pa.RecordBatch.from_arrays(arrays, names=names) if names else None
+
+
+def _in_us(value: pa.Array) -> pa.Array:
+    """A moment or duration in microseconds, as DuckDB compares it. Raises ArrowInvalid for a finer one."""
+    kind = value.type
+    if pa.types.is_timestamp(kind):
+        return value.cast(pa.timestamp("us", kind.tz))
+    return value.cast(pa.duration("us")) if pa.types.is_duration(kind) else value
 
 
 def from_batch(batch: pa.RecordBatch | None) -> Parameters:

@@ -437,8 +437,9 @@ class Judgement:
         for name in {into.event_time or "", *(group.source for each in aggregates for group in each.group_by)}:
             if (column := raised.column(name)).null_count:
                 good &= np.asarray(column.is_valid())
-        times = stored_array(_MOMENT, raised.column(into.event_time or ""))
-        good &= (times >= MOMENT_MIN_US) & (times <= MOMENT_MAX_US)
+        for column in (column for column in into.columns if column.type.name == "timestamp"):
+            times = stored_array(column.type, raised.column(column.name))  # null is 1970
+            good &= (times >= MOMENT_MIN_US) & (times <= MOMENT_MAX_US)
         for _, lengths in long_columns(raised, self.judging.settings):
             good &= lengths.fill_null(0).to_numpy() <= self.judging.settings.max_value_bytes
         if not good.all():

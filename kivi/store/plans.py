@@ -16,7 +16,7 @@ from kivi.delta.ops import Barrier, RowOp
 from kivi.encoding.base_rows import RowLayout
 from kivi.encoding.keys import encode_key
 from kivi.model.schema import TableSchema
-from kivi.model.types import ColumnType
+from kivi.model.types import MOMENT_MAX_US, MOMENT_MIN_US, ColumnType
 from kivi.store.catalog import schema_guard
 
 __all__ = ["GetPlan", "WritePlan"]
@@ -42,8 +42,10 @@ class WritePlan:
             for i, column in enumerate(schema.columns)
             if column.type.name in _KINDS
         }
-        types = [column.type for column in schema.key]
-        self.key: Callable[[Sequence[Any]], bytes | None] = _key_of(types)
+        encode = _key_of([column.type for column in schema.key])
+        self.key: Callable[[Sequence[Any]], bytes | None] = (
+            _written(schema, encode) if schema.has_time_in_key else encode
+        )
 
     def deltas(self, names: Iterable[str], values: Sequence[Any]) -> RowOp | None:
         """One delta for each of some columns."""
@@ -72,7 +74,7 @@ class WritePlan:
             elif kind is str:
                 if len(value) > self._text_max:
                     return None
-            elif type_.name == "decimal" and not type_.stored_min <= value <= type_.stored_max:
+            elif type_.name in ("decimal", "timestamp") and not type_.stored_min <= value <= type_.stored_max:
                 return None
             found[i] = value
         return found
@@ -97,6 +99,17 @@ class GetPlan:
             return None
         wanted = schema.output_names if columns is None else tuple(columns)
         return schema.remembered((GetPlan, wanted), lambda: GetPlan(schema, wanted))
+
+
+def _written(schema: TableSchema, encode: Callable[[Sequence[Any]], bytes | None]) -> Callable[..., bytes | None]:
+    """``encode`` of keys whose times are such as a datetime holds, as those of rows that are written have to be."""
+    times = [i for i, column in enumerate(schema.key) if column.type.name == "timestamp"]
+
+    def encoded(values: Sequence[Any]) -> bytes | None:
+        key = encode(values)
+        return key if key is not None and all(MOMENT_MIN_US <= values[i] <= MOMENT_MAX_US for i in times) else None
+
+    return encoded
 
 
 def _key_of(types: list[ColumnType]) -> Callable[[Sequence[Any]], bytes | None]:

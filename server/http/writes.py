@@ -44,7 +44,7 @@ from kivi.model.json_texts import as_float
 from kivi.model.predicate_text import parse_value
 from kivi.model.schema import TableSchema
 from kivi.model.tenants import Tenant
-from kivi.model.types import check_moments, check_unit, shown
+from kivi.model.types import check_unit, shown
 from kivi.store.facade import Store, Txn
 
 __all__ = ["Appended", "Operations", "committed", "token_of"]
@@ -207,7 +207,6 @@ def _single(type_: str, value: Any, what: str) -> Any:
     value = _value(type_, value, what)
     if type_ == "timestamp":
         check_unit([value], what)
-        check_moments([value], what)
     return value
 
 
@@ -236,10 +235,7 @@ def _records(schema: TableSchema, records: Any) -> Iterable[Any]:
             for name in types.keys() & record.keys():
                 record[name] = _value(types[name], record[name], f"records[{i}], column {name!r}")
     for name in (name for name, type_ in types.items() if type_ == "timestamp"):
-        times = [record.get(name) for record in records if isinstance(record, dict)]
-        check_unit(times, f"column {name!r}")
-        if name != schema.event_time:  # of which each is looked at
-            check_moments(times, f"column {name!r}")
+        check_unit([record.get(name) for record in records if isinstance(record, dict)], f"column {name!r}")
     return records
 
 

@@ -482,8 +482,10 @@ def test_dump_shows_what_is_stored_in_the_words_of_the_golden_histories(cli, tmp
 
 
 def takes_any_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Events beyond the years 1 to 9999, which stores of earlier versions were given."""
-    monkeypatch.setattr("kivi.arrow.records.check_moment", lambda value, what: value)
+    """Times outside the years 1 to 9999, which stores of earlier versions were given."""
+    for module in ("kivi.arrow.records", "kivi.model.schema", "kivi.model.types"):
+        monkeypatch.setattr(f"{module}.check_moment", lambda value, what: value)
+    monkeypatch.setattr("kivi.delta.grouping.MOMENT_MIN_US", -(2**63))
 
 
 def test_dump_goes_on_at_moments_beyond_the_years_of_python(cli, tmp_path, monkeypatch):

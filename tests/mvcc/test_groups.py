@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import kivi
 from kivi.delta.ops import Barrier, RowOp
 from kivi.embedded.database import Database
+from kivi.model.types import MOMENT_MAX_US, MOMENT_MIN_US
 from kivi.mvcc.groups import Outcome, Part, Writes, WriteSet, told
 from kivi.mvcc.pending import Pending
 from kivi.mvcc.record import BLIND, Commit, decode_commit
@@ -354,8 +355,17 @@ def test_what_a_plan_does_not_take_goes_the_general_way(db):
         key={"a": "string", "b": "int64"},
         columns={"f": kivi.sum("float64"), "d": kivi.sum("decimal(4,2)"), "n": kivi.sum("int64"), "v": "int64"},
     )
+    for name, first in (("timed", {"at": "timestamp", "b": "int64"}), ("named", {"a": "string", "at": "timestamp"})):
+        db.create_table(name, key=first, columns={"seen": "timestamp", "newest": kivi.max("timestamp")})
     plans = db.store.write_plans()[1]
     assert plans is not None
+    for time in (MOMENT_MIN_US - 1, MOMENT_MIN_US, MOMENT_MAX_US, MOMENT_MAX_US + 1):
+        is_moment = MOMENT_MIN_US <= time <= MOMENT_MAX_US
+        assert (plans["timed"].key([time, 1]) is not None) is is_moment
+        assert (plans["named"].key(["x", time]) is not None) is is_moment
+        assert (plans["timed"].puts(["seen"], [time]) is not None) is is_moment
+        assert (plans["timed"].deltas(["newest"], [time]) is not None) is is_moment
+    assert plans["timed"].key(["x", 1]) is None and plans["timed"].key([1]) is None
     plan = plans["all"]
     assert plan.key(["x", 1]) is not None
     for key in (["x"], ["x", None], ["x", True], [1, 1], ["x", 1.0], ["x", 1, 2], ["y" * 300, 1]):

@@ -136,6 +136,38 @@ def test_what_a_stranger_sends_is_checked(raw, table_id):
     assert raw.replies == []
 
 
+@pytest.mark.parametrize("kind", ["KIND_PUT", "KIND_INSERT", "KIND_DELTA", "KIND_DELETE"])
+def test_a_stranger_writes_no_time_that_no_datetime_holds(raw, db, kind):
+    """On neither of the ways that a small commit takes; a row that has one from before can be deleted."""
+    db.create_table("timed", key={"at": "timestamp"}, columns={"seen": "timestamp", "newest": kivi.max("timestamp")})
+    column = "newest" if kind == "KIND_DELTA" else "seen"
+    number = 0
+    for key, value, names in ((2**62, 0, "key column 'at'"), (0, 2**62, f"column '{column}'"), (0, 0, None)):
+        for begun in (False, True):
+            number += 1
+            write = pb.Operation(kind=kind, table="timed", table_id=db.describe("timed")["id"])
+            write.key.add(int_value=key + begun)
+            if kind != "KIND_DELETE":
+                write.columns.append(column)
+                write.values.add(int_value=value)
+            if begun:
+                raw.send(pb.Request(txn=number, begin=pb.Begin()))
+            raw.send(
+                pb.Request(
+                    id=number, txn=number if begun else 0, operations=[write], commit=pb.Commit(token=new_token())
+                )
+            )
+            reply = raw.reply(number)
+            if names is None or kind == "KIND_DELETE":
+                assert reply.commit.commit_ts
+            else:
+                assert reply.error.reason == "InvalidArgument"
+                assert f"{names} is {2**62 + (begun and key > 0)} us, outside the years" in reply.error.message
+    with db.snapshot() as snap:
+        assert len(list(snap.scan("timed"))) == (0 if kind == "KIND_DELETE" else 2)
+    db.drop("timed")
+
+
 def test_a_failed_operation_ends_its_transaction(raw, table_id):
     raw.send(
         pb.Request(txn=1, begin=pb.Begin()),

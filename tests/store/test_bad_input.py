@@ -311,6 +311,49 @@ def test_r10_a_sum_that_does_not_fit_says_so_only_to_who_asks_for_it(db: Databas
         tx.delete(T, (5, "big"))
 
 
+def test_times_of_an_earlier_version_are_in_nobodys_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outside the years 1 to 9999: they are found, read as Arrow, left out, put right and removed, and nothing new is
+    written beside them."""
+    times, at = (2**62, -(2**62)), dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+    with monkeypatch.context() as earlier, kivi.open(tmp_path / "store") as db:
+        for module in ("kivi.arrow.records", "kivi.model.schema", "kivi.model.types"):
+            earlier.setattr(f"{module}.check_moment", lambda value, what: value)
+        db.create_table("rows", key={"id": "int64"}, columns={"at": "timestamp", "n": "int64"})
+        db.create_table("keys", key={"at": "timestamp"}, columns={"n": "int64"})
+        db.create_event_table("events", event_time="ts", columns={"ts": "timestamp", "n": "int64"})
+        for n, time in enumerate((*times, at)):
+            with db.transaction() as tx:
+                tx.put("rows", (n,), at=time, n=n)
+                tx.put("keys", (time,), n=n)
+                tx.append("events", [{"ts": time, "n": n}])
+    tables = {"rows": "at", "keys": "at", "events": "ts"}
+    with kivi.open(tmp_path / "store") as db:
+        with db.snapshot() as snap:
+            for table, name in tables.items():
+                with pytest.raises(OutOfRange, match=r"outside the years 1 to 9999: read it with to_arrow\(\)"):
+                    list(snap.scan(table))
+                assert sorted(row["n"] for row in snap.scan(table, columns=["n"])) == [0, 1, 2]
+                assert set(snap.to_arrow(table)[name].cast(pa.int64()).to_pylist()) > {*times}
+                beyond = (kivi.col(name) > 253_402_300_799_999_999) | (kivi.col(name) < -62_135_596_800_000_000)
+                assert sorted(row["n"] for row in snap.scan(table, where=beyond, columns=["n"])) == [0, 1]
+                assert [row[name] for row in snap.scan(table, where=~beyond)] == [at]
+            assert snap.get("rows", (0,), columns=["n"]) == {"n": 0}
+            assert snap.get("keys", (times[0],), columns=["n"]) == {"n": 0}
+            (found,) = snap.scan("keys", start=(at,), end=(times[0],))
+            assert found["at"] == at
+        with db.transaction() as tx:
+            tx.put("rows", (0,), at=at)
+            tx.delete("rows", (1,))
+            for time in times:
+                tx.delete("keys", (time,))
+                with pytest.raises(InvalidArgument, match="key column 'at' is"):
+                    tx.put("keys", (time,), n=1)
+            assert tx.retract("events", where=kivi.col("n") < 2) == 2
+        with db.snapshot() as snap:
+            left = [[row[name] for row in snap.scan(table)] for table, name in tables.items()]
+            assert left == [[at, at], [at], [at]]
+
+
 # -- directories --------------------------------------------------------------------------------------------
 
 

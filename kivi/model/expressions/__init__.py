@@ -9,7 +9,8 @@ hands over those that compare one column with a literal (``kivi.spark.filters``)
 Null in arithmetic gives null. ``coalesce`` is the first of its values that is not null. ``case`` is the value beside
 the first condition that is true, else ``otherwise``. A column of bool is a predicate by itself.
 
-**Types.** A literal has the type of what it stands beside if that type holds it, else its own.
+**Types.** A literal beside a single column is of the column's type, and refused if that does not hold it. Beside any
+other value it has that value's type if that holds it, else its own. So no literal of a comparison is ever rounded.
 
 ======================== ============================ =========================================================
 expression               type                         exactness
@@ -35,11 +36,11 @@ year, month, ... second  int64                        of timestamps (``kivi.mode
 A decimal becomes a float64 as its unscaled value, rounded, divided by a power of ten. Strings, bytes, bools and
 timestamps are compared with their own type only. -0.0 is 0.0.
 
-**Out of range.** An int64 or timestamp beyond 64 bits, a decimal of more than 18 digits and a float64 that is not
-finite are OutOfRange. Such a row behaves like a fourth value: it passes through every operator, but *false* decides an
-"and" and *true* an "or" whatever stands beside them, and what ``case`` and ``coalesce`` do not reach does not count.
-So whether a row fails depends neither on the order of operands nor on which blocks or ranges of time a read leaves out.
-The error is raised where a row's result is asked for; a batch that has one such row fails.
+**Out of range.** An int64 beyond 64 bits, a timestamp outside the years 1 to 9999, a decimal of more than 18 digits and
+a float64 that is not finite are OutOfRange. Such a row behaves like a fourth value: it passes through every operator,
+but *false* decides an "and" and *true* an "or" whatever stands beside them, and what ``case`` and ``coalesce`` do not
+reach does not count. So whether a row fails depends neither on the order of operands nor on which blocks or ranges of
+time a read leaves out. The error is raised where a row's result is asked for; a batch that has one such row fails.
 
 ``bind`` checks a predicate against a schema, and ``bind_value`` a value: literals are brought to stored form, every
 value learns its type, and what has no columns is computed once. ``to_plain`` and ``from_plain`` are for catalogs. What

@@ -209,9 +209,11 @@ class _Binder:
         return out
 
     def _literal(self, value: object, type_: ColumnType, same: bool = True) -> Expr:
-        """In this type, if it holds the value, else in its own. Not ``same``: only a decimal to a float."""
-        if type_.name == "float64" and isinstance(value, decimal.Decimal):
-            return Expr("lit", value=self._stored(type_, float(value), "a literal"), type=type_)
+        """In this type, if it holds the value, else in its own. Not ``same``: only a decimal to a float, rounded."""
+        if type_.name == "float64" and isinstance(value, decimal.Decimal) and not value.is_nan():
+            number = float(value)
+            if number == value or not same:
+                return Expr("lit", value=self._stored(type_, number, "a literal"), type=type_)
         if same:
             try:
                 return Expr("lit", value=self._stored(type_, value, "a literal"), type=type_)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kivi.errors import InvalidArgument
-from kivi.model.types import ColumnType, shown
+from kivi.model.types import ColumnType, check_whole_us, shown
 
 __all__ = [
     "ARITHMETIC",
@@ -314,6 +314,7 @@ def _node(value: object) -> Expr:
 def lit(value: object) -> Value:
     """A literal as a value: only where Python's own operators would not make one."""
     if isinstance(value, dt.timedelta):
+        check_whole_us(value, "a literal")
         value = value // dt.timedelta(microseconds=1)
     return Value("lit", value=value)
 
