@@ -52,9 +52,10 @@ def parts_of(error: KiviError, schema: TableSchema, wanted: SubscribeArguments) 
 
 
 def cover(core: Core, held: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
-    """Every shard at one of the nodes that hold it."""
-    left, left_at, found = 0, dict(held), list[tuple[str, int]]()
-    for shards in left_at.values():
+    """Every shard at one of the nodes that are said to hold it: such a node refuses shards that it does not hold."""
+    left, left_at, found = 0, dict[str, int](), list[tuple[str, int]]()
+    for address, shards in held:
+        left_at[address] = left_at.get(address, 0) | shards
         left |= shards
     while left:
         address = least_loaded(core, [one for one, shards in left_at.items() if shards & left])
@@ -165,6 +166,7 @@ class Merged:
     def begin(self, held: Sequence[tuple[str, int]], put: Callable[[Any], None]) -> None:
         """Begins the parts; ``put`` gets what is said of each, with its number."""
         message = begin_message(self._schema, self._wanted, self._follower, self._core.seen_ts)
+        message.min_snapshot = max(message.min_snapshot, message.since)
         message.ClearField("since")
         del message.spec.columns[:]
         message.spec.columns.extend(self._reader.columns)

@@ -39,7 +39,7 @@ class Live:
         self._new_inbox = new_inbox
         self._reader: Reader | Merged
         self._merged: Merged | None = None
-        """The last one."""
+        """The last one, if what it gave was given last."""
         self.inbox = new_inbox()
         self.place: Place | Merged | None = None
         self._address = ""
@@ -100,7 +100,7 @@ class Live:
                 host, _, _ = core.endpoint.rpartition(":")
                 address = core.subscriptions_at = f"{host}:{first.moved_to_port}"
             else:
-                self.place, self._address = place, address
+                self.place, self._address, self._merged = place, address, None
                 if self.closed:  # meanwhile: nobody else ends this one
                     place.end()
                 return

@@ -262,9 +262,11 @@ class ReplicatedLog(CommitLog):
         return [member.about.get("address") or f"node {member.node:x}" for member in found]
 
     def parts(self, shards: int) -> list[tuple[str, int]]:
-        """Of each live node that others can reach its address, and which of these shards it holds."""
-        live = (member for member in self.members if member.state is State.LIVE)
-        return [(member.about["address"], member.shards & shards) for member in live if member.about.get("address")]
+        """Of each live node that others can reach its address, and which of these shards it holds. Of those that have
+        had one address in turn the last one is there now."""
+        live = [one for one in self.members if one.state is State.LIVE and one.about.get("address")]
+        there = {one.about["address"]: one for one in sorted(live, key=lambda one: one.said_us)}
+        return [(address, one.shards & shards) for address, one in there.items()]
 
     # -- what a gateway does ----------------------------------------------------------------------
 

@@ -52,12 +52,14 @@ class Loop:
 class Served:
     """``shards``: which it holds; all that its directory has."""
 
-    def __init__(self, path: Path, nats: NatsCluster, loop: Loop, shards: str | None = None) -> None:
+    def __init__(
+        self, path: Path, nats: NatsCluster, loop: Loop, shards: str | None = None, listen: str = "localhost:0"
+    ) -> None:
         about = {"address": "", "version": "test"}
         self.node = ClusterNode(str(path), "apm", nats.urls, about=about, log_bytes=16 << 20, shards=shards)
         self._loop = loop
         self._sessions = Sessions(self.node.store, "test")
-        self.endpoint: str = loop.run(self._start(Options(data=str(path), listen="localhost:0")))
+        self.endpoint: str = loop.run(self._start(Options(data=str(path), listen=listen)))
         about["address"] = self.endpoint
         self.node._say()
 
