@@ -146,7 +146,7 @@ VALUES = {
     ),
     "b": st.booleans(),
     "i": st.integers(-(2**63), 2**63 - 1),
-    "f": st.one_of(st.floats(allow_nan=False, allow_infinity=False), st.integers(-(2**70), 2**70)),
+    "f": st.one_of(st.floats(allow_nan=False, allow_infinity=False), st.integers(-(2**70), 2**70).map(float).map(int)),
     "d": st.one_of(st.decimals(-9999, 9999, places=2), st.integers(-9999, 9999)),
     "s": st.text(st.characters(exclude_categories=["Cs"])),
     "y": st.binary(),

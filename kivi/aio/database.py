@@ -26,6 +26,7 @@ from kivi.api.arguments import (
     AlterAggregateArguments,
     AlterTableArguments,
     AppenderArguments,
+    BatchScanArguments,
     ChangesArguments,
     GetArguments,
     GetNowArguments,
@@ -166,7 +167,7 @@ class _Reads:
                 for row in rows_from_batch(batch):
                     yield row
 
-    @takes(OrderedScanArguments)
+    @takes(BatchScanArguments)
     def scan_batches(self, wanted: ScanArguments) -> AsyncIterator[pa.RecordBatch]:
         """``async for`` Arrow record batches, in the scan's order; at most 65,536 rows each, and none of no rows.
 

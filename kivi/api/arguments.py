@@ -44,6 +44,7 @@ __all__ = [
     "AlterAggregateArguments",
     "AlterTableArguments",
     "AppenderArguments",
+    "BatchScanArguments",
     "ChangesArguments",
     "GetArguments",
     "GetNowArguments",
@@ -201,21 +202,18 @@ class Selection:
 
 @dataclass(slots=True)
 class ScanArguments(Selection):
-    """What a scan reads. ``shards``: only rows of these, a bit for each of the shards 0 to 63 of a sharded table."""
+    """What a scan reads."""
 
     limit: int | None = None
     reverse: bool = False
-    _: KW_ONLY
-    shards: int | None = None
 
     def __post_init__(self) -> None:
         self.columns = _columns(self.columns)
         _number_or_none(self.limit, "limit is a number of rows")
-        check_shards(self.shards)
 
     def bound(self, schema: TableSchema) -> Scan:
         """Checked against the schema, in stored form. Raises SchemaError, InvalidArgument."""
-        return self.scan(schema, limit=self.limit, reverse=bool(self.reverse), shards=self.shards)
+        return self.scan(schema, limit=self.limit, reverse=bool(self.reverse))
 
     def arrow_schema(self, schema: TableSchema) -> pa.Schema:
         """Of the batches that the scan gives."""
@@ -248,6 +246,21 @@ class OrderedScanArguments(ScanArguments):
         order = order_of(self.order_by, self.seen(schema).output_type) if self.order_by else ()
         found = ScanArguments.bound(self, schema)
         return replace(found, order=order, offset=self.offset, any_order=bool(self.any_order))
+
+
+@dataclass(slots=True)
+class BatchScanArguments(OrderedScanArguments):
+    """Of ``scan_batches``. ``shards``: only rows of these, a bit for each of the shards 0 to 63 of a sharded table."""
+
+    _: KW_ONLY
+    shards: int | None = None
+
+    def __post_init__(self) -> None:
+        OrderedScanArguments.__post_init__(self)
+        check_shards(self.shards)
+
+    def bound(self, schema: TableSchema) -> Scan:
+        return replace(OrderedScanArguments.bound(self, schema), shards=self.shards)
 
 
 @dataclass(slots=True)
@@ -457,9 +470,11 @@ class ChangesArguments(ScanArguments):
     partial: bool = False
     removed: bool = False
     retractions: str = "fail"
+    shards: int | None = None
 
     def __post_init__(self) -> None:
         ScanArguments.__post_init__(self)
+        check_shards(self.shards)
         check_retractions(self.retractions)
         _number(self.since, "since is a commit timestamp")
         _number(self.skip, "skip is a number of events")
@@ -477,7 +492,7 @@ class ChangesArguments(ScanArguments):
             bool(self.removed),
             self.retractions,
         )
-        return replace(ScanArguments.bound(self, schema), changes=changes)
+        return replace(ScanArguments.bound(self, schema), changes=changes, shards=self.shards)
 
     def arrow_schema(self, schema: TableSchema) -> pa.Schema:
         import pyarrow as pa

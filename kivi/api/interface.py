@@ -22,6 +22,7 @@ from kivi.api.arguments import (
     AlterAggregateArguments,
     AlterTableArguments,
     AppenderArguments,
+    BatchScanArguments,
     ChangesArguments,
     GetArguments,
     GetNowArguments,
@@ -565,7 +566,7 @@ class Reads(ABC):
         """
         return self._rows(wanted)
 
-    @takes(OrderedScanArguments)
+    @takes(BatchScanArguments)
     def scan_batches(self, wanted: ScanArguments) -> Iterator[pa.RecordBatch]:
         """A scan as Arrow record batches, in its order; at most 65,536 rows each, and none of no rows.
 

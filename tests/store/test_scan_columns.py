@@ -29,6 +29,7 @@ from kivi.encoding.keyspaces import Space, row_key, table_prefix
 from kivi.encoding.projection import Projection
 from kivi.engine import WriteBatch
 from kivi.errors import DataLoss, KiviError, NotFound, OutOfRange, SnapshotTooOld
+from kivi.model.types import MOMENT_MAX_US, MOMENT_MIN_US
 from kivi.mvcc import snapshot as snapshots
 from kivi.runtime.settings import Settings
 from kivi.store import reads as scans
@@ -311,7 +312,7 @@ WHOLE = st.fixed_dictionaries(
         "c": st.sampled_from([Decimal("0.01"), Decimal("-7"), Decimal("999.99")]),
         "f": st.sampled_from([0.1, -1.5, 1.7e308]),
         "hi": st.integers(-3, 3),
-        "at": st.sampled_from([0, 1_700_000_000_000_000, 2**62, -(2**62)]),
+        "at": st.sampled_from([0, 1_700_000_000_000_000, MOMENT_MAX_US, MOMENT_MIN_US]),
     }
 )
 CHANGES = st.lists(
