@@ -19,6 +19,7 @@ from kivi.live.lives import EventsLive, Live
 from kivi.model.changes import check_retractions
 from kivi.model.lateness import AUTO_US
 from kivi.model.schema import TableSchema
+from kivi.model.slots import parse_duration_us
 from kivi.model.subscriptions import Change, Durable, Query, Terms, Update
 from kivi.wire.codec import to_table
 from kivi.wire.columns import column_writer
@@ -83,9 +84,8 @@ def subscribe(hub: Hub, translator: Translator, request: pb.BeginSubscription, g
     if request.HasField("durable"):
         grant.require_all_rows("a durable subscription, whose name is anybody's,")
         check_names(request.durable.user, request.durable.name)
-        if request.durable.ttl_us <= 0:
-            raise InvalidArgument("a durable subscription lasts for some time: ttl_us is greater than zero")
-        durable = Durable(request.durable.user, request.durable.name, request.durable.ttl_us, request.durable.unseen)
+        ttl_us = parse_duration_us(request.durable.ttl_us, "ttl_us")
+        durable = Durable(request.durable.user, request.durable.name, ttl_us, request.durable.unseen)
     terms = Terms(
         of_events,
         request.interval_ms / 1_000,

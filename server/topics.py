@@ -10,6 +10,7 @@ from kivi.api.topics import check_subscriptions, names_in_columns, takes_texts, 
 from kivi.errors import InvalidArgument
 from kivi.live.durable import Wanted
 from kivi.model.expressions import Expr
+from kivi.model.slots import parse_duration_us
 from kivi.wire.v1 import topics_pb2 as pb
 
 __all__ = ["NEEDS", "TopicCalls"]
@@ -27,8 +28,8 @@ class TopicCalls:
 
     def StoreSubscriptions(self, request: pb.StoreSubscriptionsRequest, _: Grant) -> pb.StoreSubscriptionsResponse:
         check_subscriptions(len(request.names))
-        if not len(request.users) == len(request.names) == len(request.at) or request.ttl_us <= 0:
-            raise InvalidArgument("each subscription has a user, a name and a predicate, and lasts for some time")
+        if not len(request.users) == len(request.names) == len(request.at):
+            raise InvalidArgument("each subscription has a user, a name and a predicate")
         users, names = names_in_columns(request.users, request.names)
         schema = self.sessions.store.table(request.table)
         wheres: list[Expr | None] = []
@@ -39,7 +40,7 @@ class TopicCalls:
             wheres += [None] if where is None else with_texts(where, asked.texts)
         if max(request.at, default=-1) >= len(wheres):
             raise InvalidArgument("a subscription asks for a predicate that was not sent")
-        wanted = Wanted(users, names, wheres, request.at, request.ttl_us, request.since)
+        wanted = Wanted(users, names, wheres, request.at, parse_duration_us(request.ttl_us, "ttl_us"), request.since)
         return pb.StoreSubscriptionsResponse(commit_ts=self.sessions.hub.durable.store(schema, wanted))
 
     def Reached(self, request: pb.ReachedRequest, _: Grant) -> pb.ReachedResponse:

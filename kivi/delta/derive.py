@@ -36,6 +36,7 @@ from kivi.delta.states import States
 from kivi.encoding.keys import encode_key
 from kivi.errors import KiviError, OutOfRange
 from kivi.model.schema import Column, Measure, TableSchema
+from kivi.model.types import MOMENT_MIN_US
 from kivi.states.kinds import ByGroup
 from kivi.states.registry import kind_of
 
@@ -54,10 +55,15 @@ def derive(aggregate: TableSchema, batch: pa.RecordBatch, cts: int = 0, order: O
 
 
 def derive_all(
-    aggregates: Sequence[TableSchema], batch: pa.RecordBatch, cts: int = 0, order: Order | None = None
+    aggregates: Sequence[TableSchema],
+    batch: pa.RecordBatch,
+    cts: int = 0,
+    order: Order | None = None,
+    *,
+    are_stored: bool = False,
 ) -> list[DeltaRun]:
     """``derive`` for each of the aggregates of one source, sharing what they have in common (decision 0014)."""
-    return Derivation(batch, order).runs(aggregates, cts)
+    return Derivation(batch, order, are_stored=are_stored).runs(aggregates, cts)
 
 
 def _length_us(aggregate: TableSchema) -> int:
@@ -78,8 +84,15 @@ def derive_each(aggregates: Sequence[TableSchema], events: Derivation) -> list[D
 class Derivation(Events):
     """Events, their groups, and the deltas that they are."""
 
-    def __init__(self, batch: pa.RecordBatch, order: Order | None = None, commits: Array | None = None) -> None:
-        super().__init__(batch, commits)
+    def __init__(
+        self,
+        batch: pa.RecordBatch,
+        order: Order | None = None,
+        commits: Array | None = None,
+        *,
+        are_stored: bool = False,
+    ) -> None:
+        super().__init__(batch, commits, are_stored=are_stored)
         self.sources = Sources(batch, order, commits)
         self._cells: dict[tuple[Groups, Any], RunColumn] = {}
         self._few: dict[bytes, Groups] = {}
@@ -87,7 +100,7 @@ class Derivation(Events):
     def taken(self, kept: Array) -> Derivation:
         """Some of the events, as if there were no others."""
         commits = None if self.commits is None else self.commits[kept]
-        return Derivation(self.batch.take(pa.array(kept)), commits=commits)
+        return Derivation(self.batch.take(pa.array(kept)), commits=commits, are_stored=self.are_stored)
 
     def beyond(self, aggregate: TableSchema) -> Array:
         """Which events the aggregate cannot have, whatever stands beside them: one that has no key in it, or whose
@@ -261,13 +274,13 @@ def derive_small(aggregate: TableSchema, rows: Sequence[dict[str, Any]]) -> list
 
 
 def _keys_of(aggregate: TableSchema, rows: Sequence[dict[str, Any]]) -> list[bytes]:
-    """The encoded key of each event's row. Raises InvalidArgument for a null group key."""
+    """The encoded key of each new event's row. Raises InvalidArgument for a null group key, or no such slot."""
     for group in aggregate.group_by:
         if any(row.get(group.source) is None for row in rows):
             raise null_key(aggregate, group)
-    types = [column.type for column in aggregate.key]
+    types, groups = [column.type for column in aggregate.key], aggregate.group_by
     return [
-        encode_key(types, [group_value(aggregate, group, row[group.source]) for group in aggregate.group_by])
+        encode_key(types, [group_value(aggregate, group, row[group.source], MOMENT_MIN_US) for group in groups])
         for row in rows
     ]
 

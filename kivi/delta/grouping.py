@@ -39,7 +39,7 @@ from kivi.encoding.keys import encode_key_columns, key_encoder
 from kivi.errors import InvalidArgument
 from kivi.model.schema import Column, GroupKey, TableSchema
 from kivi.model.slots import Slot
-from kivi.model.types import INT64_MAX, MOMENT_MIN_US, ColumnType
+from kivi.model.types import INT64_MAX, INT64_MIN, MOMENT_MIN_US, ColumnType
 from kivi.states.kinds import ByGroup
 
 __all__ = ["Events", "Groups", "group_value", "null_key"]
@@ -111,13 +111,17 @@ class Events:
     """The events of one commit, ``batch`` with the source's columns by name, grouped for its aggregates.
 
     ``commits``: of events that several commits bring, the number of each one's commit, ascending; None: one brings all.
+    ``are_stored``: they belong to rows that are there, of which an earlier version may have made some whose slots begin
+    before the year 1: those are computed again, named and removed like others.
 
-    Raises InvalidArgument for a null group key.
+    Raises InvalidArgument for a null group key, and for a slot that would begin before the year 1.
     """
 
-    def __init__(self, batch: pa.RecordBatch, commits: Array | None = None) -> None:
+    def __init__(self, batch: pa.RecordBatch, commits: Array | None = None, *, are_stored: bool = False) -> None:
         self.batch = batch
         self.commits = commits
+        self.are_stored = are_stored
+        self._first_us = INT64_MIN if are_stored else MOMENT_MIN_US
         self._columns: dict[str, Any] = {}
         self._parts: dict[tuple[str, Slot | None, ColumnType], _Part] = {}
         self._values: dict[tuple[str, Slot | None, ColumnType], list[Any]] = {}
@@ -176,7 +180,7 @@ class Events:
     def _part(self, aggregate: TableSchema, group: GroupKey, column: Column) -> _Part:
         name = (group.source, group.slot, column.type)
         if name not in self._parts:
-            self._parts[name] = _part(aggregate, group, column, self.column(group.source))
+            self._parts[name] = _part(aggregate, group, column, self.column(group.source), self._first_us)
         return self._parts[name]
 
     def _grouped(self, aggregate: TableSchema) -> Groups:
@@ -221,7 +225,7 @@ class Events:
             text = column.type.name in ("string", "bytes")
             found = array.to_pylist() if text else stored_array(column.type, array).tolist()
             if group.slot is not None:
-                found = [group_value(aggregate, group, value) for value in found]
+                found = [group_value(aggregate, group, value, self._first_us) for value in found]
             self._values[name] = found
         return found
 
@@ -238,7 +242,7 @@ class Events:
     def _rolled_up(self, aggregate: TableSchema, finer: Groups) -> Groups:
         assert finer.slots is not None
         *others, (group, _) = _keys(aggregate)
-        prefix, slots = finer._prefix, _slot_starts(aggregate, group, finer.slots)
+        prefix, slots = finer._prefix, _slot_starts(aggregate, group, finer.slots, self._first_us)
         first = np.ones(finer.count, np.bool_)
         np.not_equal(slots[1:], slots[:-1], out=first[1:])
         first[1:] |= prefix[1:] != prefix[:-1]
@@ -277,7 +281,7 @@ def _encoded(aggregate: TableSchema, parts: Sequence[_Part], sample: Array, pref
 # -- codes ----------------------------------------------------------------------------------------
 
 
-def _part(aggregate: TableSchema, group: GroupKey, column: Column, array: Any) -> _Part:
+def _part(aggregate: TableSchema, group: GroupKey, column: Column, array: Any, first_us: int) -> _Part:
     if array.null_count:
         raise null_key(aggregate, group)
     if column.type.name in ("string", "bytes"):
@@ -289,8 +293,8 @@ def _part(aggregate: TableSchema, group: GroupKey, column: Column, array: Any) -
     values = stored_array(column.type, array)
     if group.slot is not None:
         if group.slot.is_fixed:
-            return _fixed_slots(aggregate, group, values)
-        starts = _slot_starts(aggregate, group, values)
+            return _fixed_slots(aggregate, group, values, first_us)
+        starts = _slot_starts(aggregate, group, values, first_us)
         return _Part(None, *_dense(starts), starts.__getitem__)
     if column.type.name == "float64":
         bits = (values + 0.0).view(np.int64)
@@ -298,22 +302,22 @@ def _part(aggregate: TableSchema, group: GroupKey, column: Column, array: Any) -
     return _Part(array, *_ranged(values.astype(np.int64, copy=False)))
 
 
-def _fixed_slots(aggregate: TableSchema, group: GroupKey, moments: Array) -> _Part:
+def _fixed_slots(aggregate: TableSchema, group: GroupKey, moments: Array, first_us: int) -> _Part:
     """Slots of one length are numbered, and looked at by who asks for some of them: there are fewer than moments."""
     numbers, length = moments // group.slot_us, group.slot_us
-    if len(numbers) and int(numbers.min()) * length < MOMENT_MIN_US:
+    if len(numbers) and int(numbers.min()) * length < first_us:
         raise _no_slot(aggregate, group)
     codes, span = _ranged(numbers)
     return _Part(None, codes, span, lambda rows: numbers[rows] * length)
 
 
-def _slot_starts(aggregate: TableSchema, group: GroupKey, moments: Array) -> Array:
+def _slot_starts(aggregate: TableSchema, group: GroupKey, moments: Array, first_us: int) -> Array:
     assert group.slot is not None
     try:
         starts = group.slot.starts(moments)
     except OverflowError:
         raise _no_slot(aggregate, group) from None
-    if len(starts) and int(starts.min()) < MOMENT_MIN_US:
+    if len(starts) and int(starts.min()) < first_us:
         raise _no_slot(aggregate, group)
     return starts
 
@@ -348,15 +352,15 @@ def _pack(codes: Any, span: int, more: Array, width: int) -> tuple[Array, int]:
     return codes * width + more, span * width
 
 
-def group_value(aggregate: TableSchema, group: GroupKey, value: Any) -> Any:
-    """What an event with this value has in the key column."""
+def group_value(aggregate: TableSchema, group: GroupKey, value: Any, first_us: int) -> Any:
+    """What an event with this value has in the key column. Raises InvalidArgument for a slot before ``first_us``."""
     if (slot := group.slot) is None:
         return value
     try:
         start = slot.start(value)
     except OverflowError:
         raise _no_slot(aggregate, group) from None
-    if start < MOMENT_MIN_US:
+    if start < first_us:
         raise _no_slot(aggregate, group)
     return start
 

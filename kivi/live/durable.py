@@ -35,7 +35,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kivi.delta.ops import Barrier
-from kivi.errors import InvalidArgument, KiviError, NotFound, ResourceExhausted, SchemaError
+from kivi.errors import (
+    CommitUnknown,
+    InvalidArgument,
+    KiviError,
+    NotFound,
+    ResourceExhausted,
+    SchemaError,
+    Unavailable,
+)
 from kivi.live.cells import EVERYTHING, cell_of
 from kivi.live.index import Asked, Index, asked, halves
 from kivi.live.index import Changes as IndexChanges
@@ -85,7 +93,7 @@ class _Opening:
     asks: Asked
     since: int
     is_bare: bool
-    answer: Stored | KiviError | None = None
+    answer: Stored | Exception | None = None
 
 
 class DurableSubscriptions:
@@ -94,10 +102,10 @@ class DurableSubscriptions:
     def __init__(self, store: Store) -> None:
         self._store = store
         self.index = Index(store, _selecting)
-        self._opened = threading.Condition()
         self._opening: list[_Opening] = []
-        self._is_led = False
-        """One of their threads is committing for those that it has found there."""
+        """Of it only whole steps are taken, each of which the interpreter does at once."""
+        self._committing = threading.Lock()
+        """That of the threads which wait for it goes on commits for all."""
         self._swept_us = 0
         self._took_over = False
         self._known_queries: dict[tuple[int, int, str], Asked] = {}
@@ -114,35 +122,29 @@ class DurableSubscriptions:
         text = _written(query, query.where)
         asks = self._asked(schema, partial(_selecting, schema, text), text)
         mine = _Opening(wanted, schema, asks, since, _is_bare(query))
-        with self._opened:
-            self._opening.append(mine)
-            try:
-                while mine.answer is None:
-                    self._lead_or_wait()
-            finally:
-                self._opening.remove(mine)
+        self._opening.append(mine)
+        try:
+            while mine.answer is None:
+                with self._committing:
+                    if mine.answer is None:
+                        self._open_together(self._first_of_each_name())
+        finally:
+            self._opening.remove(mine)
         self._sweep()
-        if isinstance(mine.answer, KiviError):
+        if isinstance(mine.answer, Exception):
             raise mine.answer
         return mine.answer
 
-    def _lead_or_wait(self) -> None:
-        """Answers all that wait, of one name the first; or waits for the thread that does. ``_opened`` is held."""
-        if self._is_led:
-            self._opened.wait()
-            return
-        group = {each.wanted[:2]: each for each in reversed(self._opening) if each.answer is None}
-        self._is_led = True
-        self._opened.release()
-        try:
-            self._open_together(group.values())
-        finally:
-            self._opened.acquire()
-            self._is_led = False
-            self._opened.notify_all()
+    def _first_of_each_name(self) -> list[_Opening]:
+        """Of those that wait."""
+        waiting = [each for each in [*self._opening] if each.answer is None]
+        return [*{each.wanted[:2]: each for each in reversed(waiting)}.values()]
 
-    def _open_together(self, group: Collection[_Opening]) -> None:
-        """Answers all of them, of which no two have one name. One that is refused takes no other with it."""
+    def _open_together(self, group: Sequence[_Opening]) -> None:
+        """Answers all of them, of which no two have one name. One that is refused takes no other with it.
+
+        An error that may be that of one is looked for in each half: beside one of many, a few commits are made more.
+        """
         alike: dict[tuple[int, ...], list[_Opening]] = {}
         for each in group:
             terms = each.schema.id, each.schema.altered_ts, each.since, each.wanted.ttl_us, each.is_bare
@@ -165,12 +167,15 @@ class DurableSubscriptions:
         try:
             for each, answer in self._run({each.wanted.user for each in group}, work):
                 each.answer = answer
-        except KiviError as error:
-            if len(group) > 1 and isinstance(error, InvalidArgument | ResourceExhausted):  # it may be that of one
-                for each in group:
-                    self._open_together([each])
+        except Exception as error:
+            is_of_all = isinstance(error, CommitUnknown | Unavailable) and not isinstance(error, ResourceExhausted)
+            if len(group) > 1 and not is_of_all:
+                half = len(group) // 2
+                self._open_together(group[:half])
+                self._open_together(group[half:])
+                return
             for each in group:
-                each.answer = each.answer or error
+                each.answer = error
 
     def store(self, schema: TableSchema, wanted: Wanted) -> int:
         """Remembers subscriptions to events, which nobody is connected to yet, in one commit; its timestamp.

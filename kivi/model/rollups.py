@@ -137,10 +137,9 @@ def aligned(schema: TableSchema, stored: Slot, what: str, moment: Any) -> int | 
             f"{what} is {value} us, where there are no slots: the years 1 to 9999 have some"
         ) from None
     if start != value:
-        before, after = (_MOMENT.from_stored(each).isoformat() for each in (start, stored.end(start)))
-        raise InvalidArgument(
-            f"{what} lies within a slot of {schema.name!r}, which are {stored} long: it is {before} or {after}"
-        )
+        near = [each for each in (start, stored.end(start)) if _MOMENT.stored_min <= each <= _MOMENT.stored_max]
+        moments = " or ".join(_MOMENT.from_stored(each).isoformat() for each in near) or "one in the years 1 to 9999"
+        raise InvalidArgument(f"{what} lies within a slot of {schema.name!r}, which are {stored} long: it is {moments}")
     return value
 
 

@@ -157,7 +157,9 @@ class Backfill:
                 batches = itertools.chain(view.scan(columns=columns, naming=_ORDER), recent)
                 for chunk in chunks(batches, self.store.settings.block_rows):
                     order = Order(*(chunk.column(name).to_numpy().astype(np.uint64) for name in _ORDER))
-                    for sums, run in zip(combining, derive_all(parts, chunk, order=order), strict=True):
+                    # Measures are added to rows that are there.
+                    runs = derive_all(parts, chunk, order=order, are_stored=schemas[0].state == "ready")
+                    for sums, run in zip(combining, runs, strict=True):
                         sums.add(run)
                     done += chunk.num_rows
                     goes_on()

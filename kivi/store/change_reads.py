@@ -486,7 +486,7 @@ def _keys_of(aggregate: TableSchema, tail: Iterator[pa.RecordBatch], others: lis
     """The encoded keys of the rows that these events belong to, and ``others``, sorted, each once."""
     held: list[Any] = []
     count, limit = 0, _KEYS_HELD
-    of_events = (Events(events).groups(aggregate).keys for events in gathered(tail, _GROUPED_ROWS))
+    of_events = (Events(events, are_stored=True).groups(aggregate).keys for events in gathered(tail, _GROUPED_ROWS))
     for keys in itertools.chain(of_events, others):
         held.append(keys)
         count += len(held[-1])

@@ -137,7 +137,8 @@ class TouchedRows:
         if self._slot is not None:
             reaches = self._slot.starts(times) < self._forgotten
         if reaches.any() and self.is_exact:
-            self._spared.append(Events(chunk.filter(pa.array(reaches))).groups(self.aggregate).keys)
+            spared = Events(chunk.filter(pa.array(reaches)), are_stored=True)
+            self._spared.append(spared.groups(self.aggregate).keys)
         self.is_blocked |= bool(reaches.any()) and not self.is_exact
 
     @property
@@ -360,7 +361,7 @@ def _negated(run: DeltaRun, rows: Array) -> DeltaRun:
 
 
 def _derivation(chunk: pa.RecordBatch) -> Derivation:
-    return Derivation(chunk, _order(chunk))
+    return Derivation(chunk, _order(chunk), are_stored=True)
 
 
 def _order(chunk: pa.RecordBatch) -> Order:
@@ -379,7 +380,7 @@ def _derived(aggregates: Sequence[TableSchema], chunk: pa.RecordBatch, events: D
     for low, high in itertools.pairwise(cuts):
         if low < high:
             then, whole = _before(aggregates, int(stamps[low])), Order(*(part[low:high] for part in order))
-            runs = derive_all(then, chunk.slice(low, high - low), order=whole)
+            runs = derive_all(then, chunk.slice(low, high - low), order=whole, are_stored=True)
             parts.append([fitted(run, one) for run, one in zip(runs, aggregates, strict=True)])
     return [combine(one, [runs[i] for runs in parts]) for i, one in enumerate(aggregates)]
 

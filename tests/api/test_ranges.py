@@ -281,6 +281,11 @@ def test_slots_that_begin_with_the_year_1_are_read(db: Any) -> None:
             assert rows[0]["slot"] == FIRST and len(rows) == 2
         with pytest.raises(InvalidArgument, match="start is .* us, where there are no slots"):
             list(snap.rollup("d", step="1w", start=-(2**63)))
+        for name, bound, near in (("d", LAST, "9999-12-31T00:00:00"), ("h", EARLY, "0001-01-01T00:00:00")):
+            with pytest.raises(InvalidArgument, match=rf"start lies within a slot of .* it is {near}"):
+                list(snap.rollup(name, step="1w", start=bound))
+        with pytest.raises(InvalidArgument, match="within a slot of 'd'.* it is one in the years 1 to 9999"):
+            list(snap.rollup("d", step="1w", start=2**61))
 
 
 # -- computed times ---------------------------------------------------------------------------------

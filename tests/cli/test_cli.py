@@ -485,7 +485,8 @@ def takes_any_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Times outside the years 1 to 9999, which stores of earlier versions were given."""
     for module in ("kivi.arrow.records", "kivi.model.schema", "kivi.model.types"):
         monkeypatch.setattr(f"{module}.check_moment", lambda value, what: value)
-    monkeypatch.setattr("kivi.delta.grouping.MOMENT_MIN_US", -(2**63))
+    for module in ("grouping", "derive"):
+        monkeypatch.setattr(f"kivi.delta.{module}.MOMENT_MIN_US", -(2**63))
 
 
 def test_dump_goes_on_at_moments_beyond_the_years_of_python(cli, tmp_path, monkeypatch):

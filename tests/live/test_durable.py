@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import signal
 import threading
 import time
 from collections import Counter
@@ -146,7 +147,7 @@ def test_those_that_come_together_are_one_commit_and_each_has_its_own_answer() -
                 """How many they are for those that come while another is on its way."""
                 with gate:
                     first = opened("first", None)
-                    wait_until(lambda: durables._is_led)
+                    wait_until(durables._committing.locked)
                     lives = [(name, opened(name, where)) for name, where in wanted]
                     before = db.watermark()
                 first.result().close()
@@ -167,6 +168,58 @@ def test_those_that_come_together_are_one_commit_and_each_has_its_own_answer() -
         assert {known["name"] for known in db.subscriptions()} == {"first", "last", "there", *dict(few)}
         ts = db.append("calls", [{"seq": 0, "service": "x", "ts": T0, "us": 5}])
         assert db.reached("calls", ts) == [3]  # there, first, and s5
+
+
+def test_whatever_goes_wrong_with_one_is_nothing_to_the_others_of_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error that nobody has foreseen."""
+    answer = durable._stored
+
+    def failing(user: str, name: str, row: dict[str, Any]) -> Any:
+        return 1 / 0 if name == "bad" else answer(user, name, row)
+
+    monkeypatch.setattr(durable, "_stored", failing)
+    with Database(Store.open()) as db, ThreadPoolExecutor(16) as threads:
+        db.create_event_table("calls", event_time="ts", columns=COLUMNS)
+        durables = db.hub.durable
+        with db.store.committer.entry_lock:
+            first = threads.submit(db.subscribe, "calls", name="first")
+            wait_until(durables._committing.locked)
+            names = ["a", "b", "c", "bad", "d", "e", "f"]
+            lives = {name: threads.submit(db.subscribe, "calls", name=name) for name in names}
+            wait_until(lambda: len(durables._opening) == 1 + len(names))
+            before = db.watermark()
+        first.result().close()
+        with pytest.raises(ZeroDivisionError):
+            lives.pop("bad").result()
+        for live in lives.values():
+            live.result().close()
+        assert db.watermark() - before <= 1 + 3  # halves of seven
+        assert not durables._opening
+
+
+def test_one_whose_thread_is_interrupted_while_it_commits_is_in_nobodys_way() -> None:
+    with Database(Store.open()) as db, ThreadPoolExecutor(4) as threads:
+        db.create_event_table("calls", event_time="ts", columns=COLUMNS)
+        durables, held, others = db.hub.durable, threading.Event(), list[Future[Any]]()
+        main = threading.get_ident()
+
+        def interrupt() -> None:
+            with db.store.committer.entry_lock:
+                held.set()
+                wait_until(durables._committing.locked)
+                others.extend(threads.submit(db.subscribe, "calls", name=name) for name in ("mine", "other"))
+                wait_until(lambda: len(durables._opening) == 3)
+                signal.pthread_kill(main, signal.SIGINT)
+                wait_until(lambda: len(durables._opening) == 2)
+
+        interrupting = threads.submit(interrupt)
+        held.wait()
+        with pytest.raises(KeyboardInterrupt):
+            db.subscribe("calls", name="mine")
+        interrupting.result()
+        for other in others:
+            other.result(60).close()
+        assert {known["name"] for known in db.subscriptions()} == {"mine", "other"}
 
 
 def test_what_others_of_the_user_saw_is_left_out(db: Any) -> None:

@@ -29,7 +29,7 @@ from kivi.model.subscriptions import Change, Shown, Update
 from kivi.wire import methods
 from kivi.wire.columns import column_writer, rows_of, rows_reader
 from kivi.wire.v1 import service_pb2 as pb
-from kivi.wire.v1 import types_pb2
+from kivi.wire.v1 import topics_pb2, types_pb2
 from tests.live.test_states import Judge, change, create, until_quiet
 from tests.serverproc import ServerProcess
 from tests.waiting import until
@@ -184,8 +184,8 @@ class Raw:
 
     def __init__(self, server: ServerProcess) -> None:
         self._out: queue.SimpleQueue[pb.SubscribeRequest | None] = queue.SimpleQueue()
-        self._channel = grpc.insecure_channel(server.endpoint)
-        call: Any = self._channel.stream_stream(
+        self.channel = grpc.insecure_channel(server.endpoint)
+        call: Any = self.channel.stream_stream(
             methods.path("Subscribe"),
             request_serializer=pb.SubscribeRequest.SerializeToString,
             response_deserializer=pb.SubscribeResponse.FromString,
@@ -206,7 +206,7 @@ class Raw:
 
     def close(self) -> None:
         self._out.put(None)
-        self._channel.close()
+        self.channel.close()
 
 
 @pytest.fixture
@@ -249,6 +249,31 @@ def test_no_more_is_sent_than_there_is_room_for(server: ServerProcess, raw: Raw)
             break
     raw.say(taken=[1])
     assert next(updates).number == 1
+
+
+@pytest.mark.parametrize("ttl_us", [2**63 - 1, 2**62 + 1, 0, -1])
+def test_a_durable_subscription_lasts_no_longer_than_there_is_time(
+    server: ServerProcess, raw: Raw, ttl_us: int
+) -> None:
+    """When it expires is a number of 64 bits, without which its row could neither be read nor consolidated."""
+    with server.connect() as db:
+        db.create_event_table("lasting", event_time="ts", columns={"ts": "timestamp"})
+        wanted = pb.DurableSubscription(name="one", ttl_us=ttl_us)
+        raw.begin(1, 1, "lasting", durable=wanted)
+        update = next(raw.updates())
+        assert update.error.reason == "InvalidArgument" and "ttl_us" in update.error.message
+        stored = topics_pb2.StoreSubscriptionsRequest(table="lasting", users=[""], names=["one"], at=[0], ttl_us=ttl_us)
+        stored.wheres.add()
+        call: Any = raw.channel.unary_unary(
+            methods.path("StoreSubscriptions"),
+            request_serializer=topics_pb2.StoreSubscriptionsRequest.SerializeToString,
+            response_deserializer=topics_pb2.StoreSubscriptionsResponse.FromString,
+        )
+        with pytest.raises(grpc.RpcError, match="ttl_us"):
+            call(stored, timeout=60.0)
+        assert db.subscriptions() == []
+        db.consolidate()
+        db.drop("lasting")
 
 
 def test_the_definition_comes_once_before_what_is_of_it_and_only_to_who_knows_another(

@@ -354,6 +354,46 @@ def test_times_of_an_earlier_version_are_in_nobodys_way(tmp_path: Path, monkeypa
             assert left == [[at, at], [at], [at]]
 
 
+@pytest.mark.parametrize("each", [3, 200])
+def test_slots_of_an_earlier_version_that_begin_before_the_year_1_are_computed_again_and_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, each: int
+) -> None:
+    """Their rows are told as Arrow; measures are added to them, and their events are retracted, some and then all."""
+    early, late = dt.datetime(1, 1, 1, 0, 30, tzinfo=dt.UTC), dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+    widths: dict[str, tuple[str, str | None]] = {
+        "fixed": ("7d", None), "local": ("1d", "Asia/Tokyo"), "months": ("1month", "Asia/Tokyo")
+    }  # fmt: skip
+    events = [{"ts": ts, "n": n % 3} for n in range(each) for ts in (early, late)]
+    with monkeypatch.context() as earlier, kivi.open(tmp_path / "store") as db:
+        for module in ("grouping", "derive"):
+            earlier.setattr(f"kivi.delta.{module}.MOMENT_MIN_US", -(2**63))
+        db.create_event_table("events", event_time="ts", columns={"ts": "timestamp", "n": "int64"})
+        for name, (width, zone) in widths.items():
+            group_by = [kivi.time_slot("ts", width, name="slot", tz=zone)]
+            measures = {"calls": kivi.count(), "most": kivi.max("n"), "last": kivi.last("n")}
+            db.create_aggregate(name, source="events", group_by=group_by, measures=measures)
+        db.append("events", events)
+    ones = sum(event["n"] == 1 for event in events) // 2
+
+    def calls(snap: Any, name: str) -> Any:
+        return snap.to_arrow(name, columns=["calls"])["calls"].to_pylist()
+
+    with kivi.open(tmp_path / "store") as db:
+        for name in widths:
+            db.alter_aggregate(name, add_measures={"least": kivi.min("n")}, backfill=True)
+            with db.snapshot() as snap:
+                assert snap.to_arrow(name)["least"].to_pylist() == [0, 0]
+        with pytest.raises(InvalidArgument, match="would begin outside the years"):
+            db.append("events", [{"ts": early, "n": 7}])
+        for where, left in ((kivi.col("n") == 1, each - ones), (kivi.col("ts") == early, 0)):
+            with db.transaction() as tx:
+                assert tx.retract("events", where=where & (kivi.col("ts") < late)) > 0
+            with db.snapshot() as snap:
+                assert [calls(snap, name) for name in widths] == [[*([left] if left else []), each]] * 3
+        with db.snapshot() as snap:
+            assert all(row["slot"] > early and row["slot"] <= late for name in widths for row in snap.scan(name))
+
+
 # -- directories --------------------------------------------------------------------------------------------
 
 
