@@ -533,7 +533,7 @@ def besieged(
         ]
         spread = [Sharded(kivi.connect(cluster.endpoint, timeout=60), oracle, 400 + i, first=first) for i in range(2)]
         told = _subscribed(cluster, oracle, rng.randrange(10**6), first)
-        at_all = [kivi.connect(node.endpoint, timeout=10) for node in cluster.nodes]
+        at_all = {f"node {i}": kivi.connect(node.endpoint, timeout=10) for i, node in enumerate(cluster.nodes)}
         pinned = Pinned(kivi.connect(cluster.endpoint, timeout=60), oracle, 600, at_all)
         everybody: list[Client] = [*clients, *probes, *readers, *spread, *told, pinned]
         cluster.settle(first)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import kivi
@@ -183,10 +183,11 @@ class Following(Subscribed):
 
 
 class Pinned(Client):
-    """One step is one look, at one node. ``nodes``: a client of each. ``refused``: what they could not say in time."""
+    """One step is one look, at one node. ``nodes``: a client of each, by its name. ``refused``: what they could not say in time."""
 
-    def __init__(self, db: Any, oracle: Oracle, seed: int, nodes: Sequence[Any]) -> None:
+    def __init__(self, db: Any, oracle: Oracle, seed: int, nodes: Mapping[str, Any]) -> None:
         super().__init__(db, oracle, seed)
+        self.pin = self.name
         self.nodes, self.until, self.lease, self.ts = nodes, 0.0, b"", 0
         self.made = self.refused = self.doubted = 0
 
@@ -198,7 +199,9 @@ class Pinned(Client):
             self.lease, self.ts = pin.lease, pin.ts
             self.until, self.made, self.doubted = began + ttl_s, self.made + 1, 0
         try:
-            with self.random.choice(self.nodes).snapshot(lease=self.lease, min_snapshot=self.ts) as snap:
+            node = self.random.choice([*self.nodes])
+            self.name = f"{self.pin} at {node}"
+            with self.nodes[node].snapshot(lease=self.lease, min_snapshot=self.ts) as snap:
                 if snap.ts != self.ts:
                     raise Mismatch(f"C1: the pin of {self.ts} is read at {snap.ts}")
                 for table in self.random.sample([*self.oracle.tables], 2):
@@ -214,5 +217,5 @@ class Pinned(Client):
         time.sleep(0.1)
 
     def close(self) -> None:
-        for db in self.nodes:
+        for db in self.nodes.values():
             db.close()
