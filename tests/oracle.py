@@ -30,6 +30,7 @@ import functools
 import itertools
 import math
 import threading
+from bisect import bisect_right
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -53,6 +54,7 @@ __all__ = [
     "Report",
     "RowTable",
     "Table",
+    "Told",
     "View",
     "touched",
 ]
@@ -79,7 +81,9 @@ class RowTable:
 
 @dataclass(frozen=True)
 class EventTable:
-    """Appended dictionaries, in commit order."""
+    """Appended dictionaries, in commit order. ``is_sharded``: those of one commit may come in another order."""
+
+    is_sharded: bool = False
 
 
 @dataclass(frozen=True)
@@ -189,6 +193,8 @@ class Read:
     """Of events: those of one commit may be in another order."""
     columns: frozenset[str] | None = None
     """Of an aggregate to which measures are added: the columns that it had then. None: all of them."""
+    top: tuple[str, int] | None = None
+    """Of a scan: so many rows with the largest values of a column; those with equal ones in the order of their keys."""
 
 
 @dataclass(frozen=True)
@@ -200,6 +206,18 @@ class Glimpse:
     table: str
     keys: tuple[Key, ...]
     found: list[Row | None]
+    who: str = ""
+
+
+@dataclass(frozen=True)
+class Told:
+    """Events of a table that were told one after the other, of a table from which none are removed: those between two
+    places, each a commit timestamp and how many events behind those of that commit."""
+
+    table: str
+    after: tuple[int, int]
+    upto: tuple[int, int]
+    found: list[Row]
     who: str = ""
 
 
@@ -247,6 +265,7 @@ class Oracle:
         self.attempts: list[Attempt] = []
         self.reads: list[Read] = []
         self.glimpses: list[Glimpse] = []
+        self.tellings: list[Told] = []
         self._replayed: tuple[list[Attempt], Replay] = ([], Replay(self.tables))
 
     @property
@@ -270,12 +289,17 @@ class Oracle:
         with self._mutex:
             self.glimpses.append(replace(glimpse, found=plain(glimpse.found)))
 
+    def told(self, told: Told) -> None:
+        with self._mutex:
+            self.tellings.append(replace(told, found=plain(told.found)))
+
     def copied(self) -> Oracle:
         """Another one that knows the same so far, for a history that branches."""
         other = Oracle(self.tables, self.filling)
         other.attempts = [replace(attempt) for attempt in self.attempts]
         other.reads = list(self.reads)
         other.glimpses = list(self.glimpses)
+        other.tellings = list(self.tellings)
         return other
 
     def resolve(self, outcome: Callable[[str], int | None]) -> int:
@@ -358,8 +382,14 @@ class Oracle:
             waiting = [g for g in waiting if g.table not in changed or replay.glimpsed(g) != g.found]
         if waiting:
             raise Mismatch(self._explain_glimpse(waiting[0]))
+        for told in self.tellings:
+            if (wanted := replay.between(told.table, told.after, told.upto)) != told.found:
+                raise Mismatch(
+                    f"{told.who} was told of {told.table} from {told.after} to {told.upto}\n"
+                    f"  {told.found}\n  expected {wanted}"
+                )
         aborts = sum(attempt.outcome == "aborted" for attempt in self.attempts)
-        return Report(len(commits), aborts, len(self.reads) + len(self.glimpses), 0)
+        return Report(len(commits), aborts, len(self.reads) + len(self.glimpses) + len(self.tellings), 0)
 
     def state(self, ts: int) -> Replay:
         """Everything committed at or below ``ts``, replayed; good until the next call, which goes on from it."""
@@ -506,6 +536,12 @@ class Replay:
             row = self._row(rows, table, key)
             row[name] = combine(spec.columns[name] or "", row[name], delta)
 
+    def between(self, table: str, after: tuple[int, int], upto: tuple[int, int]) -> list[Any]:
+        """The events from one place to another."""
+        begin, end = (bisect_right(self._came[table], cts) + skip for cts, skip in (after, upto))
+        found: list[Any] = plain(self.events[table][begin:end])
+        return found
+
     def is_alike(self, read: Read) -> bool:
         """Whether it has found the events, those of each commit in some order."""
         commits, found = self._came[read.table], read.found
@@ -547,7 +583,11 @@ class Replay:
             found = rows[read.table].get(read.key)
             return None if found is None else _named(spec, read, read.key, found)
         held = rows[read.table]
-        return [_named(spec, read, key, held[key]) for key in sorted(held)]
+        listed = [_named(spec, read, key, held[key]) for key in sorted(held)]
+        if read.top is None:
+            return listed
+        by, most = read.top
+        return sorted(listed, key=lambda row: row[by], reverse=True)[:most]
 
 
 def _named(spec: RowTable | Aggregate, read: Read, key: Key, row: Row) -> Row:

@@ -1,6 +1,8 @@
 """Sweeping: what was kept for open snapshots and is needed no more goes, a bounded step at a time.
 
-A *version* is garbage when no open S lies between it and the next newer state, and no table's history reaches it. A
+A *version* is garbage when no open S lies between it and the next newer state, and no table's history reaches it. It
+is none while that newer state lies above F, below which alone the leases say what is open: F may go back below what has
+been folded (another node comes back, and is behind), and lies below what base may have while a log is judged again. A
 *tombstone* goes once the recorded position that includes it is durable and no open S is below it, together with every
 version of its key: a dead version must not be found by a reader after the row is created again. Old tokens and moments
 go with them.
@@ -229,7 +231,7 @@ class Sweeper:
             self._passed_over = {table for table, due_us in self._due_us.items() if due_us > now_us}
             self._due_us = {table: self._due_us[table] for table in self._passed_over}
         with_floor: dict[int, int | None] = {}
-        _, boundaries = self.leases.boundaries()
+        upto, boundaries = self.leases.boundaries()
         batch, gone = WriteBatch(), list[_Gone]()
         began = self._version_cursor
         cursor, newer_of, newer = began or (space_prefix(Space.VERSION), None, 0)
@@ -242,14 +244,15 @@ class Sweeper:
             if newer_of != (table, row):
                 newer_of = (table, row)
                 raw = self.engine.get(row_key(table, row))
-                newer = RowLayout.stamp_of(raw) if raw is not None else 2**63
+                newer = RowLayout.stamp_of(raw) if raw is not None else upto
             schema = self.schema_of(table)
             if table not in with_floor:
                 with_floor[table] = (
                     self.raise_history_floor(schema) if schema is not None and schema.history_us is not None else None
                 )
             floor = with_floor[table]
-            open_between = bisect_left(boundaries, newer) > bisect_left(boundaries, cts)
+            open_between = newer > upto or bisect_left(boundaries, newer) > bisect_left(boundaries, cts)
+            self._versions_dirty |= newer > upto
             kept_by_history = floor is not None and newer > floor
             if schema is None or not (open_between or kept_by_history):
                 batch.delete(key)

@@ -897,6 +897,7 @@ class Simulation:
     def do_fold(self) -> None:
         if (node := self._serving()) is not None and node.store is not None:
             node.store.consolidate()
+            node.store.consolidator.sweep()
             if self.rng.random() < 0.5:
                 node.store.consolidator.flush()
 

@@ -165,6 +165,24 @@ def test_a_tenant_is_told_of_its_own_rows_wherever_they_lie(seed: int) -> None:
     assert asked and all("keys" in one or one["where"] or one["start"] for one in asked)  # of a key: its range
 
 
+class Behind(Sharded):
+    """Nodes die, come back behind the others, and tell of that; these fold, sweep, and have snapshots and pins open."""
+
+    STEPS = (
+        ("pump", 40), ("write", 12), ("append_each", 8), ("many", 2), ("retry", 3), ("snapshot", 5), ("look", 10),
+        ("fold", 16), ("pin", 3), ("read_at_pin", 10), ("kill", 2), ("stop", 1), ("narrow", 4), ("live", 8),
+        ("truncate", 2),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", [3, 6, 10])
+def test_a_node_that_comes_back_behind_takes_nothing_from_snapshots_of_others(seed: int) -> None:
+    simulation = Behind(seed)
+    simulation.run(300)
+    simulation.finish()
+    assert simulation.counted["pinned"] > 5 and simulation.counted["killed"] + simulation.counted["kill"] > 2
+
+
 @pytest.mark.parametrize(("seed", "what"), [(14, "erased"), (20, "erased"), (24, "taken")])
 def test_shards_are_moved_at_one_place_of_the_log(seed: int, what: str) -> None:
     simulation = Moving(seed)

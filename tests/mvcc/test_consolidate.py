@@ -115,6 +115,23 @@ def test_r14_snapshots_between_the_same_two_states_share_a_version(make: Make) -
         assert [row["n"] for row in snap.scan("t")] == [1, n]
 
 
+def test_r14_what_a_snapshot_reads_stays_while_another_node_is_behind_it(make: Make) -> None:
+    """A node that comes back tells of a watermark below what was folded while it was away, and asks for no snapshot
+    that is open here."""
+    driver = make()
+    behind = put(driver, 1, n=1)
+    put(driver, 1, n=2)
+    with driver.db.snapshot() as snap:
+        put(driver, 1, n=3)
+        fold(driver, sweeps=0)
+        driver.store.leases.hold(behind, set())
+        fold(driver)
+        assert cell(snap, "n") == 2 and [row["n"] for row in snap.scan("t")] == [2]
+    driver.store.leases.hold(None, set())
+    fold(driver)
+    assert stored(driver, Space.VERSION) == 0
+
+
 def test_r14_versions_are_swept_in_bounded_steps(make: Make) -> None:
     driver = make()
     for i in range(1500):

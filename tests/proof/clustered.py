@@ -5,6 +5,7 @@
     links        a proxy between nodes and nats-servers, and among nats-servers (``tests.cluster.links``)
     clients      those of the concurrent checkers, each of all nodes; what they send fails over
     readers      one for each node, of that node alone: plain snapshots, and such with a bound of age (C1, C8)
+    spread       of a table whose shards lie on the nodes, of subscriptions, and of pins (``spread``)
     probes       small blind commits one after the other, to see for how long none is acknowledged
     faults       one after the other; each ends mended, and the cluster has to come back
     afterwards   every table on every node, twice; every answer of everybody must be the replay of CTS <= S
@@ -16,6 +17,7 @@ for how many seconds it lasts. ``Seen`` says what the clients noticed of one.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import random
@@ -32,24 +34,30 @@ from pathlib import Path
 from typing import Any
 
 import kivi
-from kivi.errors import CommitUnknown, DataLoss, KiviError, Retryable, SnapshotTooOld, Unavailable
+from kivi.errors import CommitUnknown, DataLoss, InvalidArgument, KiviError, Retryable, SnapshotTooOld, Unavailable
+from kivi.log.shards import EVERY, SHARDS, parse_shards, shown_shards
 from tests.cluster.links import Links
 from tests.cluster.traffic import wait_for
 from tests.log.natscluster import NatsCluster
 from tests.oracle import Attempt, Mismatch, Op, Oracle
 from tests.proof.concurrent import ARGUMENTS, clients_of, finish, read_all, resolve
 from tests.proof.damage import cut, files_of, flip
+from tests.proof.spread import SPREAD, Following, Pinned, Sharded, Subscribed, Watching, make_spread
 from tests.proof.workloads import TABLES, Client, fund, make_tables
 from tests.serverproc import EndedError, ServerProcess
 from tests.waiting import wait_until
 
-__all__ = ["BOUNDS_S", "FAULTS", "Seen", "besieged"]
+__all__ = ["BOUNDS_S", "FAULTS", "FULL", "Seen", "besieged"]
 
 SIZE = 3
 CALLERS = 12
 PROBES = 4
+HELD = ("0-41", "22-63", "0-21,42-63")
+"""What the nodes begin with: each shard is on two of them, and no node has all."""
+COPIES = 2
 LOG_BYTES = 1 << 30
 DISK_BYTES = 2 << 30
+FULL = tuple(f"a full disk of n{i}" for i in range(SIZE))
 BACK_S = 180.0
 """So long a cluster may take to come back from anything, on a machine that does much else; beyond it a run fails."""
 BOUNDS_S = {
@@ -63,7 +71,8 @@ BOUNDS_S = {
     "a nats-server stopped": 10.0,
     "a nats-server cut off": 10.0,
     "no quorum": None,
-    "a full disk": 10.0,
+    **dict.fromkeys(FULL, 10.0),
+    "shards moved": 2.0,
     "all killed": None,
 }
 """For how long no commit of a client is acknowledged, by the failure table; None where that is as long as it lasts."""
@@ -81,6 +90,8 @@ class Seen:
     back_s: float
     failed: int
     """Calls of probes that ended with an error."""
+    span_s: float
+    """The longest that a read took of rows which several nodes hold, of those that had an answer."""
 
     @property
     def is_late(self) -> bool:
@@ -90,7 +101,8 @@ class Seen:
     def told(self) -> str:
         return (
             f"{self.fault} ({self.what}), {self.lasted_s:.1f} s: no commit of a client for {self.gap_s:.1f} s, "
-            f"{self.failed} calls failed, back after {self.back_s:.1f} s"
+            f"{self.failed} calls failed, a read that spans nodes took {self.span_s:.1f} s, "
+            f"back after {self.back_s:.1f} s"
         )
 
 
@@ -162,7 +174,7 @@ class Reader(Client):
             with self.db.snapshot(**arguments) as snap:
                 if bound_s is not None and snap.ts < (least := self.known.newest(asked - bound_s)):
                     raise Mismatch(f"C8: {self.name} asked for at most {bound_s} s, and {snap.ts} is below {least}")
-                for table in self.random.sample([*TABLES], 2):
+                for table in self.random.sample([*self.oracle.tables], 2):
                     self.scan(snap, table)
         except DataLoss:  # of a node whose files were damaged
             self.refused += 1
@@ -178,16 +190,16 @@ class Cluster:
 
     def __init__(self, place: Path, links: Links, rng: random.Random) -> None:
         self.place, self.links, self.rng = place, links, rng
-        self.disk = self._disk()
+        self.disks = [self._disk(i) for i in range(SIZE)]
         self.nats = NatsCluster(
             place, SIZE, max_bytes=2 * LOG_BYTES, through=lambda i, address: links.link("", f"n{i}", address)
         )
         self.nodes = [self._node(i) for i in range(SIZE)]
         self.renewed, self.is_spoilt = 0, False
 
-    def _disk(self) -> Path | None:
-        """A file system of the first nats-server's own, where that can be had."""
-        path = self.place / "nats-0"
+    def _disk(self, i: int) -> Path | None:
+        """A file system of a nats-server's own, where that can be had."""
+        path = self.place / f"nats-{i}"
         path.mkdir()
         command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(path)]
         done = subprocess.run(command, capture_output=True, check=False) if os.getuid() == 0 else None
@@ -195,7 +207,7 @@ class Cluster:
 
     def _node(self, i: int) -> ServerProcess:
         urls = [f"nats://{self.links.link(f'node-{i}', server.name, server.listen)}" for server in self.nats.servers]
-        told = ("--cluster", "apm", "--nats", ",".join(urls), "--log-bytes", str(LOG_BYTES))
+        told = ("--cluster", "apm", "--nats", ",".join(urls), "--log-bytes", str(LOG_BYTES), "--shards", HELD[i])
         return ServerProcess(self.place / f"node-{i}", *told, *ARGUMENTS)
 
     @property
@@ -204,8 +216,8 @@ class Cluster:
 
     def __enter__(self) -> Cluster:
         with contextlib.ExitStack() as opened:
-            if self.disk is not None:
-                opened.callback(subprocess.run, ["umount", "--lazy", str(self.disk)], check=False)
+            for disk in filter(None, self.disks):
+                opened.callback(subprocess.run, ["umount", "--lazy", str(disk)], check=False)
             opened.enter_context(self.nats)
             for node in self.nodes:
                 opened.callback(node.__exit__)
@@ -235,9 +247,46 @@ class Cluster:
                 return int(db.cluster_status()["log"]["leader"][1:])
         return self.rng.randrange(SIZE)
 
+    def held(self, db: Any) -> list[tuple[str, int]]:
+        """The number and the shards of each node: of one that was begun anew, those of its newest life."""
+        found = sorted(db.cluster_status()["nodes"], key=lambda one: one["silent_s"], reverse=True)
+        newest = {one["address"]: one for one in found if one["state"] == "live"}
+        lives = [newest[node.endpoint] for node in self.nodes]
+        return [(one["node"], parse_shards(one["shards"])) for one in lives]
+
+    def spread(self) -> None:
+        """Has every shard be on two nodes, where a directory that was lost has left it on one."""
+        with kivi.connect(self.endpoint, timeout=BACK_S) as db:
+            held = self.held(db)
+            newest = [node for node, _ in held]
+            if all(sum(shards >> one & 1 for _, shards in held) >= COPIES for one in range(SHARDS)):
+                return
+            for one in db.cluster_status()["nodes"]:
+                if one["state"] == "live" and one["node"] not in newest:
+                    wait_until(functools.partial(self._forget, db, one["node"]), BACK_S)
+            while wait_until(functools.partial(self._rebalanced, db), BACK_S)[0]:
+                self.await_moves(db)
+
+    def _rebalanced(self, db: Any) -> list[bool]:
+        """Whether moves were ordered. It is refused while a node was not heard for ten seconds."""
+        with contextlib.suppress(InvalidArgument):
+            return [bool(db.rebalance_shards(copies=COPIES, keep=()))]
+        return []
+
+    def _forget(self, db: Any, node: str) -> bool:
+        """Refused for ten seconds after it was heard."""
+        with contextlib.suppress(InvalidArgument):
+            db.forget_node(node)
+            return True
+        return False
+
+    def await_moves(self, db: Any) -> None:
+        wait_until(lambda: not db.cluster_status()["moves"], BACK_S, reason=lambda: db.cluster_status()["moves"])
+
     def renew(self, i: int) -> None:
-        """A node whose directory is of no use any more begins again with a copy of another one."""
+        """A node whose directory is of no use any more begins again with a copy of another one, and with its shards."""
         node, other = self.nodes[i], self.nodes[(i + 1) % SIZE]
+        node.arguments = [one for one in node.arguments if one not in ("--shards", HELD[i])]
         if node.process is not None and node.process.poll() is None:
             node.kill()
         shutil.rmtree(node.data)
@@ -256,12 +305,21 @@ class Cluster:
                 raise Mismatch(f"node {node.data} has ended by itself: {''.join(node.output[-20:])}")
             with kivi.connect(node.endpoint, timeout=BACK_S) as db:
                 wait_for(at_least, db)
+                wait_until(functools.partial(_spans, db), BACK_S)
                 found = db.cluster_status()
                 if found["failed"]:
                     raise Mismatch(f"node {node.data}: {found['failed']}")
                 for one in found["nodes"]:
                     if one["agrees"] is False:
                         raise Mismatch(f"C5: node {one['address']} has applied something else than {node.endpoint}")
+
+
+def _spans(db: Any) -> bool:
+    """Whether a node can read what others hold."""
+    with contextlib.suppress(Unavailable, SnapshotTooOld), db.snapshot() as snap:
+        list(snap.scan("by_user"))
+        return True
+    return False
 
 
 Fault = Callable[[Cluster], Iterator[tuple[str, float]]]
@@ -299,6 +357,7 @@ def rolling_restart(cluster: Cluster) -> Iterator[tuple[str, float]]:
 def node_damaged(cluster: Cluster) -> Iterator[tuple[str, float]]:
     """Files of a node that is down are spoilt. It refuses to start, or refuses what it cannot read, or nothing that is
     in use was hit, and the oracle judges what it answers; then it begins again with a copy."""
+    cluster.spread()
     i, node = cluster.any_node()
     node.kill()
     files = [file for file in files_of(Path(node.data)) if file.parts[0] == "engine"]
@@ -348,6 +407,7 @@ def copy_damaged(cluster: Cluster) -> Iterator[tuple[str, float]]:
         yield "again", 0.0
         return
     cluster.is_spoilt = True
+    cluster.spread()
     server, (i, node) = cluster.nats.servers[-1], cluster.any_node()
     server.kill()
     blocks = sorted((server.directory / "store").rglob("*.blk"), key=lambda file: file.stat().st_size)
@@ -368,17 +428,45 @@ def no_quorum(cluster: Cluster) -> Iterator[tuple[str, float]]:
         server.start()
 
 
-def disk_full(cluster: Cluster) -> Iterator[tuple[str, float]]:
-    assert cluster.disk is not None
-    ballast = cluster.disk / "ballast"
+def disk_full(i: int, cluster: Cluster) -> Iterator[tuple[str, float]]:
+    disk = cluster.disks[i]
+    assert disk is not None
+    ballast = disk / "ballast"
     with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             file.write(bytes(1 << 20))
     with ballast.open("ab", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             file.write(bytes(1 << 10))
-    yield "n0", 15.0
+    yield f"n{i}", 15.0
     ballast.unlink()
+
+
+def shards_moved(cluster: Cluster) -> Iterator[tuple[str, float]]:
+    """From one node to another, or both keep them, and one of these may be killed over it; or all are spread anew."""
+    rng = cluster.rng
+    i, j = rng.sample(range(SIZE), 2)
+    with kivi.connect(cluster.endpoint, timeout=BACK_S) as db:
+        numbers, held = zip(*cluster.held(db), strict=True)
+        moved = [shard for shard in range(SHARDS) if held[i] & ~held[j] & 1 << shard]
+        chosen = sum(1 << shard for shard in rng.sample(moved, min(len(moved), rng.randint(1, 12))))
+        if not chosen or held[j] | chosen == EVERY or rng.random() < 0.2:
+            cluster.spread()
+            yield "spread anew", 0.0
+            return
+        source = None if rng.random() < 0.3 else numbers[i]
+        db.move_shards(shown_shards(chosen), numbers[j], source=source, copy=source is None)
+    killed = rng.choice((None, i, j))
+    if killed is not None:
+        time.sleep(rng.uniform(0, 1))
+        cluster.nodes[killed].kill()
+    how = "copied" if source is None else "moved"
+    what = f"{chosen.bit_count()} {how} from node {i} to {j}"
+    yield what if killed is None else f"{what}, node {killed} is killed over it", rng.uniform(0, 3)
+    if killed is not None:
+        cluster.start(cluster.nodes[killed])
+    with kivi.connect(cluster.endpoint, timeout=BACK_S) as db:
+        cluster.await_moves(db)
 
 
 def all_killed(cluster: Cluster) -> Iterator[tuple[str, float]]:
@@ -406,7 +494,8 @@ FAULTS: dict[str, Fault] = {
     "a nats-server stopped": server_stopped,
     "a nats-server cut off": server_cut_off,
     "no quorum": no_quorum,
-    "a full disk": disk_full,
+    **{name: functools.partial(disk_full, i) for i, name in enumerate(FULL)},
+    "shards moved": shards_moved,
     "all killed": all_killed,
 }
 
@@ -428,12 +517,13 @@ def besieged(
     say: Callable[[str], None] = lambda text: None,
 ) -> Besieged:
     """One cluster, these faults in this order, each asked for when the one before is over, and the judgement.
-    Raises Mismatch, or what a client met. A full disk is left out where it cannot be had."""
+    Raises Mismatch, or what a client met. A full disk is left out where it cannot be had, and that is said."""
     result, rng = Besieged(), random.Random(seed)
     with Links() as links, Cluster(place, links, rng) as cluster:
         db = kivi.connect(cluster.endpoint, timeout=BACK_S)
-        oracle, known = Oracle(TABLES), Acknowledged()
+        oracle, known = Oracle({**TABLES, **SPREAD}), Acknowledged()
         make_tables(db)
+        make_spread(db)
         first = fund(db, oracle)
         clients = clients_of(cluster.endpoint, oracle, seed, first=first, callers=CALLERS)
         probes = [Probe(kivi.connect(cluster.endpoint, timeout=60), oracle, 200 + i, known) for i in range(PROBES)]
@@ -441,7 +531,11 @@ def besieged(
             Reader(kivi.connect(node.endpoint, timeout=5), oracle, 300 + i, known, f"node {i}")
             for i, node in enumerate(cluster.nodes)
         ]
-        everybody: list[Client] = [*clients, *probes, *readers]
+        spread = [Sharded(kivi.connect(cluster.endpoint, timeout=60), oracle, 400 + i, first=first) for i in range(2)]
+        told = _subscribed(cluster, oracle, rng.randrange(10**6), first)
+        at_all = {f"node {i}": kivi.connect(node.endpoint, timeout=10) for i, node in enumerate(cluster.nodes)}
+        pinned = Pinned(kivi.connect(cluster.endpoint, timeout=60), oracle, 600, at_all)
+        everybody: list[Client] = [*clients, *probes, *readers, *spread, *told, pinned]
         cluster.settle(first)
         stop = threading.Event()
         threads = [threading.Thread(target=one.run, args=(stop,), name=one.name) for one in everybody]
@@ -449,10 +543,11 @@ def besieged(
             thread.start()
         try:
             for name in faults:
-                if name == "a full disk" and cluster.disk is None:
+                if name in FULL and cluster.disks[FULL.index(name)] is None:
+                    say(f"{name}: left out, since no file system can be mounted for it (that needs root)")
                     continue
                 time.sleep(rest_s)
-                result.seen.append(_suffered(cluster, name, probes, known))
+                result.seen.append(_suffered(cluster, name, probes, spread, known))
                 say(result.seen[-1].told())
                 if any(one.failure is not None for one in everybody):
                     break
@@ -463,6 +558,8 @@ def besieged(
         finish(everybody)
         resolve(db, oracle)
         last = max(attempt.commit_ts or 0 for attempt in oracle.attempts)
+        for subscribed in told:
+            subscribed.go_on_to(last, BACK_S)
         for i, node in enumerate(cluster.nodes):
             with kivi.connect(node.endpoint, timeout=BACK_S) as one:
                 read_all(one, oracle, f"the last of node {i}", at_least=last)
@@ -474,13 +571,33 @@ def besieged(
             aborts=report.aborts,
             reads=report.reads,
             unknown=report.unknown,
-            refused=sum(reader.refused for reader in readers),
+            told=len(oracle.tellings) + sum("watching" in read.who for read in oracle.reads),
+            spanning=sum(len(one.spans) for one in spread),
+            pins=pinned.made,
+            refused=sum(reader.refused for reader in readers) + pinned.refused,
             renewed=cluster.renewed,
         )
     return result
 
 
-def _suffered(cluster: Cluster, name: str, probes: list[Probe], known: Acknowledged) -> Seen:
+def _subscribed(cluster: Cluster, oracle: Oracle, seed: int, first: int) -> list[Subscribed]:
+    """Each life of one is a client of its own, which begins at some node."""
+    rng = random.Random(seed)
+
+    def connect() -> Any:
+        endpoints = [node.endpoint for node in cluster.nodes]
+        return kivi.connect(",".join(rng.sample(endpoints, SIZE)), timeout=60)
+
+    return [
+        Watching(connect, oracle, 500, "by_user", first=first),
+        Watching(connect, oracle, 501, "by_user", first=first, top=("total", 5)),
+        Watching(connect, oracle, 502, "counters", first=first),
+        Watching(connect, oracle, 503, "by_a", first=first),
+        Following(connect, oracle, 504, "e", first=first),
+    ]
+
+
+def _suffered(cluster: Cluster, name: str, probes: list[Probe], spread: list[Sharded], known: Acknowledged) -> Seen:
     failed, began = sum(probe.failed for probe in probes), time.monotonic()
     fault = FAULTS[name](cluster)
     what, lasts_s = next(fault)
@@ -497,4 +614,5 @@ def _suffered(cluster: Cluster, name: str, probes: list[Probe], known: Acknowled
         max(probe.gap_s(began, time.monotonic()) for probe in probes),
         back - mended,
         sum(probe.failed for probe in probes) - failed,
+        max((took for one in spread for ended, took in tuple(one.spans) if ended > began), default=0.0),
     )

@@ -139,10 +139,10 @@ def read_all(db: Any, oracle: Oracle, name: str, at_least: int | None = None) ->
     last = Client(db, oracle, -1)
     last.name = name
     with db.snapshot(min_snapshot=at_least) as snap:
-        for table in TABLES:
+        for table in oracle.tables:
             last.scan(snap, table)
         db.consolidate()
-        for table in TABLES:
+        for table in oracle.tables:
             last.scan(snap, table)
 
 

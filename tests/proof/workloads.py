@@ -219,10 +219,11 @@ class Client:
         return tx, token
 
     def scan(self, snap: Any, table: str) -> list[dict[str, Any]]:
-        rows = list(snap.scan(table))
-        if table == "e":
+        rows, spec = list(snap.scan(table)), self.oracle.tables[table]
+        is_sharded = isinstance(spec, EventTable) and spec.is_sharded
+        if isinstance(spec, EventTable):
             rows = [{**row, "ts": micros(row["ts"])} for row in rows]
-        self.oracle.read(Read(snap.ts, table, None, rows, who=self.name))
+        self.oracle.read(Read(snap.ts, table, None, rows, who=self.name, is_any_order=is_sharded))
         return rows
 
 
