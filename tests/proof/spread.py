@@ -183,7 +183,8 @@ class Following(Subscribed):
 
 
 class Pinned(Client):
-    """One step is one look, at one node. ``nodes``: a client of each, by its name. ``refused``: what they could not say in time."""
+    """One step is one look, at one node. ``nodes``: a client of each, by its name. ``refused``: what they could not say
+    in time."""
 
     def __init__(self, db: Any, oracle: Oracle, seed: int, nodes: Mapping[str, Any]) -> None:
         super().__init__(db, oracle, seed)
