@@ -180,7 +180,7 @@ def test_a_node_that_comes_back_behind_takes_nothing_from_snapshots_of_others(se
     simulation = Behind(seed)
     simulation.run(300)
     simulation.finish()
-    assert simulation.counted["pinned"] > 5 and simulation.counted["killed"] + simulation.counted["kill"] > 2
+    assert simulation.counted["pinned"] > 5 and simulation.counted["kill"] > 1
 
 
 @pytest.mark.parametrize(("seed", "what"), [(14, "erased"), (20, "erased"), (24, "taken")])
