@@ -227,7 +227,7 @@ def test_times_in_another_unit_are_refused_in_every_column(cli: Any, server: Ser
     assert "outside the years 1 to 9999" in cli("put", "rows", 1, "at=1767225600000000000", code=1)[1]
     assert "'at' is named twice" in cli("put", "rows", 1, "at=2026-01-01", "at=2026-01-02", code=1)[1]
     path.write_text("ts,due\n2026-01-01,1767225600000000000\n2026-01-01,\n")
-    assert "records[0]['due'] is 1767225600000000000 us, outside" in cli("append", "orders", path, code=1)[1]
+    assert "line 2, column 'due' is 1767225600000000000 us, outside" in cli("append", "orders", path, code=1)[1]
     with server.connect() as db, db.snapshot() as snap:
         assert [*snap.scan("orders"), *snap.scan("rows")] == []
 
