@@ -244,8 +244,8 @@ class OrderedScanArguments(ScanArguments):
 
     def bound(self, schema: TableSchema) -> Scan:
         order = order_of(self.order_by, self.seen(schema).output_type) if self.order_by else ()
-        found = ScanArguments.bound(self, schema)
-        return replace(found, order=order, offset=self.offset, any_order=bool(self.any_order))
+        more = {"order": order, "offset": self.offset, "any_order": bool(self.any_order)}
+        return self.scan(schema, limit=self.limit, reverse=bool(self.reverse), **more)
 
 
 @dataclass(slots=True)

@@ -99,7 +99,7 @@ def joined(found: Sequence[TailPoints]) -> TailPoints:
 
 
 def _parsed(shown: str) -> int:
-    """The set that a node's status tells, like 0-15,40."""
+    """The set that a node's status tells, like 0-15,40. (``kivi.log.shards`` does this too, and is not for clients.)"""
     found = 0
     for part in shown.split(",") if shown[:1].isdigit() else ():
         low, _, high = part.partition("-")

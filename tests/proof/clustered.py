@@ -250,7 +250,7 @@ class Cluster:
     def held(self, db: Any) -> list[tuple[str, int]]:
         """The number and the shards of each node: of one that was begun anew, those of its newest life."""
         found = sorted(db.cluster_status()["nodes"], key=lambda one: one["silent_s"], reverse=True)
-        newest = {one["address"]: one for one in found if one["state"] == "live"}
+        newest = {one["address"]: one for one in found if one["state"] in ("live", "silent")}
         lives = [newest[node.endpoint] for node in self.nodes]
         return [(one["node"], parse_shards(one["shards"])) for one in lives]
 
@@ -262,7 +262,7 @@ class Cluster:
             if all(sum(shards >> one & 1 for _, shards in held) >= COPIES for one in range(SHARDS)):
                 return
             for one in db.cluster_status()["nodes"]:
-                if one["state"] == "live" and one["node"] not in newest:
+                if one["state"] in ("live", "silent") and one["node"] not in newest:
                     wait_until(functools.partial(self._forget, db, one["node"]), BACK_S)
             while wait_until(functools.partial(self._rebalanced, db), BACK_S)[0]:
                 self.await_moves(db)
