@@ -19,6 +19,7 @@ from kivi.client.transaction import TransactionCore
 from kivi.client.writes import KINDS, encoded_delta, encoded_write
 from kivi.model.declarations import row_table_schema
 from kivi.model.schema import TableSchema
+from kivi.model.types import MOMENT_MAX_US, MOMENT_MIN_US
 from kivi.wire.codec import fill_values, from_values
 from kivi.wire.frames import joined
 from kivi.wire.v1 import session_pb2
@@ -29,6 +30,7 @@ COUNTERS = row_table_schema(
     key={"id": "int64", "slot": "timestamp"},
     columns={"hits": kivi.sum("int64"), "slowest": kivi.max("int64"), "load": kivi.sum("float64"), "v": "int64"},
 )
+MOMENTS = st.one_of(st.integers(-3, 300), st.integers(MOMENT_MIN_US, MOMENT_MAX_US))
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     "hits": INT64,
     "slowest": st.one_of(INT64, st.none()),
@@ -90,7 +92,7 @@ def test_guards_and_deletes_have_a_column_or_none(column: str | None) -> None:
         assert data == filled(COUNTERS, write).SerializeToString()
 
 
-@given(key=st.tuples(INT64, INT64), values=st.dictionaries(st.sampled_from(["hits", "slowest"]), INT64, min_size=1))
+@given(key=st.tuples(INT64, MOMENTS), values=st.dictionaries(st.sampled_from(["hits", "slowest"]), INT64, min_size=1))
 def test_a_delta_of_integers_is_encoded_as_any(key: tuple[int, int], values: dict[str, int]) -> None:
     stored = Write("delta", *Write("delta", key, values).bound(COUNTERS))
     assert encoded_delta(COUNTERS, key, values) == filled(COUNTERS, stored).SerializeToString()
@@ -110,6 +112,8 @@ OTHERS: list[tuple[Any, dict[str, Any]]] = [
     ((1, True), {"hits": 1}),
     ((1, None), {"hits": 1}),
     ((1, 2**63), {"hits": 1}),
+    ((1, MOMENT_MIN_US - 1), {"hits": 1}),
+    ((1, MOMENT_MAX_US + 1), {"hits": 1}),
     ((1,), {"hits": 1}),
     ((1, 2, 3), {"hits": 1}),
     ([1, 2], {"hits": 1}),
