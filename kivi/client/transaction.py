@@ -125,7 +125,7 @@ class TransactionCore:
     is_maker = False  # of the shared snapshot with that name
     ended = False
     wrote = False
-    sent = False  # operations are at the server, or it has answered with an error: not to be begun again
+    sent = False  # operations are at the server, or an error has told of what it holds: not to be begun again
     broken: errors.KiviError | None = None  # operations were dropped here, so it must not commit
     told: Callable[[], object] | None = None  # called when the first answer comes, before anybody has it
     ttl_s: float | None = None  # of a snapshot: the longest that it was asked to be kept for
@@ -287,7 +287,8 @@ class TransactionCore:
 
     def _refused(self, request: session_pb2.Request, error: errors.KiviError) -> None:
         """The request failed. What travelled in it may be at the server all the same; what never left is lost."""
-        self.sent = self.sent or not self.read_only or self.start_ts is None
+        has_told = self.start_ts is None and not isinstance(error, errors.Unavailable)  # of a snapshot nobody knows
+        self.sent = self.sent or not self.read_only or has_told
         if isinstance(error, errors.NotFound):
             self.core.schemas.clear()  # a table was dropped, and perhaps made anew
         at_once = self.deferred and isinstance(error, errors.RowExists)  # of a server that defers nothing yet

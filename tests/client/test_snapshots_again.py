@@ -122,6 +122,18 @@ def test_one_that_is_begun_again_elsewhere_in_time_is_refused(server: ServerProc
             snap.get(counter, (1,))
 
 
+def test_one_whose_first_read_was_refused_is_begun_again(server: ServerProcess, db: Any, counter: str) -> None:
+    """That it is not there yet tells nothing of what it holds."""
+    with db.snapshot() as newest, server.connect(timeout=1) as other, other.snapshot(min_snapshot=newest.ts + 1) as snap:
+        assert other.get(counter, (1,)) is not None  # the table's schema is known from here on
+        with pytest.raises(kivi.Unavailable):
+            snap.get(counter, (1,))
+        with db.transaction() as tx:
+            tx.put(counter, (1,), balance=2)
+        cut(other)
+        assert (balance(snap, counter), snap.ts) == (2, tx.commit_ts)
+
+
 def test_of_threads_that_lose_it_at_once_one_begins_it_again(server: ServerProcess, db: Any, counter: str) -> None:
     nobody_reads(db)
     with server.connect() as other, ThreadPoolExecutor(READERS) as threads, other.snapshot() as snap:
