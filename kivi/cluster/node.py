@@ -26,7 +26,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from kivi.cluster.asking import Asking
@@ -93,6 +93,8 @@ _KEPT: Final = 0.25
 _HOLD_S: Final = 30.0
 _UNCLAIMED_S: Final = 10.0
 """For so long nobody may say that it builds what is building, until another node does."""
+_ASKED_S: Final = 5.0
+"""For so long others wait for a node that is still starting, before they are told so."""
 _LOOK_S: Final = 0.02
 
 
@@ -139,7 +141,7 @@ class ClusterNode:
         """What keeps the log from having the copies that it is to have."""
         self._servers: set[str] = set()
         """Names of servers of the log, which these may lose."""
-        self._is_open, self._unclaimed = False, dict[int, float]()
+        self._is_open, self._unclaimed = threading.Event(), dict[int, float]()
         with contextlib.ExitStack() as opened:
             self._nats = Nats(servers, timeout_s=timeout_s, **login or {})
             opened.callback(self._nats.close)
@@ -168,7 +170,7 @@ class ClusterNode:
             reads = Nats(servers, timeout_s=timeout_s, **login or {})
             opened.callback(reads.close)
             name_of_reads = f"kivi.reads.{self.stream.name}.{self.generation.hex()}"
-            self.asking = Asking(reads, name_of_reads, self.log, self.store.spanning.serve)
+            self.asking = Asking(reads, name_of_reads, self.log, self._serve)
             opened.callback(self.asking.close)
             self.store.spanning.owners = self.asking
             self.store.before_copy, self.store.cluster_status = self._hold, self.status
@@ -193,8 +195,15 @@ class ClusterNode:
             self._give_up_shards()
             if wanted is not None:
                 note_obeyed(path, wanted)
-            self._is_open = True
+            self._is_open.set()
             opened.pop_all()
+
+    def _serve(self, data: bytes) -> Iterator[bytes]:
+        """What others ask for, once all is applied that there was at the start: before that the log's time is an
+        earlier one, in which a pin seems to hold whose versions were swept after it had ended."""
+        if not self._is_open.wait(_ASKED_S):
+            raise Unavailable("this node has not applied yet what the log had when it started")
+        yield from self.store.spanning.serve(data)
 
     def _catch_up(self, timeout_s: float) -> None:
         """Until what the log has now is applied, however long that takes. Raises Unavailable if it gets no further for
@@ -369,7 +378,7 @@ class ClusterNode:
 
         Two may build the same thing, if one stood still for long: see ``kivi.store.backfill``.
         """
-        if not self._is_open or self.store.is_catching_up:
+        if not self._is_open.is_set() or self.store.is_catching_up:
             return
         backfill = self.store.backfill
         with self.committer.entry_lock:

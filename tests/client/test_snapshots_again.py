@@ -124,7 +124,11 @@ def test_one_that_is_begun_again_elsewhere_in_time_is_refused(server: ServerProc
 
 def test_one_whose_first_read_was_refused_is_begun_again(server: ServerProcess, db: Any, counter: str) -> None:
     """That it is not there yet tells nothing of what it holds."""
-    with db.snapshot() as newest, server.connect(timeout=1) as other, other.snapshot(min_snapshot=newest.ts + 1) as snap:
+    with (
+        db.snapshot() as newest,
+        server.connect(timeout=1) as other,
+        other.snapshot(min_snapshot=newest.ts + 1) as snap,
+    ):
         assert other.get(counter, (1,)) is not None  # the table's schema is known from here on
         with pytest.raises(kivi.Unavailable):
             snap.get(counter, (1,))

@@ -7,10 +7,11 @@ import dataclasses
 import itertools
 import json
 import random
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from operator import itemgetter
 from pathlib import Path
 from types import SimpleNamespace
@@ -481,6 +482,36 @@ def test_a_read_does_not_wait_for_a_process_that_is_another_one_by_now(nodes: No
         nodes.stop(name)
         nodes.start(name)
         assert found.result(60) == [len(USERS)] * 2
+
+
+def test_a_node_answers_others_when_it_has_applied_what_there_was_at_its_start(nodes: Nodes, tmp_path: Path) -> None:
+    """Before that its log is at an earlier time, in which pins have not ended yet whose versions it has swept."""
+    one = nodes.start("one")
+    make_sums(Database(one.store))
+    append(Database(one.store), 1)
+    Database(one.store).checkpoint(str(tmp_path / "low"))
+    low = nodes.start("low", "0-31")
+    nodes.stop("one")
+    pump, is_there, may_come = ReplicatedLog.pump, threading.Event(), threading.Event()
+
+    def when_it_may(log: ReplicatedLog, *count: int) -> int:
+        if log is not low.log:
+            is_there.set()
+            may_come.wait(60)
+        return pump(log, *count)
+
+    def read() -> list[int]:
+        with Database(low.store).snapshot() as snap:
+            return [len(list(snap.scan(table))) for table in ("calls", "sums")]
+
+    never_silent = patch("kivi.log.members.ANSWERS_S", 3_600.0)
+    with patch.object(ReplicatedLog, "pump", when_it_may), never_silent, ThreadPoolExecutor() as threads:
+        starting = threads.submit(nodes.start, "one")
+        assert is_there.wait(60)
+        found = threads.submit(read)
+        assert not wait([found], 2.0).done
+        may_come.set()
+        assert starting.result(60).id and found.result(60) == [len(USERS)] * 2
 
 
 def make_sums(db: Any) -> None:

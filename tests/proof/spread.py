@@ -25,8 +25,6 @@ __all__ = ["SPREAD", "Following", "Pinned", "Sharded", "Subscribed", "Watching",
 
 USERS = 24
 MOMENTS = 100
-DOUBTED = 3
-"""A pin that has ended says so each time; a connection is not lost so often in a row."""
 SPREAD: dict[str, Table] = {
     "s": EventTable(is_sharded=True),
     "by_user": Aggregate(
@@ -190,7 +188,7 @@ class Pinned(Client):
         super().__init__(db, oracle, seed)
         self.pin = self.name
         self.nodes, self.until, self.lease, self.ts = nodes, 0.0, b"", 0
-        self.made = self.refused = self.doubted = 0
+        self.made = self.refused = 0
 
     def step(self) -> None:
         if time.monotonic() > self.until:
@@ -198,7 +196,7 @@ class Pinned(Client):
             began = time.monotonic()
             pin = self.db.snapshot(shared=True, ttl_s=ttl_s).__enter__()  # nobody closes it: it ends by itself
             self.lease, self.ts = pin.lease, pin.ts
-            self.until, self.made, self.doubted = began + ttl_s, self.made + 1, 0
+            self.until, self.made = began + ttl_s, self.made + 1
         try:
             node = self.random.choice([*self.nodes])
             self.name = f"{self.pin} at {node}"
@@ -207,10 +205,8 @@ class Pinned(Client):
                     raise Mismatch(f"C1: the pin of {self.ts} is read at {snap.ts}")
                 for table in self.random.sample([*self.oracle.tables], 2):
                     self.scan(snap, table)
-            self.doubted = 0
-        except (SnapshotTooOld, NotFound) as error:  # of a scan, also, whose connection was lost: that begins again
-            self.doubted += 1
-            if self.doubted >= DOUBTED and time.monotonic() < self.until:
+        except (SnapshotTooOld, NotFound) as error:
+            if time.monotonic() < self.until:
                 raise Mismatch(f"C1: a pin ends {self.until - time.monotonic():.1f} s too early: {error}") from error
         except Unavailable:
             self.refused += 1
