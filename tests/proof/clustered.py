@@ -268,14 +268,15 @@ class Cluster:
                 self.await_moves(db)
 
     def _rebalanced(self, db: Any) -> list[bool]:
-        """Whether moves were ordered. It is refused while a node was not heard for ten seconds."""
-        with contextlib.suppress(InvalidArgument):
+        """Whether moves were ordered. It is refused while a node was not heard for ten seconds, and after a fault by
+        one that has heard nothing for five."""
+        with contextlib.suppress(InvalidArgument, Unavailable):
             return [bool(db.rebalance_shards(copies=COPIES, keep=()))]
         return []
 
     def _forget(self, db: Any, node: str) -> bool:
-        """Refused for ten seconds after it was heard."""
-        with contextlib.suppress(InvalidArgument):
+        """Refused for ten seconds after it was heard, and after a fault by one that has heard nothing for five."""
+        with contextlib.suppress(InvalidArgument, Unavailable):
             db.forget_node(node)
             return True
         return False
