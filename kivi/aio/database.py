@@ -286,7 +286,7 @@ class Snapshot(AnyNode, _Reads):
         try:  # ``ts`` is an attribute: it has to be known from here on
             await self._read(TransactionCore.open_shared if self._core.shared else TransactionCore.started)
         except BaseException:  # ``__aexit__`` is not called if ``__aenter__`` raises
-            await self._run(self._end())
+            await self.close()
             raise
         return self
 
@@ -298,7 +298,9 @@ class Snapshot(AnyNode, _Reads):
         await super().renew(ttl_s)
 
     async def close(self) -> None:
-        await self._run(self._end())
+        left = self._end()
+        if left is not None:
+            await self._run(left)
 
     to_arrow = takes(WholeArguments)(reads(TransactionCore.to_arrow))
     rollup = takes(RollupArguments)(reads(TransactionCore.answer))

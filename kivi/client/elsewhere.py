@@ -188,9 +188,10 @@ class AnyNode:
         for one in list(self._others.values()):
             one.renew_unasked(ttl_s)
 
-    def _end(self) -> Steps[None]:
+    def _end(self) -> Steps[None] | None:
+        """Gives what is left to be waited for, if something is."""
         self._is_closed = True  # first: who arrives elsewhere just now looks again
         for one in list(self._others.values()):
             one.release()
         self._core.told = None
-        yield from self._core.end()
+        return self._core.end()

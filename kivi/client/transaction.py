@@ -328,14 +328,17 @@ class TransactionCore:
         self.lease, self.is_maker = bytes(reply.begin.lease), True
         return self.lease
 
-    def end(self) -> Steps[None]:
-        """Lets go of it. A shared snapshot ends for everyone where it was made: by its name, as its session may be
-        another by now, and that is waited for, as nothing else ends it before its time. Without an answer it is left
-        to that."""
+    def end(self) -> Steps[None] | None:
+        """Lets go of it, and gives what is left to be waited for, if something is."""
         if self.ended or not self.is_maker:
             self.release()
-            return
+            return None
         self.ended = True
+        return self._end_for_everyone()
+
+    def _end_for_everyone(self) -> Steps[None]:
+        """A shared snapshot ends for everyone where it was made: by its name, as its session may be another by now,
+        and that is waited for, as nothing else ends it before its time. Without an answer it is left to that."""
         release = session_pb2.Release(txns=[self._at.number], leases=[self.lease])
         request = session_pb2.Request(release=release, timeout_ms=timeout_ms(self.core.timeout_s))
         with contextlib.suppress(errors.KiviError):
