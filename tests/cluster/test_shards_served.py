@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from pathlib import Path
 from typing import Any
 
@@ -200,9 +201,8 @@ def test_alerts_and_matches_where_no_node_has_all_shards(tmp_path: Path) -> None
             db.create_event_table("calls", event_time="ts", columns=COLUMNS, shard_by=["user"])
             db.create_event_table("plain", event_time="ts", columns=COLUMNS)
             for of in ("calls", "plain"):
-                db.create_aggregate(f"{of}_1m", source=of, group_by=["user", kivi.time_slot("ts", "1m")],
+                db.create_aggregate(f"{of}_1h", source=of, group_by=["user", kivi.time_slot("ts", "1h")],
                                     measures={"n": kivi.count()})  # fmt: skip
-                db.create_alert(of, on=f"{of}_1m", where=kivi.col("n") > 0)
             db.checkpoint(tmp_path / "low")
             db.checkpoint(tmp_path / "all")
         low = opened.enter_context(ServerProcess(tmp_path / "low", *how, "--shards", "0-31"))
@@ -210,6 +210,8 @@ def test_alerts_and_matches_where_no_node_has_all_shards(tmp_path: Path) -> None
         high.arguments += ["--shards", "32-63"]
         high.start()
         low_db, high_db = (opened.enter_context(kivi.connect(node.endpoint)) for node in (low, high))
+        for of in ("calls", "plain"):
+            low_db.create_alert(of, on=f"{of}_1h", where=kivi.col("n") > 0)
 
         def errors() -> dict[str, str | None]:
             return {one["name"]: one["error"] for one in low_db.alerts()}
@@ -228,10 +230,12 @@ def test_alerts_and_matches_where_no_node_has_all_shards(tmp_path: Path) -> None
         wait_until(lambda: errors()["calls"] is not None)
         assert "a node that holds all shards, of which none was heard lately" in str(errors()["calls"])
         follow_by_user(low_db, high_db)
-        for one in ("calls", "plain"):
-            low_db.append(one, [{"ts": 0, "user": LOW, "us": 0}])  # its slot is over
+        now_us = time.time_ns() // 1_000
+        for one in ("calls", "plain"):  # in a slot that is over, and in the one that will be
+            times = (now_us - 3_600_000_000, now_us)
+            low_db.append(one, [{"ts": ts, "user": user, "us": 0} for ts in times for user in (LOW, HIGH)])
         wait_until(lambda: any(one["state"] == "firing" for one in high_db.alerts()))
-        assert [one["name"] for one in high_db.alerts() if one["state"] == "firing"] == ["plain"]
+        assert {one["name"] for one in high_db.alerts() if one["state"] == "firing"} == {"plain"}
         assert errors()["plain"] is None
         opened.enter_context(ServerProcess(tmp_path / "all", *how))
         wait_until(lambda: {one["name"] for one in low_db.alerts() if one["state"] == "firing"} == {"calls", "plain"})
