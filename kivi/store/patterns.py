@@ -45,7 +45,10 @@ _BATCH_ROWS: Final = 65_536
 _ROWS_MIN: Final = 65_536
 """Of fewer events all are matched."""
 _CANDIDATES_MAX: Final = 0.02
-"""Candidates that are a larger part of the events tell too little."""
+"""Candidates that are a larger part of the events tell too little,"""
+_PERHAPS_MAX: Final = 0.25
+_PERHAPS_ROWS_MAX: Final = 1 << 20
+"""unless they lie in row groups that have no more than such a part of them, and so many events."""
 _VALUES_MAX: Final = 64
 """So many values of a partition's first column are looked for in row groups."""
 
@@ -207,11 +210,14 @@ class Asked:
         symbol, predicate = min(asked, key=lambda each: self._estimated(*each))
         may_have = self._may_have(symbol, predicate)
         perhaps = view.rows_perhaps(*self._times, predicate, may_have)
+        most = _CANDIDATES_MAX * rows
+        if perhaps <= min(_PERHAPS_MAX * rows, _PERHAPS_ROWS_MAX):
+            most = max(most, perhaps)
         moments, values, count = list[Any](), list[Any](), 0
         events = self._selected([] if self._key is None else [self._key], predicate)
         for batch in events.of(self._times, events.after(), named=False, ordered=False, may_have=may_have):
             count += batch.num_rows
-            if count > _CANDIDATES_MAX * rows:
+            if count > most:
                 self.read.lines.append(f"candidates of {symbol}: more than {count - 1:,}, so everything was read")
                 return None
             moments.append(flat(batch.column(self._event_time)))
