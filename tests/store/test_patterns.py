@@ -161,7 +161,7 @@ def test_a_delta_is_looked_for_where_values_differ_so_much(
     monkeypatch.setattr("kivi.store.patterns._ROWS_MIN", 0)
     for module in ("settled_files", "file_writing"):
         monkeypatch.setattr(f"kivi.events.{module}.GROUP_ROWS", 64)
-    driver, jump = EmbeddedDriver(None, block_rows=64), 7_001
+    driver, jump = EmbeddedDriver(None, block_rows=64), 110 * 64  # the row before it is in the block before
     driver.db.create_event_table("calls", event_time="ts", columns=COLUMNS)
     rows = [{"host": i % 3, "ts": T0 + i * S, column: i + 1_000 * (i >= jump)} for i in range(10_000)]
     driver.db.append("calls", rows)
