@@ -7,7 +7,7 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -154,16 +154,16 @@ class Alerts:
         """Evaluates every alert and rule for which something is due, and begins to deliver what waits."""
         with self._store.snapshots.opened() as lease:
             alerts = self._rows.kept(lease)
-        rules = self._matched()
-        tables = [*(kept.alert.on for kept in alerts), *(rule.source for rule in rules)]
-        if not tables or not self._has_turn(tables):
+        rules, known = self._matched(), self._store.catalog.visible.by_name
+        lacked = {on for kept in alerts if self._store.shards.is_partial(known.get(on := kept.alert.on))}
+        if not (alerts or rules) or not self._has_turn(is_partial=bool(lacked)):
             return
         for kept in alerts:
-            alert = kept.alert.name
+            alert = kept.alert
             self._evaluate(
-                ("alert", alert, kept.seen),
-                partial(self._evaluator.evaluate, alert),
-                partial(self._rows.fail, alert),
+                ("alert", alert.name, kept.seen),
+                partial(_refuse, alert) if alert.on in lacked else partial(self._evaluator.evaluate, alert.name),
+                partial(self._rows.fail, alert.name),
             )
         for rule in rules:  # behind the alerts, as it may take its time
             self._evaluate(
@@ -198,15 +198,21 @@ class Alerts:
         self._paused = {one: until for one, until in self._paused.items() if until > now}
         self._paused[what] = now + pause_s
 
-    def _has_turn(self, tables: Sequence[str]) -> bool:
-        """Whether this process evaluates: in a cluster one node does that has all of the tables, as long as it says so
-        every few seconds.
+    def _has_turn(self, *, is_partial: bool) -> bool:
+        """Whether this process evaluates: in a cluster one node does, as long as it says so every few seconds: one that
+        has all of the tables, unless none is there; ``is_partial``: this one does not.
 
         Two that think so do no harm: of two evaluations that begin with the same one, one conflicts.
         """
         if self._store.prefix is None:
             return True
-        known = self._store.catalog.visible.by_name
-        if any(self._store.shards.is_partial(known.get(table)) for table in tables):
+        if is_partial and self._store.shards.is_whole_elsewhere():
             return False
         return self._rows.take_turn(self._name, self._store.committer.now_us(), _TURN_US)
+
+
+def _refuse(alert: Alert) -> None:
+    raise InvalidArgument(
+        f"{alert.on!r} is sharded, and its alerts are judged by a node that holds all shards, of which none was heard "
+        "lately: start one"
+    )

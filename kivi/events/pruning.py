@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from kivi.model.expressions import Expr, all_of, between, bounds_of
 
-__all__ = ["Known", "all_kept", "always", "equals", "never", "outside"]
+__all__ = ["NO_VALUES", "Facts", "Known", "Stretch", "Values", "all_kept", "always", "equals", "never", "outside"]
+
+Facts = tuple[Any, Any, int, int | None]
+"""Of a column: min, max, non-nulls, and the exact sum or None."""
+NO_VALUES: Final[Facts] = (None, None, 0, None)
 
 
 class Known(Protocol):
@@ -23,7 +31,40 @@ class Known(Protocol):
     def time_max(self) -> int: ...
 
     @property
-    def columns(self) -> Mapping[str, tuple[Any, Any, int, int | None]]: ...
+    def columns(self) -> Mapping[str, Facts]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """What is known of the rows between two moments, however many there are."""
+
+    time_min: int
+    time_max: int
+    columns: Mapping[str, Facts]
+    rows: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """Between which values a column of numbers lies, by stretches of event time: of those that have any."""
+
+    begins: npt.NDArray[Any]
+    ends: npt.NDArray[Any]
+    lows: npt.NDArray[Any]
+    highs: npt.NDArray[Any]
+
+    @staticmethod
+    def of(known: Sequence[tuple[tuple[int, int], Facts]]) -> Values:
+        """``known``: of each stretch the least and the greatest event time, and the column's facts."""
+        rows = [(begin, end, low, high) for (begin, end), (low, high, count, _) in known if count]
+        return Values(*(np.array([row[i] for row in rows]) for i in range(4)))
+
+    def between(self, low_us: int, high_us: int) -> Facts:
+        """Of all stretches that have some of these moments, both inclusive, together."""
+        inside = np.flatnonzero((self.begins <= high_us) & (self.ends >= low_us))
+        if not len(inside):
+            return NO_VALUES
+        return self.lows[inside].min().item(), self.highs[inside].max().item(), len(inside), None
 
 
 def all_kept(time_column: str, low: int | None, high: int | None, where: Expr | None, block: Known) -> Expr | None:

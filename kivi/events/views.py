@@ -433,11 +433,20 @@ class EventView:
         low = later_of(time_from, self.floor_us)
         return sum(part.rows for part in self.parts() if not outside(part, low, time_to))
 
-    def rows_perhaps(self, time_from: int | None, time_to: int | None, where: Expr) -> int:
-        """How many events are read for those that a predicate selects in a range of event time, at most."""
-        wanted = Wanted([], later_of(time_from, self.floor_us), time_to, where, upto=self.upto)
+    def rows_perhaps(
+        self,
+        time_from: int | None,
+        time_to: int | None,
+        where: Expr,
+        may_have: Callable[[int, int], bool] | None = None,
+    ) -> int:
+        """How many events are read for those that a predicate selects in a range of event time, at most. ``may_have``:
+        as of ``scan``."""
+        wanted = Wanted([], later_of(time_from, self.floor_us), time_to, where, upto=self.upto, may_have=may_have)
         hot = (block for block in self.hot if not outside(block, wanted.low_us, time_to) and not never(where, block))
-        return self._settled.rows_perhaps(wanted) + sum(block.rows for block in hot)
+        return self._settled.rows_perhaps(wanted) + sum(
+            block.rows for block in hot if may_have is None or may_have(block.time_min, block.time_max)
+        )
 
     def cut_rows(self, time_from: int | None, time_to: int | None) -> int:
         """Events of what the snapshot or bounds of the event time cut: ``sum_up`` reads these."""

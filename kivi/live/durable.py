@@ -184,7 +184,7 @@ class DurableSubscriptions:
         """
         if schema.kind != "event":
             raise InvalidArgument(f"{schema.name!r} is no event table: durable subscriptions are to events")
-        self._store.shards.check(schema)
+        self._store.shards.check(schema, may_ask_less=False)
         self._store.snapshots.hear_of(wanted.since)
         if wanted.since > self._store.watermark():
             raise InvalidArgument(f"since = {wanted.since} is past the watermark: nothing was committed there yet")
@@ -285,7 +285,7 @@ class DurableSubscriptions:
         schema = self._store.table(table, lease)
         if schema.kind != "event":
             raise SchemaError(f"{table!r} is no event table: subscriptions are reached by events", table=table)
-        self._store.shards.check(schema)
+        self._store.shards.check(schema, may_ask_less=False)
         return schema
 
     def adopted(self, stored: Stored, query: Query, schema: TableSchema) -> Query:

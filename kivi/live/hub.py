@@ -191,7 +191,9 @@ class Hub:
         schema, bind = self._store.table(table), self._resolved(asked)
         wanted, since, skip = asked(schema), terms.since or 0, terms.skip
         query = self._with_values(schema, wanted)
-        self._store.shards.check(schema, asked_shards(schema, query.scan))
+        match = query.scan.match
+        if match is None or not match.keeps_together(schema.shard_by):  # else one node has all of a partition
+            self._store.shards.check(schema, asked_shards(schema, query.scan))
         if since > self._store.watermark():
             raise InvalidArgument(f"since = {since} is past the watermark: nothing was committed there yet")
         if terms.durable is not None:
@@ -201,7 +203,7 @@ class Hub:
             since, skip = max((stored.ts, stored.skip), (since, skip))
         live = (
             EventsLive(table, bind, terms, schema, query, since, skip)
-            if query.scan.match is None
+            if match is None
             else MatchesLive(self._store, table, bind, terms, schema)
         )
         with self._entered(live) as (group, _):

@@ -74,8 +74,7 @@ class MatchesLive(EventsLive):
             return None
         with self._store.snapshots.opened() as lease:
             was, events = Position(self.ts, _frontier_of(self.skip)), self._events(lease)
-            last = self._store.changes.tail_points(events, self.ts, 1, lease.ts, 0).last
-            if self._looked and last <= self.ts and not self._is_due():  # no event came
+            if self._looked and not self._has_news(lease, events) and not self._is_due():
                 return None
             frontier_us = self._frontier(lease, events, was.frontier_us)
             told = self._decided.between(lease, events, was, frontier_us)
@@ -85,6 +84,12 @@ class MatchesLive(EventsLive):
         changes = [Change("remove", None, None, row) for row in told.removed]
         changes += [Change("add", None, None, row) for row in told.added]
         return Update(self.ts, changes, skip=self.skip, shown=self.shown) if changes else None
+
+    def _has_news(self, lease: Lease, events: TableSchema) -> bool:
+        """Whether events came. Of those on other nodes that is not known without asking them."""
+        if self._store.shards.is_partial(events):
+            return lease.ts > self.ts
+        return self._store.changes.tail_points(events, self.ts, 1, lease.ts, 0).last > self.ts
 
     def _is_due(self) -> bool:
         """Whether something is decided by now, without another event."""

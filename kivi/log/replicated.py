@@ -51,6 +51,7 @@ from kivi.log.frames import NO_HASH, Frame, FrameId, FrameIds, FramePart, decode
 from kivi.log.members import HEARD_S, Member, Members, State, switched_on
 from kivi.log.outbox import Outbox
 from kivi.log.parts import Parts
+from kivi.log.shards import EVERY
 from kivi.log.stream import Message, Stream
 from kivi.runtime.histogram import Histogram
 
@@ -260,6 +261,10 @@ class ReplicatedLog(CommitLog):
         found = members.holders(shards)
         found = [member for member in found if members.answers(member.node, time_us)] or found
         return [member.about.get("address") or f"node {member.node:x}" for member in found]
+
+    def is_whole_elsewhere(self) -> bool:
+        """Whether another node that was heard lately holds all shards."""
+        return any(member.node != self.node and self.is_heard(member) for member in self.members.holders(EVERY))
 
     def parts(self, shards: int) -> list[tuple[str, int]]:
         """Of each live node that others can reach its address, and which of these shards it holds. Of those that have

@@ -248,6 +248,10 @@ class Match:
     def columns(self) -> list[tuple[str, ColumnType]]:
         return [*self.partition_by, *((measure.name, measure.type) for measure in self.measures)]
 
+    def keeps_together(self, columns: Iterable[str]) -> bool:
+        """Whether the events of a partition have the same values of these columns."""
+        return {name for name, _ in self.partition_by}.issuperset(columns)
+
     @property
     def needs_symbols(self) -> bool:
         """Whether it counts which row of a match is of which symbol."""

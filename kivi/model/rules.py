@@ -364,8 +364,10 @@ def _check_match(rule: Rule, source: TableSchema, into: TableSchema) -> Rule:
         )
     if source.shard_by:
         raise SchemaError(
-            f"rule {rule.name!r}: {source.name!r} is sharded by {', '.join(source.shard_by)}, and one node matches "
-            "all of a rule's events: match over a table without shards"
+            f"rule {rule.name!r}: {source.name!r} is sharded by {', '.join(source.shard_by)}, and a rule knows what it "
+            "has judged by the places of events in their commits, which nodes with a part of them count otherwise: "
+            "match over a table without shards, into which another rule may raise the events that matter, or follow "
+            "the matches with subscribe_matches"
         )
     if not isinstance(rule.lateness_us, int) or rule.lateness_us < AUTO_US:
         raise InvalidArgument(

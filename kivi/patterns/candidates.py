@@ -3,15 +3,18 @@
 A match has a row of each mandatory symbol, and all its rows lie within ``within`` of that one, in its partition. So of
 one such symbol, whose definition says something of single rows, the *candidates* are read first, and then what is near
 them. What it says of rows beside is weakened: ``x - prev(x) >= 100`` is true of no row whose ``x`` is not 100 more
-than the least one that there is, which statistics know.
+than the least one that there is, which statistics know: of all rows, and of those near each row group.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import operator
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -24,14 +27,14 @@ from kivi.model.expressions import Expr, never_fails
 from kivi.model.expressions.nodes import BESIDE
 from kivi.model.pattern_text import chain
 from kivi.model.patterns import Match, sees_inside
-from kivi.model.types import INT64_MAX, INT64_MIN
+from kivi.model.types import INT64_MAX, INT64_MIN, ColumnType
 
 __all__ = ["Bounds", "Near", "candidates", "reach_us"]
 
 Array = npt.NDArray[Any]
-Bounds = Callable[[str], tuple[int, int] | None]
-"""The least and the greatest value of a column of integers or timestamps, in stored form, or beyond them; None: that is
-not known, or there is none."""
+Bounds = Callable[[str], tuple[Any, Any] | None]
+"""The least and the greatest value that rows beside may have in a column of numbers or timestamps, in stored form, or
+beyond them; None: that is not known, or there is none."""
 _TABLE_MAX: Final = 1 << 20
 
 
@@ -57,58 +60,130 @@ def _needed(expr: Expr, bounds: Bounds) -> Expr | None:
         if not some or (expr.op == "or" and len(some) < len(needed)):
             return None
         return functools.reduce(operator.and_ if expr.op == "and" else operator.or_, some)
-    if expr.op in _SIDES and expr.args:
-        difference = _sum(Expr("-", args=expr.args), bounds)
-        if difference is not None and difference.column:
-            return _compared(expr.op, difference)
-    return None
+    return _compared(expr, bounds) if expr.op in _SIDES and sum(map(_columns, expr.args)) == 1 else None
 
 
-class _Sum(NamedTuple):
-    """An integer: ``sign`` times a column, and something from ``low`` to ``high``."""
+class _Range(NamedTuple):
+    """What a value is at least and at most, exactly."""
 
-    column: str
-    sign: int
-    low: int
-    high: int
+    low: Fraction
+    high: Fraction
 
 
-def _sum(expr: Expr, bounds: Bounds) -> _Sum | None:
-    if expr.op in ("+", "-", "neg"):
-        parts = [_sum(arg, bounds) for arg in expr.args]
-        if None in parts:
-            return None
-        found = [part for part in parts if part is not None]
-        if expr.op != "+":
-            last = found[-1]
-            found[-1] = _Sum(last.column, -last.sign, -last.high, -last.low)
-        columns = [part for part in found if part.column]
-        if len(columns) > 1:
-            return None
-        column, sign = (columns[0].column, columns[0].sign) if columns else ("", 0)
-        return _Sum(column, sign, sum(part.low for part in found), sum(part.high for part in found))
-    if expr.type is None or expr.type.name not in ("int64", "timestamp"):
+def _compared(expr: Expr, bounds: Bounds) -> Expr | None:
+    """Of a comparison of values of which one is of a column, what follows for that."""
+    found, is_left = [], bool(_columns(expr.args[0]))
+    own, beside = expr.args if is_left else reversed(expr.args)
+    if (other := _range(beside, bounds)) is None:
         return None
-    if expr.op == "lit":
-        return _Sum("", 0, expr.value, expr.value)
-    if expr.op == "col":
-        return _Sum(expr.column, 1, 0, 0)
-    known = bounds(expr.column) if expr.op in BESIDE else None
-    return None if known is None else _Sum("", 0, *known)
-
-
-def _compared(op: str, of: _Sum) -> Expr | None:
-    """What follows for the column where ``of`` compares with 0."""
-    found = []
-    for side in _SIDES[op]:
-        bound = -of.high if side[0] == ">" else -of.low
-        if of.sign < 0:
-            side, bound = side.translate(_TURNED), -bound
-        if INT64_MIN <= bound <= INT64_MAX:
-            found.append(Expr(side, of.column, bound))
+    for side in _SIDES[expr.op]:
+        sign = 1 if (side[0] == ">") is is_left else -1
+        known = _solved(own, sign, -_most(other, -sign), len(side) == 1, bounds)
+        found += [] if known is None else [known]
     return functools.reduce(operator.and_, found) if found else None
 
 
+def _solved(expr: Expr, sign: int, least: Fraction, strict: bool, bounds: Bounds) -> Expr | None:
+    """What is true of the column in a value, if ``sign`` times that is at least so much, or more than it (``strict``).
+
+    A sum of floats is rounded: if it is so much, it was more than the number below that.
+    """
+    if expr.op == "col":
+        return _at_least(expr, sign, least, strict)
+    if expr.op == "neg":
+        return _solved(expr.args[0], -sign, least, strict, bounds)
+    if expr.op not in ("+", "-") or not _is_exact(expr):
+        return None
+    if _is_float(expr):
+        if (nearest := _nearest(least)) is None or nearest == -sys.float_info.max:
+            return None
+        least, strict = Fraction(math.nextafter(nearest, -math.inf)), False
+    signed = [(expr.args[0], sign), (expr.args[1], sign if expr.op == "+" else -sign)]
+    (own, of_own), (beside, of_beside) = signed if _columns(expr.args[0]) else reversed(signed)
+    if (other := _range(beside, bounds)) is None:
+        return None
+    return _solved(own, of_own, least - _most(other, of_beside), strict, bounds)
+
+
+def _most(of: _Range, sign: int) -> Fraction:
+    """What ``sign`` times the value is at most."""
+    return of.high if sign > 0 else -of.low
+
+
+def _at_least(column: Expr, sign: int, least: Fraction, strict: bool) -> Expr | None:
+    type_ = column.type
+    assert type_ is not None
+    op = ">" if strict else ">="
+    if type_.name == "float64":
+        if (bound := _nearest(least)) is None or bound == -sys.float_info.max:
+            return None
+        if Fraction(bound) != least:
+            op = ">="
+            bound = math.nextafter(bound, -math.inf) if Fraction(bound) > least else bound
+        return Expr(op, column.column, bound) if sign > 0 else Expr(op.translate(_TURNED), column.column, 0.0 - bound)
+    scaled = least * 10**type_.scale
+    whole = math.floor(scaled) if strict else math.ceil(scaled)
+    if abs(whole) > INT64_MAX:
+        return None
+    return Expr(op, column.column, whole) if sign > 0 else Expr(op.translate(_TURNED), column.column, -whole)
+
+
+def _range(expr: Expr, bounds: Bounds) -> _Range | None:
+    """Of a value without columns of its own row; None: that is not known."""
+    if expr.type is None or expr.type.name not in _NUMBERS:
+        return None
+    if expr.op == "lit":
+        return None if expr.value is None else _Range(*[_exact(expr.value, expr.type)] * 2)
+    if expr.op in BESIDE:
+        known = bounds(expr.column)
+        return None if known is None else _Range(*(_exact(value, expr.type) for value in known))
+    if expr.op not in ("+", "-", "neg") or not _is_exact(expr):
+        return None
+    parts = [_range(arg, bounds) for arg in expr.args]
+    found = [part for part in parts if part is not None]
+    if len(found) < len(parts):
+        return None
+    if expr.op != "+":
+        found[-1] = _Range(-found[-1].high, -found[-1].low)
+    low, high = sum((part.low for part in found), Fraction()), sum((part.high for part in found), Fraction())
+    if _is_float(expr):
+        rounded = _nearest(low), _nearest(high)
+        return None if None in rounded else _Range(*(Fraction(each) for each in rounded if each is not None))
+    return _Range(low, high)
+
+
+def _columns(expr: Expr) -> int:
+    """How many columns of its own row a value is made of."""
+    return (expr.op == "col") + sum(map(_columns, expr.args))
+
+
+def _is_float(expr: Expr) -> bool:
+    return expr.type is not None and expr.type.name == "float64"
+
+
+def _is_exact(expr: Expr) -> bool:
+    """Whether operands of a sum are made floats, where it is one, without rounding."""
+    return not _is_float(expr) or all(_is_float(arg) or _is_small(arg) for arg in expr.args)
+
+
+def _is_small(expr: Expr) -> bool:
+    """Whether it is an integer that a float holds."""
+    return expr.op == "lit" and expr.type is not None and expr.type.name == "int64" and abs(expr.value or 0) <= 2**53
+
+
+def _exact(value: Any, type_: ColumnType) -> Fraction:
+    return Fraction(value) / Fraction(10**type_.scale)
+
+
+def _nearest(value: Fraction) -> float | None:
+    """None: beyond the finite numbers."""
+    try:
+        return float(value)
+    except OverflowError:
+        return None
+
+
+_NUMBERS: Final = ("int64", "decimal", "timestamp", "float64")
 _SIDES: Final = {">": (">",), ">=": (">=",), "<": ("<",), "<=": ("<=",), "==": (">=", "<=")}
 _TURNED: Final = str.maketrans("<>", "><")
 

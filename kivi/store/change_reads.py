@@ -142,7 +142,7 @@ class ChangeReads:
         all events that it has: so there may be fewer of them between two points.
         """
         self.reads.check_open()
-        self.reads.shards.check(schema, EVERY if shards is None else shards)
+        self.reads.shards.check(schema, EVERY if shards is None else shards, may_ask_less=False)
         events = self._source(schema)
         watermark = self.watermark.value
         upto = watermark if upto is None else min(upto, watermark)

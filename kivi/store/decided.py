@@ -33,6 +33,7 @@ from kivi.model.changes import COMMIT_TS
 from kivi.model.expressions import Expr, all_of
 from kivi.model.patterns import Match
 from kivi.model.questions import seen_schema
+from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
 from kivi.model.types import INT64_MIN, ColumnType
 from kivi.mvcc.leases import Lease
@@ -43,6 +44,7 @@ from kivi.store.change_reads import ChangeReads
 from kivi.store.event_selection import Captured, SelectedEvents, narrowed, pushed
 from kivi.store.patterns import Asked
 from kivi.store.reads import Reads
+from kivi.store.shards import asked_shards
 
 __all__ = ["Decided", "Judged", "Position", "Told"]
 
@@ -156,9 +158,9 @@ class Decided:
     # -- what is read -------------------------------------------------------------------------------------
 
     def _captured(self, lease: Lease, schema: TableSchema) -> Captured:
-        with self.reads.shared_events(lease) as events:
-            captured, _ = events.take(schema)
-            return captured
+        asked = asked_shards(schema, Scan(where=self.where))
+        self.reads.missing(lease, schema, asked)
+        return self.reads.captured(lease, schema, None, asked)
 
     def _selected(self, captured: Captured, used: Sequence[str], also: Expr | None) -> SelectedEvents:
         _, where = narrowed(captured.schema, (None, None), all_of(self.where, also))

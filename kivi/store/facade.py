@@ -112,6 +112,7 @@ class Store(Wiring):
             self.shards.of_cluster = True
             self.shards.holders = self.committer.log.addresses
             self.shards.parts = self.committer.log.parts
+            self.shards.is_whole_elsewhere = self.committer.log.is_whole_elsewhere
             self.committer.hear_nodes()
         self.before_copy: Callable[[], None] = lambda: None
         """Called before the store is copied."""

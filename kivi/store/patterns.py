@@ -10,23 +10,23 @@ Candidates that turn out to be many are given up before all are read: then every
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from kivi.arrow.columns import TIMESTAMP, arrow_type, flat, picked, stored_array
 from kivi.errors import ResourceExhausted
-from kivi.events.pruning import outside
+from kivi.events.blocks import NUMERIC, statistics
+from kivi.events.pruning import NO_VALUES, Facts, Stretch, Values, never, outside
 from kivi.events.views import EventView
-from kivi.model.expressions import Expr, all_of, names
+from kivi.model.expressions import Expr, all_of, names, never_fails
 from kivi.model.patterns import Match
 from kivi.model.questions import seen_schema
 from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
-from kivi.model.types import INT64_MAX, ColumnType
+from kivi.model.types import INT64_MAX, INT64_MIN, ColumnType
 from kivi.mvcc.leases import Lease
 from kivi.mvcc.timeline import Timeline
 from kivi.patterns.answers import FIRST, answer_schema, answered
@@ -45,7 +45,10 @@ _BATCH_ROWS: Final = 65_536
 _ROWS_MIN: Final = 65_536
 """Of fewer events all are matched."""
 _CANDIDATES_MAX: Final = 0.02
-"""Candidates that are a larger part of the events tell too little."""
+"""Candidates that are a larger part of the events tell too little,"""
+_PERHAPS_MAX: Final = 0.25
+_PERHAPS_ROWS_MAX: Final = 1 << 20
+"""unless they lie in row groups that have no more than such a part of them, and so many events."""
 _VALUES_MAX: Final = 64
 """So many values of a partition's first column are looked for in row groups."""
 
@@ -111,6 +114,7 @@ class Asked:
         self._key = match.partition_by[0][0] if match.partition_by else None
         self._times, where = narrowed(captured.schema, (match.start_us, match.end_us), where)
         self._pushed, self._rest = pushed(captured.schema, where)
+        self._known = dict[str, Values | None]()
         self.read = _Read()
 
     def answer(self, limit: int | None) -> Iterator[pa.RecordBatch]:
@@ -203,13 +207,17 @@ class Asked:
         if not asked:
             self.read.lines.append("no symbol that each match has is about single rows: everything was read")
             return None
-        symbol, predicate = min(asked, key=lambda each: self._estimated(each[1]))
-        perhaps = view.rows_perhaps(*self._times, predicate)
+        symbol, predicate = min(asked, key=lambda each: self._estimated(*each))
+        may_have = self._may_have(symbol, predicate)
+        perhaps = view.rows_perhaps(*self._times, predicate, may_have)
+        most = _CANDIDATES_MAX * rows
+        if perhaps <= min(_PERHAPS_MAX * rows, _PERHAPS_ROWS_MAX):
+            most = max(most, perhaps)
         moments, values, count = list[Any](), list[Any](), 0
         events = self._selected([] if self._key is None else [self._key], predicate)
-        for batch in events.of(self._times, events.after(), named=False, ordered=False):
+        for batch in events.of(self._times, events.after(), named=False, ordered=False, may_have=may_have):
             count += batch.num_rows
-            if count > _CANDIDATES_MAX * rows:
+            if count > most:
                 self.read.lines.append(f"candidates of {symbol}: more than {count - 1:,}, so everything was read")
                 return None
             moments.append(flat(batch.column(self._event_time)))
@@ -224,25 +232,58 @@ class Asked:
         )
         return Near.to(stored_array(_MOMENT, joined), column, reach)
 
-    def _bounds(self, column: str) -> tuple[int, int] | None:
-        """Of the events that may be asked for, by statistics; of those in memory by their values."""
+    def _bounds(self, column: str, low_us: int = INT64_MIN, high_us: int = INT64_MAX) -> tuple[Any, Any] | None:
+        """Of the events of a stretch of time that may be asked for; of those in memory by their values."""
+        facts = self._facts(column, low_us, high_us)
+        return None if facts is None or not facts[2] else (facts[0], facts[1])
+
+    def _facts(self, column: str, low_us: int, high_us: int) -> Facts | None:
+        if column not in self._known:
+            self._known[column] = self._values(column)
+        values = self._known[column]
+        return None if values is None else values.between(low_us, high_us)
+
+    def _values(self, column: str) -> Values | None:
+        """None: of what lies on other nodes, and of other types than numbers, statistics do not know it here."""
         view, (low, high) = self._captured.view, self._times
-        if column not in self._captured.schema.by_name or not isinstance(view, EventView):
+        type_ = self._types[column]
+        if type_.name not in NUMERIC or not isinstance(view, EventView):
+            return None
+        if column not in self._captured.schema.by_name:
             return None
         parts = [part for part in view.parts() if not outside(part, low, high)]
-        known = [part.columns[column][:2] for part in parts if column in part.columns and part.columns[column][2]]
+        known = [((part.time_min, part.time_max), part.columns.get(column, NO_VALUES)) for part in parts]
         for batch in (*(part.batch for part in self._captured.recent), *self._captured.own):
-            if column in batch.schema.names:
-                values = pc.min_max(flat(batch.column(column)).cast(pa.int64())).as_py()
-                known += [] if values["min"] is None else [(values["min"], values["max"])]
-        return (min(first for first, _ in known), max(last for _, last in known)) if known else None
+            if batch.num_rows:
+                facts = statistics(type_, flat(batch.column(column))) if column in batch.schema.names else NO_VALUES
+                known.append((_span(batch.column(self._event_time)), facts))
+        return Values.of(known)
 
-    def _estimated(self, predicate: Expr) -> float:
+    def _may_have(self, symbol: str, predicate: Expr) -> Callable[[int, int], bool] | None:
+        """Whether there may be candidates in a stretch of time, by what rows near it have; None: that tells no more.
+
+        What is beside a row of a match lies within ``within`` of it.
+        """
+        reach = self._reach
+        if reach is None or all(never_fails(definition) for _, definition in self._match.define):
+            return None
+
+        def may_have(low_us: int, high_us: int) -> bool:
+            near = max(INT64_MIN, low_us - reach), min(INT64_MAX, high_us + reach)
+            needed = dict(candidates(self._match, lambda column: self._bounds(column, *near)))
+            local = needed.get(symbol, predicate)
+            facts = {name: self._facts(name, low_us, high_us) for name in names(local)}
+            columns = {name: known for name, known in facts.items() if known is not None}
+            return not never(local, Stretch(low_us, high_us, columns))
+
+        return may_have
+
+    def _estimated(self, symbol: str, predicate: Expr) -> float:
         """About how many candidates there are, going by those of one row group in the middle, and what is read for
         them."""
         view, (low, high) = self._captured.view, self._times
         parts = [part for part in view.parts() if not outside(part, low, high)]
-        perhaps = view.rows_perhaps(low, high, predicate)
+        perhaps = view.rows_perhaps(low, high, predicate, self._may_have(symbol, predicate))
         if not parts:
             return perhaps
         middle = parts[len(parts) // 2]

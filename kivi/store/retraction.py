@@ -91,8 +91,8 @@ class Retractions:
         """The names of the events of a scan, without those that the transaction has retracted already."""
         times, (stored, hidden) = event_times(schema, wanted), pushed(schema, wanted.where)
         self.reads.check_open()
-        self.reads.check_visible(txn.lease, schema)
         self.reads.shards.check_named(schema)
+        self.reads.check_visible(txn.lease, schema)
         used = sorted(names_in(hidden)) if hidden is not None else []
         types = {column.name: column.type for column in seen_schema(schema).columns}
         with self._events(schema, txn.lease.ts, txn.lease.ts, txn.retracted.get(schema.id)) as (view, waiting):

@@ -65,7 +65,8 @@ class Shards:
     and shards whose rows it has from there on only, while it has all of their events (``kivi.store.moving``).
 
     ``cuts``: sets of shards of which every node holds each wholly or not at all. ``holders``: the addresses of the
-    nodes that hold all of some shards; ``parts``: of each node, which of them."""
+    nodes that hold all of some shards; ``parts``: of each node, which of them. ``is_whole_elsewhere``: whether another
+    node that was heard lately holds all."""
 
     held: int = EVERY
     taking: int = 0
@@ -73,6 +74,7 @@ class Shards:
     cuts: Callable[[], Sequence[int]] = lambda: (EVERY,)
     holders: Callable[[int], Sequence[str]] = lambda shards: ()
     parts: Callable[[int], Sequence[tuple[str, int]]] = lambda shards: ()
+    is_whole_elsewhere: Callable[[], bool] = lambda: False
     of_cluster: bool = False
     _bits: dict[int, Array] = field(default_factory=dict)
 
@@ -237,20 +239,20 @@ class Shards:
         """Whether rows of an aggregate with some of these keys are on other nodes, at a snapshot."""
         return self.is_partial(schema) and bool(self.of_keys(schema, keys) & ~self.held_at(schema, ts))
 
-    def check(self, schema: TableSchema, asked: int = EVERY, ts: int = _NOW) -> None:
+    def check(self, schema: TableSchema, asked: int = EVERY, ts: int = _NOW, *, may_ask_less: bool = True) -> None:
         """Raises Unavailable for a read that may have rows of shards that are not held here, at a snapshot; it says who
-        holds them."""
+        holds them, and whether to ask for less helps."""
         if not self.is_partial(schema) or not asked & ~self.held_at(schema, ts):
             return
         there = list(self.holders(asked))
         by = ", ".join(schema.shard_by)
-        if asked == EVERY:
+        if asked == EVERY and may_ask_less:
             todo = f"ask for values of {by}, with == or isin, or a node that holds all of them"
         else:
             todo = "ask a node that holds them"
         raise Unavailable(
             f"this read of {schema.name!r} may have rows of the shards {shown_shards(asked)}, and this node holds "
-            f"{shown_shards(self.held)}: {todo}: {', '.join(there) or 'there is none'}",
+            f"{shown_shards(self.held)}: {todo}: {', '.join(there) or 'there is none, start one'}",
             shards=shown_shards(asked),
             addresses=there,
             parts=[] if there else self._parts(asked),

@@ -553,9 +553,15 @@ class SpannedView:
         """About how many."""
         return int(self._share * self._view.rows_between(time_from, time_to))
 
-    def rows_perhaps(self, time_from: int | None, time_to: int | None, where: Expr) -> int:
+    def rows_perhaps(
+        self,
+        time_from: int | None,
+        time_to: int | None,
+        where: Expr,
+        may_have: Callable[[int, int], bool] | None = None,
+    ) -> int:
         """About how many."""
-        return int(self._share * self._view.rows_perhaps(time_from, time_to, where))
+        return int(self._share * self._view.rows_perhaps(time_from, time_to, where, may_have))
 
     def cut_rows(self, time_from: int | None, time_to: int | None) -> int:
         """No header is known of other nodes."""

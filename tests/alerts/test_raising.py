@@ -460,7 +460,7 @@ def test_what_is_refused() -> None:
         ({"into": "calls"}, SchemaError, "into itself"),
         ({"into": "n"}, SchemaError, "rules judge and raise events"),
         ({"source": "none"}, NotFound, "none"),
-        ({"source": "cut"}, SchemaError, "is sharded by app, and one node matches"),
+        ({"source": "cut"}, SchemaError, "is sharded by app, and a rule knows what it has judged by the places"),
         ({"into": "cut_up"}, SchemaError, "its source 'calls' is not sharded"),
     ]
     for given, error, text in cases:

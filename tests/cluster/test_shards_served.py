@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +188,76 @@ def test_a_token_that_is_bound_to_rows_reads_those_of_all_nodes_and_no_others(tm
                 assert [*snap.scan("sums")] == [{"user": HIGH, "us": 45}]
                 assert db.get_many("sums", [(HIGH,), (LOW,)]) == [{"user": HIGH, "us": 45}, None]
                 assert len(list(snap.scan("calls"))) == 10
+
+
+def test_alerts_and_matches_where_no_node_has_all_shards(tmp_path: Path) -> None:
+    """Alerts of other tables go on, and of a sharded one it is said what is missing. Matches are told by any node."""
+    require("nats-server")
+    with contextlib.ExitStack() as opened:
+        nats = opened.enter_context(NatsCluster(tmp_path, 1))
+        how = ("--cluster", "apm", "--nats", ",".join(nats.urls), "--log-bytes", "1GiB")
+        high = opened.enter_context(ServerProcess(tmp_path / "high", *how))
+        with kivi.connect(high.endpoint) as db:
+            db.create_event_table("calls", event_time="ts", columns=COLUMNS, shard_by=["user"])
+            db.create_event_table("plain", event_time="ts", columns=COLUMNS)
+            for of in ("calls", "plain"):
+                db.create_aggregate(f"{of}_1h", source=of, group_by=["user", kivi.time_slot("ts", "1h")],
+                                    measures={"n": kivi.count()})  # fmt: skip
+            db.checkpoint(tmp_path / "low")
+            db.checkpoint(tmp_path / "all")
+        low = opened.enter_context(ServerProcess(tmp_path / "low", *how, "--shards", "0-31"))
+        high.stop()
+        high.arguments += ["--shards", "32-63"]
+        high.start()
+        low_db, high_db = (opened.enter_context(kivi.connect(node.endpoint)) for node in (low, high))
+        for of in ("calls", "plain"):
+            low_db.create_alert(of, on=f"{of}_1h", where=kivi.col("n") > 0)
+
+        def errors() -> dict[str, str | None]:
+            return {one["name"]: one["error"] for one in low_db.alerts()}
+
+        across = kivi.pattern("A B", within="1m", measures={"us": kivi.last("us")})
+        with (
+            kivi.connect(low.endpoint, timeout=1.0) as db,
+            pytest.raises(kivi.Unavailable, match="may have rows of the shards"),
+        ):
+            db.subscribe_matches("calls", across, since=0)
+        wanted = {"user": "ada", "name": "low", "where": kivi.col("user") == LOW}
+        with pytest.raises(kivi.Unavailable, match="ask a node that holds them: there is none, start one"):
+            low_db.store_subscriptions("calls", [wanted])
+        with pytest.raises(kivi.InvalidArgument, match="in a cluster its events are not retracted"):
+            low_db.run(lambda tx: tx.retract("calls"))
+        wait_until(lambda: errors()["calls"] is not None)
+        assert "a node that holds all shards, of which none was heard lately" in str(errors()["calls"])
+        follow_by_user(low_db, high_db)
+        now_us = time.time_ns() // 1_000
+        for one in ("calls", "plain"):  # in a slot that is over, and in the one that will be
+            times = (now_us - 3_600_000_000, now_us)
+            low_db.append(one, [{"ts": ts, "user": user, "us": 0} for ts in times for user in (LOW, HIGH)])
+        wait_until(lambda: any(one["state"] == "firing" for one in high_db.alerts()))
+        assert {one["name"] for one in high_db.alerts() if one["state"] == "firing"} == {"plain"}
+        assert errors()["plain"] is None
+        opened.enter_context(ServerProcess(tmp_path / "all", *how))
+        wait_until(lambda: {one["name"] for one in low_db.alerts() if one["state"] == "firing"} == {"calls", "plain"})
+        assert set(errors().values()) == {None}
+
+
+def follow_by_user(low: Any, high: Any) -> None:
+    """Matches of whole partitions, each at one node, are the same whoever tells them; others are refused."""
+    events = [{"ts": i * 1_000, "user": user, "us": us} for i, us in enumerate((0, 1, 5, 6)) for user in (LOW, HIGH)]
+    last = max(low.append("calls", events[:4]), high.append("calls", events[4:]))
+    rises = kivi.pattern(
+        "A B", partition_by=["user"], within="1m", define=dict(RISES.define), measures={"us": kivi.last("us")}
+    )
+    for db in (low, high):
+        with db.snapshot(min_snapshot=last) as snap:
+            found = [(row["user"], row["us"]) for row in snap.match("calls", rises)]
+        assert sorted(found) == sorted([(LOW, 1), (HIGH, 1)])
+        for users in ([LOW, HIGH], [LOW], [HIGH]):
+            where = None if len(users) > 1 else kivi.col("user") == users[0]
+            with db.subscribe_matches("calls", rises, since=0, lateness="0s", where=where) as live:
+                update = live.next(timeout_s=PATIENCE_S)
+                assert sorted(change.row["user"] for change in update.changes) == sorted(users)
 
 
 async def over_asyncio(endpoint: str) -> None:

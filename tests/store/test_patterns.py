@@ -8,8 +8,11 @@ rows lie within ``within``, how much of it goes in columns, and whether what is 
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Sequence
+from decimal import Decimal
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -146,6 +149,76 @@ def test_what_is_far_from_candidates_is_not_matched(monkeypatch: pytest.MonkeyPa
             told = snap.match("calls", pattern).explain()
             assert f"of which {matched:,} were matched" in told, told
             assert says in told, told
+    driver.close()
+
+
+@pytest.mark.parametrize("column", ["x", "f", "price"])
+@pytest.mark.parametrize("settled", [False, True])
+def test_a_delta_is_looked_for_where_values_differ_so_much(
+    column: str, settled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a value that grows, nearly each is so much more than the least one that there ever was."""
+    monkeypatch.setattr("kivi.store.patterns._ROWS_MIN", 0)
+    for module in ("settled_files", "file_writing"):
+        monkeypatch.setattr(f"kivi.events.{module}.GROUP_ROWS", 64)
+    driver, jump = EmbeddedDriver(None, block_rows=64), 110 * 64  # the row before it is in the block before
+    driver.db.create_event_table("calls", event_time="ts", columns=COLUMNS)
+    rows = [{"host": i % 3, "ts": T0 + i * S, column: i + 1_000 * (i >= jump)} for i in range(10_000)]
+    driver.db.append("calls", rows)
+    driver.db.consolidate()
+    if settled:
+        driver.store.settle(10_000)
+    jumps = kivi.pattern("A B C", partition_by=["host"], within=6 * S, measures={"to": kivi.last(f"B.{column}")},
+                         define={"B": col(column) - kivi.prev(column) >= 900})  # fmt: skip
+    with driver.db.snapshot() as snap:
+        found = snap.match("calls", jumps)
+        assert sorted(row["to"] for row in found) == [jump + i + 1_000 for i in range(3)]
+        told = found.explain()
+        read = re.search(r"candidates of B: [\d,]+, found in ([\d,]+) of 10,000 events", told)
+        assert read is not None, told
+        assert int(read[1].replace(",", "")) <= 3 * 64, told
+    driver.close()
+
+
+VALUES = {
+    "x": st.integers(-5, 5) | st.integers(-(2**63), 2**63 - 1),
+    "f": st.floats(-4, 4) | st.sampled_from([0.1, 0.3, 1 / 3, 2.0**53, 1e16]) | st.floats(-1e308, 1e308),
+    "price": st.integers(-(10**9) + 1, 10**9 - 1).map(lambda cents: Decimal(cents).scaleb(-2)),
+}
+EVENTS = st.lists(st.fixed_dictionaries({name: st.none() | of for name, of in VALUES.items()}), min_size=3, max_size=9)
+
+
+@given(st.randoms(use_true_random=False), EVENTS)
+def test_deltas_have_all_the_candidates_that_they_need_r26(rng: random.Random, values: list[dict[str, Any]]) -> None:
+    """Sums and differences of columns, of rows beside and of literals, as floats round them."""
+    known = {name: [row[name] for row in values if row[name] is not None] or [1] for name in VALUES}
+
+    def value(name: str, depth: int) -> Any:
+        if depth and rng.random() < 0.6:
+            left, right = value(name, depth - 1), value(name, depth - 1)
+            return rng.choice([left + right, left - right, -left])
+        own = [col(name), kivi.prev(name), kivi.next(name)]
+        return rng.choice([*own, kivi.col(name) - kivi.prev(name), kivi.prev(name) + rng.choice(known[name])])
+
+    def delta() -> Any:
+        name = rng.choice([*VALUES])
+        left, right = value(name, rng.randrange(3)), rng.choice([value(name, 1), rng.choice(known[name])])
+        return rng.choice([left > right, left >= right, left < right, left <= right, left == right])
+
+    driver = EmbeddedDriver(None, block_rows=2)
+    driver.db.create_event_table("calls", event_time="ts", columns=COLUMNS)
+    driver.db.append("calls", [{"ts": T0 + i, **row} for i, row in enumerate(values)])
+    if rng.random() < 0.7:
+        driver.db.consolidate()
+    with driver.db.snapshot() as snap:
+        for _ in range(12):
+            asked = kivi.pattern("A B C", within=rng.choice([2, 5, 50]), define={"B": delta()}, skip="to_next_row",
+                                 measures={"at": kivi.first("ts")})  # fmt: skip
+            answers = []
+            for least in (0, 2**62):
+                with patch("kivi.store.patterns._ROWS_MIN", least), patch("kivi.store.patterns._CANDIDATES_MAX", 2):
+                    answers.append(list(snap.match("calls", asked)))
+            assert answers[0] == answers[1], str(asked)
     driver.close()
 
 
