@@ -75,8 +75,8 @@ docs: $(INSTALLED) ## Build the documentation into build/docs; a warning or a de
 	@$(BIN)/python -m sphinx -q -W --keep-going -n -d build/docs-cache docs build/docs
 	$(say) 'build/docs/index.html'
 
-soak: $(INSTALLED) ## Run every checker for MINUTES (default 30) and write soak-report.md; CLUSTER=1: a cluster under attack
-	@$(BIN)/python -m tests.proof.soak --minutes $(MINUTES) $(if $(CLUSTER),--cluster)
+soak: $(INSTALLED) ## Run every checker for MINUTES (default 30) and write soak-report.md; CLUSTER=1: a cluster under attack, cluster-soak-report.md
+	@$(BIN)/python -m tests.proof.soak --minutes $(MINUTES) $(if $(CLUSTER),--cluster --report cluster-soak-report.md)
 
 fuzz: $(INSTALLED) ## Look for bytes that no reader takes, MINUTES=30 for each target
 	$(say) 'fuzzing'
