@@ -31,17 +31,18 @@ tests: $(COMPILED)
 	$(say) 'tests'
 	@$(BIN)/python -m pytest -q -n 5 --dist loadgroup --no-loadscope-reorder -m 'not story' --ignore tests/test_layers.py
 
-# What works on disk, or between processes or threads, is what differs from one Python to another; the rest of the tests
-# needs Spark, browsers and servers of others, says the same through another door (api, golden), or computes and does no
-# more (delta, properties, the model of mvcc and its records), and runs on one.
-SUITES := engine log mvcc store client live
+# What works on disk, or between processes or threads, is what differs from one Python to another: files, wires, crashes
+# and races. By night all of the store and of the client (.ci/nightly) is run; the rest of the tests needs Spark, browsers
+# and servers of others, says the same through another door (api, golden), or computes and does no more (delta,
+# properties, the model of mvcc and its records), and runs on one.
+SUITES := engine log client store/test_crash.py store/test_race.py
 COMPUTES := mvcc/test_model.py mvcc/test_record.py
 
-pythons: $(INSTALLED) ## Run the tests of the store and of the client on every other supported Python that is here
+pythons: $(INSTALLED) ## Run the tests of disks, wires, crashes and races on every other supported Python that is here
 	@$(BIN)/python tools/pythons.py -q -n 4 --dist loadgroup --no-loadscope-reorder -m 'not story and not hypothesis' \
 	    $(SUITES:%=tests/%) $(COMPUTES:%=--ignore=tests/%)
 
-properties: $(INSTALLED) ## Try each property with twenty times the examples of make test (.ci/nightly does)
+properties: $(INSTALLED) ## Try each property with twenty times the examples of make test, and more histories (.ci/nightly does)
 	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder -m hypothesis --hypothesis-profile nightly --timeout 3000
 
 # In four: with many more Spark, which gives a Python process ten seconds to answer, may not get it in time.
@@ -74,8 +75,8 @@ docs: $(INSTALLED) ## Build the documentation into build/docs; a warning or a de
 	@$(BIN)/python -m sphinx -q -W --keep-going -n -d build/docs-cache docs build/docs
 	$(say) 'build/docs/index.html'
 
-soak: $(INSTALLED) ## Run every checker for MINUTES (default 30) and write soak-report.md; CLUSTER=1: a cluster under attack
-	@$(BIN)/python -m tests.proof.soak --minutes $(MINUTES) $(if $(CLUSTER),--cluster)
+soak: $(INSTALLED) ## Run every checker for MINUTES (default 30) and write soak-report.md; CLUSTER=1: a cluster under attack, cluster-soak-report.md
+	@$(BIN)/python -m tests.proof.soak --minutes $(MINUTES) $(if $(CLUSTER),--cluster --report cluster-soak-report.md)
 
 fuzz: $(INSTALLED) ## Look for bytes that no reader takes, MINUTES=30 for each target
 	$(say) 'fuzzing'

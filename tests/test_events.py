@@ -37,6 +37,7 @@ from kivi.model.declarations import event_table_schema
 from kivi.model.expressions import bind, col, matches, within_km
 from kivi.model.schema import Measure, TableSchema
 from kivi.model.types import ColumnType
+from tests.seeds import seeds
 
 TABLE = TableSchema(
     **{
@@ -422,7 +423,7 @@ def test_an_event_is_rewritten_about_once_per_tier():
     assert written / sealed < 5  # once sealed, then the tiers 10, 80, 640 and 5,120
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(0, night=20))
 def test_compaction_looks_at_few_headers_and_does_what_it_would_with_all_of_them(seed):
     random_, looked = random.Random(seed), []
     kept, anew = MemoryEngine(), MemoryEngine()

@@ -3,9 +3,8 @@
 ``make pythons``; the arguments are pytest's. Each Python gets an environment of its own, .venv-3.12.1 for example, with
 kivi, the extra ``test`` and nothing else. The classifiers of pyproject.toml say which versions are looked for: on the
 search path, where Debian and people who compile put theirs, and among pyenv's. Of several patch versions the oldest and
-the newest are taken, since what fails on one of them fails on most; of the minor version of .venv none. What fails on a
-minor version between the oldest and the newest fails on one of these: there, ``BETWEEN`` alone is run of the folders
-that are given. A version that is not here is skipped, and the output says so.
+the newest are taken, since what fails on one of them fails on most; of the minor version of .venv none. A version that
+is not here is skipped, and the output says so.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 INSTALLED_FROM = ("pyproject.toml", "setup.py", "constraints.txt")
-BETWEEN = ("tests/engine", "tests/log", "tests/client")
 Version = tuple[int, ...]
 
 
@@ -84,22 +82,19 @@ def environment(python: Path, version: str) -> Path:
 
 def main(arguments: list[str]) -> int:
     failed = False
-    minors = wanted()
-    for minor in minors:
+    for minor in wanted():
         if parsed(minor) == parsed(platform.python_version())[:2]:
             say(f"Python {minor} is the one of .venv: make test runs all tests on it")
             continue
         here = found(minor)
         if not here:
             say(f"Python {minor} is skipped: it is not on this machine")
-        is_end = minor in (minors[0], minors[-1])
-        chosen = [each for each in arguments if is_end or not each.startswith("tests/") or each in BETWEEN]
         for version in sorted({min(here), max(here)} if here else ()):
             name = ".".join(map(str, version))
             inner = environment(here[version], name)
             say(f"tests on Python {name}")
             began = time.monotonic()
-            done = subprocess.run([inner, "-m", "pytest", *chosen], cwd=ROOT, check=False)
+            done = subprocess.run([inner, "-m", "pytest", *arguments], cwd=ROOT, check=False)
             say(f"Python {name}: {'failed' if done.returncode else 'passed'} in {time.monotonic() - began:.0f} s")
             failed |= done.returncode != 0
     return int(failed)

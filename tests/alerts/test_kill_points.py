@@ -42,9 +42,10 @@ from kivi.store.facade import Store
 from tests.alerts.receiver import Receiver
 from tests.alerts.test_definition import MINUTE, NAME, SETTINGS, SPARSE, Manner, State, World, check, micros
 from tests.log.faults import STORE, FaultyFiles
+from tests.seeds import seeds
 
 PARTS: Final = 12
-"""Of the points of one history, every twelfth of which is tried with each change, and all of them as a story."""
+"""Of the points of one history, every twelfth of which is tried with each change, and all of them by night."""
 
 
 class Killed(BaseException):
@@ -164,8 +165,7 @@ class Road(World):
                     self.crash()
         for _ in range(3):  # whatever waits for another round
             looks(self)
-        check(self)
-        self.judge_what_was_told(to_the_end=True)
+        self.judge_what_was_told(check(self), to_the_end=True)
 
     def crash(self, keep: int = 0) -> None:
         if self.on_disk == "lost":
@@ -175,15 +175,14 @@ class Road(World):
         self.points.dead, self.points.dies_at = False, 0
         self.crashes += 1
         self.open()
-        check(self)
-        self.judge_what_was_told(to_the_end=False)
+        self.judge_what_was_told(check(self), to_the_end=False)
 
     def end(self) -> None:
         self.alerts[0].stop()
         self.store.crash()
         self.disk.abandon()
 
-    def judge_what_was_told(self, *, to_the_end: bool) -> None:
+    def judge_what_was_told(self, of_watches: list[tuple[dict[str, State], list[State]]], *, to_the_end: bool) -> None:
         told = defaultdict[tuple[str, str], list[State]](list)
         columns = {watch.name: watch.column for watch in self.watches}
         for message in self.receiver.taken:
@@ -192,8 +191,7 @@ class Road(World):
                 ends = None if one["status"] == "firing" else moment(one["endsAt"])
                 value = int(one["annotations"][columns[name]])
                 told[name, ep].append((ep, moment(one["startsAt"]), ends, value))
-        for watch in self.watches:
-            said = self.logged(watch).said()
+        for watch, (_, said) in zip(self.watches, of_watches, strict=True):
             for ep in self.manner.keys:
                 expected = [one for one, _ in groupby(one for one in said if one[0] == ep)]
                 found = [one for one, _ in groupby(told[watch.name, ep])]  # what is said again comes at once
@@ -327,13 +325,13 @@ def test_the_history_has_what_alerts_do(tmp_path: Path, receiver: Receiver) -> N
     assert ("quiet", "a", "resolved") in told
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.story) for part in range(1, PARTS))])
+@pytest.mark.parametrize("part", seeds(0, night=PARTS))
 def test_wherever_the_process_ends_all_is_as_defined(part: int, tmp_path: Path, receiver: Receiver) -> None:
     ends_everywhere(tmp_path, receiver, 0, part)
 
 
 @pytest.mark.story
-@pytest.mark.parametrize("seed", range(1, PARTS + 1))
+@pytest.mark.parametrize("seed", seeds(1, 2, night=25))
 def test_drawn_histories_are_as_defined(seed: int, tmp_path: Path, receiver: Receiver) -> None:
     ends_everywhere(tmp_path, receiver, seed, seed % PARTS)
 

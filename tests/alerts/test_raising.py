@@ -34,6 +34,7 @@ from kivi.store.facade import Store
 from kivi.store.raising import Raising
 from tests.alerts.test_definition import KeptLog, Killed
 from tests.naive_patterns import COLUMNS, Case, event
+from tests.seeds import seeds
 from tests.waiting import wait_until
 
 S = 1_000_000
@@ -140,7 +141,7 @@ def finish(world: World) -> None:
         Raising(world.store).evaluate(world.rule(name))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(1, 2, night=6))
 def test_what_is_raised_is_what_matches_each_once_r26(seed: int) -> None:
     """Also over crashes. Of events that come too late nothing is raised twice, and what they change is counted."""
     world = World(seed)

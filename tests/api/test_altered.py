@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Iterable
+from itertools import product
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ import kivi
 import kivi.aio
 from kivi.api import interface
 from kivi.errors import InvalidArgument, SchemaError, SnapshotTooOld
+from tests.seeds import AT_NIGHT
 
 MINUTE = 60_000_000
 TABLES = ("t", "e", "agg", "v")
@@ -255,12 +257,15 @@ ALTERATIONS: dict[str, Callable[[Any], None]] = {
 }
 
 
-# A store is altered in each of the ways. Its clients know of definitions alone, whatever has changed them: in all of
-# the ways, and with what keeps no history. By threads they come to the same code: the other tests of this file go
-# through them, too.
+# Tables are altered in all of the ways, one after the other, and with what keeps no history; by night a store is
+# altered in each of the ways alone. By threads clients come to the same code as by asyncio: the other tests of this
+# file go through them, too.
 @pytest.mark.parametrize(
     ("alteration", "db"),
-    [*((each, "memory") for each in ALTERATIONS), *((each, "asyncio") for each in [*ALTERATIONS][-2:])],
+    [
+        *product([*ALTERATIONS][-2:], ["memory", "asyncio"]),
+        *(pytest.param(each, "memory", marks=pytest.mark.hypothesis) for each in [*ALTERATIONS][:-2] if AT_NIGHT),
+    ],
     indirect=["db"],
 )
 def test_a_snapshot_answers_as_before_an_alteration(db: Any, alteration: str) -> None:

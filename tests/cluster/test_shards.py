@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import json
 import random
@@ -89,11 +90,19 @@ def stamps(node: Node, ts: int, upto: int | None) -> list[int]:
             )
 
 
-@pytest.mark.parametrize("seed", [1, 4, 12])
-def test_what_a_node_holds_is_the_replay_of_the_log_and_it_asks_others_for_the_rest(seed: int) -> None:
+@functools.cache
+def sharded(seed: int) -> Sharded:
+    """A history that has come to its end, of which more than one test asks."""
     simulation = Sharded(seed)
     simulation.run(400)
     simulation.finish()
+    simulation.calm = True
+    return simulation
+
+
+@pytest.mark.parametrize("seed", [1, 4, 12])
+def test_what_a_node_holds_is_the_replay_of_the_log_and_it_asks_others_for_the_rest(seed: int) -> None:
+    simulation = sharded(seed)
     assert simulation.counted["commits"] > 10
     assert simulation.counted["in parts"] > 10
     assert simulation.counted["spanned"] > 10 and simulation.counted["raised, of several"]
@@ -104,7 +113,6 @@ def test_what_a_node_holds_is_the_replay_of_the_log_and_it_asks_others_for_the_r
         first, *others = [told_by_shard(node, shard, ts, reverse=reverse) for node in owners]
         assert first and all(other == first for other in others)
         assert first == sorted(first, key=itemgetter("\0cts", "\0position"), reverse=reverse)
-    simulation.calm = True
     every = stamps(simulation.nodes[0], ts, None)
     for node in simulation.nodes:  # what a backfill sums up: others tell what the snapshot sees
         for upto in every[:: len(every) // 5]:
@@ -124,10 +132,7 @@ def test_measures_are_added_by_nodes_that_hold_a_part(seed: int) -> None:
 @pytest.mark.parametrize("seed", [1, 4])
 def test_a_tenant_is_told_of_its_own_rows_wherever_they_lie(seed: int) -> None:
     """By each node, and what it asks of others is narrowed before they are asked."""
-    simulation = Sharded(seed)
-    simulation.run(400)
-    simulation.finish()
-    simulation.calm = True
+    simulation = sharded(seed)
     asked: list[dict[str, Any]] = []
     ask = Others.ask
 

@@ -16,12 +16,12 @@ from kivi.errors import SnapshotTooOld, Unavailable
 from kivi.log.replicated import ReplicatedLog
 from tests.cluster.simulation import Simulation
 from tests.oracle import Mismatch, Read
+from tests.seeds import seeds
 
-SEEDS = (*range(12), 18)
 STEPS = 500
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", seeds(2, 3, 4, 7, 18, night=19))
 def test_every_read_on_every_node_is_the_replay_of_the_log(seed: int) -> None:
     simulation = Simulation(seed)
     simulation.run(STEPS)
@@ -39,7 +39,7 @@ class Renewing(Simulation):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(1, 3, night=6))
 def test_the_log_is_kept_for_whoever_needs_it(seed: int) -> None:
     simulation = Renewing(seed)
     simulation.run(STEPS)
@@ -57,7 +57,7 @@ class Retracting(Simulation):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", [2, 7, 13])
+@pytest.mark.parametrize("seed", seeds(7, 13, night=14))
 def test_a_retraction_has_what_came_before_it_in_the_log(seed: int) -> None:
     simulation = Retracting(seed)
     simulation.run(STEPS // 2)

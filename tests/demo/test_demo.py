@@ -1,9 +1,8 @@
-"""The whole of it, as ``make demo`` runs it, and what it does when it must not or cannot go on."""
+"""What the demonstration does when it must not or cannot go on; ``tests/docs/test_demo.py`` runs the whole of it."""
 
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -45,24 +44,6 @@ def home(tmp_path: Path) -> Path:
     made = tmp_path / "home"
     made.mkdir()
     return made
-
-
-@pytest.mark.story
-@pytest.mark.spark
-@pytest.mark.timeout(500)
-def test_the_demonstration_proves_its_sums(tmp_path: Path, home: Path) -> None:
-    data = tmp_path / "data"
-    process = demo(data, "--seconds", "15", home=home)
-    assert process.stdout is not None
-    with process.stdout:
-        said = process.stdout.read()
-    assert process.wait() == 0, said
-    assert len(re.findall("kill -9 of the whole Spark job", said)) == 2
-    assert len(re.findall(r"^  proved: ", said, re.MULTILINE)) == 11
-    assert "WRONG" not in said
-    assert "All sums are proved: 11 of 11 checks." in said
-    assert "each of the 28,185 requests of the real trace once" in said
-    assert left_behind(data) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

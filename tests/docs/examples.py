@@ -37,7 +37,7 @@ from tests.forkserver import Forked
 from tests.ports import Port
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")} - {ROOT / "soak-report.md"})
+PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")} - {*ROOT.glob("*soak-report.md")})
 RUN = ("python", "shell", "console")
 SHOWN = ("text", "toml", "json", "yaml", "ini", "sql", "make", "typescript")
 ENDLESS = ("kivi serve", "kivi watch")

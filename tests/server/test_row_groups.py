@@ -22,6 +22,7 @@ from kivi.errors import DataLoss
 from kivi.wire.frames import padded
 from kivi.wire.v1 import session_pb2 as pb
 from kivi.wire.v1 import types_pb2
+from tests.seeds import seeds
 from tests.server.rawsession import RawSession
 from tests.serverproc import ServerProcess
 from tests.store.test_settling import COLUMNS, MINUTE, T0, append, files
@@ -80,7 +81,7 @@ def some(rng: random.Random, first: int, rows: int) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(2, night=20))
 def test_r23_whatever_is_asked_at_any_snapshot_is_what_the_store_gives_in_process(
     tmp_path: Path, counted: Counted, seed: int
 ) -> None:

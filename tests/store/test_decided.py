@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import settings
 
 import kivi
 from kivi import col
@@ -23,6 +22,7 @@ from kivi.model.patterns import check_followed, match_of
 from kivi.store.decided import Decided, Position
 from tests.golden.driver import EmbeddedDriver
 from tests.naive_patterns import COLUMNS, Case, Stream
+from tests.seeds import seeds
 
 S = 1_000_000
 T0 = 1_774_000_000 * S
@@ -73,7 +73,7 @@ def test_what_is_told_is_what_is_decided_r26(seed: int, monkeypatch: pytest.Monk
 
 @pytest.mark.story
 @pytest.mark.hypothesis
-@pytest.mark.parametrize("seed", [*range(4, 8), *range(9, 9 + settings().max_examples // 8)])
+@pytest.mark.parametrize("seed", seeds(4, night=134))
 def test_followers_of_more_streams_r26(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     followed(seed, monkeypatch)
 

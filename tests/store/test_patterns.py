@@ -15,13 +15,14 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import kivi
 from kivi import col
 from tests.golden.driver import EmbeddedDriver
 from tests.naive_patterns import COLUMNS, Case, Stream, event
+from tests.seeds import seeds
 
 S = 1_000_000
 T0 = 1_774_000_000 * S
@@ -47,7 +48,7 @@ def test_matches_equal_the_naive_matcher_r26(seed: int, monkeypatch: pytest.Monk
 
 @pytest.mark.story
 @pytest.mark.hypothesis
-@pytest.mark.parametrize("seed", range(6, 6 + settings().max_examples // 5))
+@pytest.mark.parametrize("seed", seeds(6, night=206))
 def test_matches_of_more_streams_r26(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     matched(seed, monkeypatch)
 
