@@ -45,7 +45,7 @@ from tests.log.faults import STORE, FaultyFiles
 from tests.seeds import seeds
 
 PARTS: Final = 12
-"""Of the points of one history, every twelfth of which is tried with each change, and all of them by night."""
+"""Of the points of one history, every twelfth of which is tried with each change, and all of them as a story."""
 
 
 class Killed(BaseException):
@@ -325,7 +325,7 @@ def test_the_history_has_what_alerts_do(tmp_path: Path, receiver: Receiver) -> N
     assert ("quiet", "a", "resolved") in told
 
 
-@pytest.mark.parametrize("part", seeds(0, night=PARTS))
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.story) for part in range(1, PARTS))])
 def test_wherever_the_process_ends_all_is_as_defined(part: int, tmp_path: Path, receiver: Receiver) -> None:
     ends_everywhere(tmp_path, receiver, 0, part)
 

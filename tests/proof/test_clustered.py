@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import require
 from tests.proof.clustered import besieged
 
-SHORT = ("a damaged node", "all killed")
+SHORT = ("a node killed", "a nats-server stopped", "a damaged node", "all killed")
 
 
 @pytest.mark.story
