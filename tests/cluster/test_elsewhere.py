@@ -379,13 +379,13 @@ def test_a_shared_snapshot_of_which_nobody_was_told_the_name_ends(
         behind = opened.enter_context(contextlib.ExitStack())
         behind.enter_context(two.behind(one))
         begun = threads.submit(db.snapshot(shared=True, ttl_s=600).__enter__)
-        wait_until(lambda: one.node.store.committer.pins)
+        wait_until(lambda: one.node.committer.pins)
         if how == "cut":
             db._transport.open().end(kivi.Unavailable("cut by the test"))
         with pytest.raises(kivi.Unavailable):
             begun.result(60)
     for node in cluster.nodes:
-        wait_until(lambda: not node.node.store.committer.pins)  # noqa: B023
+        wait_until(lambda: not node.node.committer.pins)  # noqa: B023
 
 
 def test_a_table_that_a_snapshot_sees_is_waited_for(cluster: Cluster, threads: ThreadPoolExecutor) -> None:

@@ -499,7 +499,11 @@ def test_a_query_goes_on_from_its_checkpoint_when_shards_have_moved(
         assert found.setdefault(batch, rows) == rows
 
     def run() -> None:
-        given = {"endpoint": cluster.options("calls").endpoint, "table": "calls", "maxRowsPerTrigger": 900}
+        given: dict[str, Any] = {
+            "endpoint": cluster.options("calls").endpoint,
+            "table": "calls",
+            "maxRowsPerTrigger": 900,
+        }
         rows = read.options(**given).load().select("ts", "user", "us")
         query = rows.writeStream.foreachBatch(keep).option("checkpointLocation", str(checkpoint))
         query.trigger(availableNow=True).start().awaitTermination()
@@ -508,7 +512,8 @@ def test_a_query_goes_on_from_its_checkpoint_when_shards_have_moved(
     with cluster.at("c") as db:
         Cluster.append(db, range(20, 25))
     run()
-    offsets = [json.loads(line) for file in (checkpoint / "offsets").glob("[0-9]*") for line in [*file.open()][2:]]
+    files = (checkpoint / "offsets").glob("[0-9]*")
+    offsets = [json.loads(line) for file in files for line in file.read_text().splitlines()[2:]]
     assert {*offsets[-1]} <= {"ts", "table", "store", "floor"}
     forgotten = helpers.forget_last(checkpoint)
     cluster.move("0-9", to="b", source="a")
@@ -537,6 +542,7 @@ def test_a_job_as_of_a_time_at_which_other_nodes_held_the_shards(cluster_of: Cal
         parts = reader.partitions()
         wanted = read_by(reader, parts)
         assert sum(wanted.values()) == count
-        part = dataclasses.replace(parts[0], range=Range())  # type: ignore[type-var]
+        part: Any = parts[0]
+        part = dataclasses.replace(part, range=Range())
         cut = (Share(taken, (high,)), Share(((1 << 64) - 1) & ~taken, (low,)))
         assert read_by(reader, [dataclasses.replace(part, share=share) for share in cut]) == wanted
