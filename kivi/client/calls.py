@@ -418,7 +418,7 @@ def received(data: bytes) -> tuple[session_pb2.ServerFrame, list[tuple[int, Answ
                 page = reply.page
                 arrow = bodies.take(reply.body_bytes) if reply.body_bytes else b""
                 since_us = page.complete_since_us if page.HasField("complete_since_us") else None
-                told = (page.explanation, since_us, page.row_groups)
+                told = (page.explanation, since_us, page.row_groups, page.shards)
                 found.append((reply.id, Page(reply.start_ts, page.scan, arrow, page.columns, *told)))
             case _:
                 found.append((reply.id, reply))

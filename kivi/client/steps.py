@@ -146,7 +146,8 @@ class Rows(NamedTuple):
 
 class Page(NamedTuple):
     """Some rows of a scan: an Arrow IPC stream, the bodies of ``row_groups``, or rows in ``columns``. ``scan`` 0: it is
-    the last one; of others ``at`` says where the scan is: the transaction's number and the session."""
+    the last one; of others ``at`` says where the scan is: the transaction's number and the session. ``shards``: of
+    which alone the rows of the scan are; 0: of all."""
 
     start_ts: int
     scan: int
@@ -155,6 +156,7 @@ class Page(NamedTuple):
     explanation: str = ""
     complete_since_us: int | None = None
     row_groups: Sequence[session_pb2.RowGroup] = ()
+    shards: int = 0
     at: Any = None
 
 

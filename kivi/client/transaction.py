@@ -624,13 +624,24 @@ class TransactionCore:
     ) -> Steps[tuple[TableSchema, Page]]:
         """The schema and the first page, which has the scan's number if there is more. ``rows``: it may have rows."""
 
+        asked = 0
+
         def request(schema: TableSchema) -> session_pb2.Request:
+            nonlocal asked
             spec = scan_spec(schema, wanted.bound(schema))
+            asked = spec.shards
             row_groups = page_rows == BATCH_ROWS
             opening = session_pb2.ScanOpen(spec=spec, page_rows=page_rows or 0, rows=rows, row_groups=row_groups)
             return session_pb2.Request(scan_open=opening)
 
-        return (yield from self._read(wanted.table, request))
+        schema, page = yield from self._read(wanted.table, request)
+        if page.shards != asked:
+            raise errors.FeatureOff(
+                f"the server at {self.core.endpoint} is of a version that gives the rows of all shards where some are "
+                "asked for: upgrade it",
+                nodes=[self.core.endpoint],
+            )
+        return schema, page
 
     def answer(self, wanted: AnswerArguments) -> Steps[Result]:
         """All of the answer."""

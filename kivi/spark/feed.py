@@ -33,7 +33,7 @@ from kivi.model.changes import COMMIT_TS, TailPoints
 from kivi.spark.filters import Range
 from kivi.spark.holding import held
 from kivi.spark.offsets import Offset, forgotten
-from kivi.spark.shares import Share, in_turn, shares
+from kivi.spark.shares import Share
 from kivi.spark.tail import StreamReader
 
 if TYPE_CHECKING:
@@ -115,15 +115,13 @@ class AggregateFeed(StreamReader):
         if batch is None or batch.end != ends.ts or not self._is_alive(batch):
             self._let_go(batch)
             batch = self._batch = self._held_again(ends.ts)
-        options, held_by, newest = self._options, batch.snapshot, batch.end
+        held_by, newest = batch.snapshot, batch.end
 
-        def cut(share: Share) -> list[InputPartition]:
-            points = options.ask(
-                lambda _: options.client_at(share.nodes).split_points(self._table, options.partition_rows)
-            )
+        def cut(db: Database, share: Share) -> list[InputPartition]:
+            points = db.split_points(self._table, self._options.partition_rows)
             return [FeedPart(held_by.lease, held_by.ts, newest, since, part, share) for part in Range().cut(points)]
 
-        return in_turn(map(cut, self._shares()))
+        return self._in_turn(cut)
 
     def _since(self, offset: Offset, found: TailPoints) -> int:
         """From where on rows have changed; 0, which means all of them, if the table is not the one that was read."""
@@ -152,11 +150,12 @@ class AggregateFeed(StreamReader):
         except SnapshotTooOld as error:
             raise forgotten(self._table, error) or error from None
         except Unavailable:
-            again = share.shards is not None and not begun
-            divided = shares(self._options.client(), share.shards or 0) if again else []
-            if len(divided) < 2:
+            if begun or not share.nodes:
                 raise
-            for one in divided:  # no node that is there holds all of them
+            divided = share.again(self._options.client())
+            if len(divided) == 1 and {*divided[0].nodes} <= {*share.nodes}:
+                divided = [share.elsewhere()]
+            for one in divided:
                 yield from self.read(replace(partition, share=one))
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -179,7 +178,11 @@ class AggregateFeed(StreamReader):
         def begin(db: Database) -> _Held:
             snapshot = db.snapshot(as_of=as_of, ttl_s=self._options.lease_ttl_s, shared=True)
             snapshot.__enter__()
-            return _Held(self._points(0, upto=snapshot.ts).changed_at(snapshot.ts), snapshot)
+            try:
+                return _Held(self._points(0, upto=snapshot.ts).changed_at(snapshot.ts), snapshot)
+            except BaseException:
+                snapshot.close()
+                raise
 
         return self._options.ask(begin)
 
@@ -189,18 +192,33 @@ class AggregateFeed(StreamReader):
         if newest.end == end:
             return newest
         past = self._hold(as_of=end)
+        if self._is_readable(end):
+            self._let_go(newest)
+            return past
+        self._let_go(past)
+        _log.warning(
+            "the batch of %r that ended at %d is repeated with the values of %d, as those of then are gone: "
+            "an aggregate with history keeps them", self._table, end, newest.end,
+        )  # fmt: skip
+        return newest
+
+    def _is_readable(self, ts: int) -> bool:
+        """Whether the nodes of all shares have the rows as of ``ts``, each of its own."""
+
+        def look(_: Database) -> bool:
+            with self._shares() as found:
+                for share in found:
+                    with self._options.client_at(share.nodes).snapshot(as_of=ts) as there:
+                        try:
+                            list(there.scan_batches(self._table, limit=1, shards=share.shards))
+                        except SnapshotTooOld:
+                            return False
+            return True
+
         try:
-            for _ in past.snapshot.scan(self._table, limit=1):
-                pass
-        except SnapshotTooOld:
-            self._let_go(past)
-            _log.warning(
-                "the batch of %r that ended at %d is repeated with the values of %d, as those of then are gone: "
-                "an aggregate with history keeps them", self._table, end, newest.end,
-            )  # fmt: skip
-            return newest
-        self._let_go(newest)
-        return past
+            return self._options.ask(look)
+        except Unavailable:
+            return False
 
     def _is_alive(self, batch: _Held) -> bool:
         try:

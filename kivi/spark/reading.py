@@ -30,19 +30,22 @@ knows.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
+import numpy as np
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from kivi.errors import SnapshotTooOld
+from kivi.errors import Unavailable
+from kivi.model.changes import COMMIT_TS
 from kivi.model.expressions import Expr
 from kivi.spark.filters import Range, predicate, range_of
 from kivi.spark.holding import held
 from kivi.spark.options import Options
 from kivi.spark.schemas import Target, arrow_schema, spark_batch
 from kivi.spark.shares import EVERYTHING, Share, in_turn, shares
-from kivi.spark.tail import commits
+from kivi.spark.tail import check_places, commits
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -66,15 +69,21 @@ class SharedSnapshot(InputPartition):
 
 @dataclass(frozen=True, slots=True)
 class CommitPart(InputPartition):
-    """A part of an event table at the job's snapshot: ``take`` events after the first ``skip`` of those committed after
-    ``since``. They are where they were as long as nothing more is dropped than was at ``kept_since``."""
+    """A part of an event table at the job's snapshot: of the events with since < commit timestamp <= upto, which were
+    ``rows`` when the job was planned, ``take`` after the first ``skip``; None: all.
+
+    Retention drops what the snapshot does not see, at each node in its own time, and then others are in their places.
+    So places are counted only where nothing had been dropped, and within a commit only if all of it is still there.
+    """
 
     lease: bytes
     ts: int
     since: int
+    upto: int
+    rows: int
     skip: int
-    take: int
-    kept_since: int
+    take: int | None
+    share: Share
 
 
 class Reader(DataSourceReader):
@@ -95,7 +104,11 @@ class Reader(DataSourceReader):
             # Not closed, which would end it for the tasks: it ends by its time limit.
             snapshot = db.snapshot(as_of=options.as_of, ttl_s=options.lease_ttl_s, shared=True)
             snapshot.__enter__()
-            return self._parts(db, snapshot.lease, snapshot.ts)
+            try:
+                return self._parts(db, snapshot.lease, snapshot.ts)
+            except BaseException:
+                snapshot.close()
+                raise
 
         return options.ask(begin)
 
@@ -103,33 +116,41 @@ class Reader(DataSourceReader):
         """Events by their commits, as they lie in blocks, unless the job is about some time: times may be in any order,
         and each part would read most blocks then. (8 million events in no order of time: 0.9 M/s, by commits 2.9.)
         """
-        size, table = self._options.partition_rows, self._options.table
+        options, size, table = self._options, self._options.partition_rows, self._options.table
         found = shares(db) if self._target.is_sharded else [EVERYTHING]
-        if self._target.kind == "event" and self._range == Range() and found == [EVERYTHING]:
-            parts: list[InputPartition] = []
-            for part in commits(db, table, 0, ts, size):
-                for skip in range(0, part.rows, size):
-                    parts.append(CommitPart(lease, ts, part.since, skip, min(size, part.rows - skip), part.kept_since))
-            return parts or [SharedSnapshot(lease, ts)]
+        by_commits = self._target.kind == "event" and self._range == Range() and COMMIT_TS not in self._target.columns
 
         def cut(share: Share) -> list[InputPartition]:
-            points = self._options.client_at(share.nodes).split_points(table, size)
-            return [SharedSnapshot(lease, ts, part, share) for part in self._range.cut(points)]
+            there = options.client_at(share.nodes)
+            if not by_commits or share.shards is not None:
+                ranges = self._range.cut(there.split_points(table, size))
+                return [SharedSnapshot(lease, ts, part, share) for part in ranges]
+            parts: list[InputPartition] = []
+            for part in commits(there, table, 0, ts, size):
+                since, cuts = part.cut(size)
+                for skip, take in cuts:
+                    parts.append(CommitPart(lease, ts, since, part.upto, part.rows, skip, take, share))
+            return parts or [SharedSnapshot(lease, ts, share=share)]
 
         return in_turn(map(cut, found))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Runs in a task, which holds one batch at a time however large the table is."""
         assert isinstance(partition, SharedSnapshot | CommitPart)
-        wanted = arrow_schema(self._schema)
-        nodes = partition.share.nodes if isinstance(partition, SharedSnapshot) else ()
-        with held(self._options, partition.lease, partition.ts, nodes) as snapshot:
-            if isinstance(partition, CommitPart):
-                found = self._read_commits(snapshot, partition)
-            else:
-                found = self._read_range(snapshot, partition)
-            for batch in found:
-                yield spark_batch(batch, wanted)
+        wanted, share, begun = arrow_schema(self._schema), partition.share, False
+        try:
+            with held(self._options, partition.lease, partition.ts, share.nodes) as snapshot:
+                if isinstance(partition, CommitPart):
+                    found = self._read_commits(snapshot, partition)
+                else:
+                    found = self._read_range(snapshot, partition)
+                for batch in found:
+                    begun = True
+                    yield spark_batch(batch, wanted)
+        except Unavailable:
+            if begun or not share.nodes:
+                raise
+            yield from self.read(replace(partition, share=share.elsewhere()))
 
     def _read_range(self, snapshot: Snapshot, part: SharedSnapshot) -> Iterator[pa.RecordBatch]:
         of = part.range
@@ -146,23 +167,26 @@ class Reader(DataSourceReader):
 
     def _read_commits(self, snapshot: Snapshot, part: CommitPart) -> Iterator[pa.RecordBatch]:
         options = self._options
-        if options.client().tail_points(options.table, most=0).kept_since != part.kept_since:
-            raise SnapshotTooOld(  # the lease had ended, and retention went on: other events are in their places
-                f"events of {options.table!r} were dropped since this job was planned: run it again, with a longer "
-                "option leaseTtl"
-            )
-        return snapshot.change_batches(
+        batches = snapshot.change_batches(
             options.table,
             since=part.since,
             skip=part.skip,
             take=part.take,
             where=self._where,
             columns=self._schema.fieldNames(),
-            commit_ts=False,
+            commit_ts=True,
             remembered_at=part.ts,
-            partial=True,
             retractions="ignore",
         )
+        first = [*islice(batches, 1)]
+        if part.take is not None and part.take < part.rows:
+            db = options.client_at(part.share.nodes)  # now that places are fixed
+            check_places(db, options.table, part.since, part.upto, part.rows)
+        for batch in chain(first, batches):
+            inside = int(np.searchsorted(batch.column(COMMIT_TS).to_numpy(), part.upto, "right"))
+            yield batch.slice(0, inside).drop_columns([COMMIT_TS])
+            if inside < batch.num_rows:
+                return
 
 
 class FilteringReader(Reader):

@@ -13,8 +13,9 @@ A node that has died, and a shard that has moved since, are found by the task: i
 with what it holds and asks others for the rest (rows and events), or says who can answer (commits after an offset, of
 which a node tells what it holds). What one node cannot answer any more is divided again, into shares of its own.
 
-A table that is not sharded, or of which one node is to read everything, is one share without nodes: it is read at the
-node that the client is connected to.
+A table that is not sharded, or of which every node holds everything, is one share without nodes: it is read at the node
+that the client is connected to. Shards that no node which is reached from here holds are a share without nodes, too:
+that node asks others for their rows, or says that nobody holds them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from kivi.client.database import reached_first
-from kivi.errors import InvalidArgument
+from kivi.errors import InvalidArgument, Unavailable
 
 if TYPE_CHECKING:
     from kivi.client.database import Database
@@ -41,11 +42,19 @@ _ALL: Final = (1 << _SHARDS) - 1
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """``shards``: a bit for each; None: the whole table. ``nodes``: the addresses of those that held all of them when
-    this was said, the one first that is to read them."""
+    """``shards``: a bit for each; None: the whole table, at a node that has all of it. ``nodes``: the addresses of
+    those that held all of them when this was said, the one first that is to read them."""
 
     shards: int | None = None
     nodes: tuple[str, ...] = ()
+
+    def elsewhere(self) -> Share:
+        """To be read at the next one of the nodes; in the end at the node that the client is connected to."""
+        return replace(self, nodes=self.nodes[1:])
+
+    def again(self, db: Database) -> list[Share]:
+        """The same shards, as they are to be read now."""
+        return [self] if self == EVERYTHING else shares(db, _ALL if self.shards is None else self.shards)
 
 
 EVERYTHING: Final = Share()
@@ -54,10 +63,14 @@ EVERYTHING: Final = Share()
 def shares(db: Database, among: int = _ALL) -> list[Share]:
     """Of a sharded table, or of these shards of it: as few scans that leave out rows as can be told, by as many nodes
     as that allows, which are reached from here. Raises what asking for the cluster raises."""
+    everything = [EVERYTHING if among == _ALL else Share(among)]
     try:
         nodes = db.cluster_status()["nodes"]
     except InvalidArgument:  # a single server
-        return [EVERYTHING]
+        return everything
+    nodes = sorted(nodes, key=lambda one: -one["silent_s"])  # of those that had one address the last one is there
+    if all(_parsed(one["shards"]) == _ALL for one in nodes if one["state"] in ("live", "silent")):
+        return everything
     held = {one["address"]: _parsed(one["shards"]) for one in nodes if one["state"] == "live" and one["address"]}
     found, left = list[Share](), among
 
@@ -67,16 +80,17 @@ def shares(db: Database, among: int = _ALL) -> list[Share]:
 
     while left:
         best = min((address for address, mine in held.items() if mine & left), key=waste, default=None)
-        if best is None:  # whoever reads says which shards nobody holds
-            return [EVERYTHING] if among == _ALL else [Share(among)]
+        if best is None:
+            found.append(Share(left))
+            break
         if reached_first(db, [best]) is None:
             del held[best]
             continue
         part = held[best] & left
         others = [address for address, mine in held.items() if address != best and not part & ~mine]
-        found.append(Share(part, (best, *others)))
+        found.append(Share(None if part == _ALL else part, (best, *others)))
         left &= ~part
-    return [EVERYTHING] if found[0].shards == _ALL else found
+    return found
 
 
 def in_turn(parts: Iterable[Sequence[T]]) -> list[T]:
@@ -87,7 +101,10 @@ def in_turn(parts: Iterable[Sequence[T]]) -> list[T]:
 
 
 def joined(found: Sequence[TailPoints]) -> TailPoints:
-    """What the nodes of all shares say of one table. Its only point is the first one of them, if there is one."""
+    """What the nodes of all shares say of one table, as of one timestamp. Its only point is the first one of them, if
+    there is one. Raises Unavailable if the table was made again meanwhile."""
+    if len({one.table_id for one in found}) > 1:
+        raise Unavailable("the table was made again while nodes were asked for its commits: ask again")
     first = min((one.points[0] for one in found if one.points), default=None)
     return replace(
         found[0],

@@ -17,9 +17,9 @@
   before. Where the values of retracted events are gone before a batch is read (again), it fails; with "ignore" it has
   what is left.
 
-* The shards of a table are read each at a node that holds it (``shares``). An offset is the newest commit that any of
-  these nodes has heard of: no other node can have an earlier one that is not final, and each is waited for until it has
-  come so far. Where the events of one commit lie at several nodes, each gives those of its shards.
+* The shards of a table are read each at a node that holds it (``shares``). An offset is the newest commit to any of
+  them at the watermark of the node that is asked first: each other one is waited for until it has come so far, so that
+  all tell of the same commits. Where the events of one commit lie at several nodes, each gives those of its shards.
 
 A new query begins with what the table holds (``startingOffsets`` earliest): events up to the snapshot it began with, as
 far as that one remembers them, and after that every commit as it was, even if retention makes some of it invisible
@@ -32,11 +32,13 @@ when the server is back; so does the query, within ``timeout``.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -61,7 +63,7 @@ from kivi.spark.shares import EVERYTHING, Share, in_turn, joined, shares
 if TYPE_CHECKING:
     from kivi.client.database import Database, Snapshot
 
-__all__ = ["EventTail", "StreamReader", "TailPart", "commits", "stream_schema", "streamed"]
+__all__ = ["EventTail", "StreamReader", "TailPart", "check_places", "commits", "stream_schema", "streamed"]
 
 _POINTS: Final = 1_000
 _TOLD_S: Final = 10.0
@@ -123,6 +125,24 @@ class Commits(NamedTuple):
     rows: int
     kept_since: int
 
+    def cut(self, size: int) -> tuple[int, list[tuple[int, int | None]]]:
+        """From which commit on its events are counted, and which of them are to be read together: so many after so
+        many others; None: all. They are counted only where no event was dropped, as each node drops in its own time."""
+        since = self.since
+        if self.rows > size and self.kept_since < self.upto:  # it is one commit, and all of it is there
+            since = max(since, self.kept_since)
+        if since < self.kept_since:
+            return since, [(0, None)]
+        return since, [(skip, min(size, self.rows - skip)) for skip in range(0, self.rows, size)]
+
+
+def check_places(db: Database, table: str, since: int, upto: int, rows: int) -> None:
+    """Raises SnapshotTooOld if a commit that was cut has some of its events, and not all: they have other places."""
+    if db.tail_points(table, since, rows, upto=upto, most=1).points not in ((), ((upto, rows),)):
+        raise SnapshotTooOld(
+            f"events of {table!r} were dropped since this job was planned: run it again, with a longer option leaseTtl"
+        )
+
 
 def commits(db: Database, table: str, since: int, upto: int, rows: int, shards: int | None = None) -> Iterator[Commits]:
     """An event table's commits after ``since`` up to ``upto``, in order, put together to about ``rows`` events."""
@@ -149,44 +169,48 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._columns = self._names or [next(iter(target.columns))]  # if it is the commits alone that are wanted
         self._schema = schema
 
-    def _shares(self) -> list[Share]:
+    @contextlib.contextmanager
+    def _shares(self) -> Iterator[list[Share]]:
         """Where the table is read now; asked for seldom, and again where a node has not answered for what it had."""
-        if not self._is_sharded:
-            return [EVERYTHING]
         told, found = self._told
-        if found and time.monotonic() - told < _TOLD_S:
-            return found
-        self._told = time.monotonic(), shares(self._options.client())
-        return self._told[1]
+        if not self._is_sharded:
+            found = [EVERYTHING]
+        elif not found or time.monotonic() - told > _TOLD_S:
+            found = shares(self._options.client())
+            self._told = time.monotonic(), found
+        try:
+            yield found
+        except Unavailable:
+            self._told = 0.0, []
+            raise
 
-    def _points(self, since: int, rows: int = 1, upto: int | None = None, most: int = 0) -> TailPoints:
-        """Of the nodes of all shares together, of which each tells of at most its part of the rows. Where a commit ends
-        one's part, the others say how far they come up to it: one of them may not have heard of it before."""
+    def _in_turn(self, cut: Callable[[Database, Share], Iterable[InputPartition]]) -> list[InputPartition]:
+        """The parts of all shares, each cut at a node that reads it."""
 
-        def ask(_: Database) -> TailPoints:
-            found = self._shares()
-            of_each = max(1, rows // len(found))
-
-            def told(upto: int | None) -> TailPoints:
-                try:
-                    return joined(
-                        [
-                            self._options.client_at(share.nodes).tail_points(
-                                self._table, since, of_each, upto=upto, most=most, shards=share.shards
-                            )
-                            for share in found
-                        ]
-                    )
-                except Unavailable:
-                    self._told = 0.0, []
-                    raise
-
-            first = told(upto)
-            if len(found) == 1 or not first.points:
-                return first
-            return replace(told(first.points[0][0]), last=first.last)
+        def ask(_: Database) -> list[InputPartition]:
+            with self._shares() as found:
+                return in_turn([*cut(self._options.client_at(share.nodes), share)] for share in found)
 
         return self._options.ask(ask)
+
+    def _points(self, since: int, rows: int = 1, upto: int | None = None, most: int = 0) -> TailPoints:
+        """Of the nodes of all shares together, of which each tells of at most its part of the rows. One node tells of
+        its watermark; several are to tell of the same one, which some of them may have to come to."""
+
+        return self._options.ask(lambda db: self._told_by(db, since, rows, upto, most))
+
+    def _told_by(self, db: Database, since: int, rows: int = 1, upto: int | None = None, most: int = 0) -> TailPoints:
+        with self._shares() as found:
+            newest = max(since, db.watermark()) if upto is None and len(found) > 1 else upto
+            of_each = max(1, rows // len(found))
+            return joined(
+                [
+                    self._options.client_at(share.nodes).tail_points(
+                        self._table, since, of_each, upto=newest, most=most, shards=share.shards
+                    )
+                    for share in found
+                ]
+            )
 
     def _checked(self, offset: Offset, found: TailPoints) -> int | None:
         return check_offset(self._table, offset, found, fail=self._options.fail_on_data_loss)
@@ -213,7 +237,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """The newest commit of the table, for the query's progress."""
         try:
-            found = self._options.client().tail_points(self._table, most=0)
+            found = self._told_by(self._options.client(), 0)
         except KiviError:
             return None  # the batch itself will say what is wrong
         return Offset(max(found.last, found.created_ts), found.table_id, found.store).to_dict()
@@ -224,7 +248,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 @dataclass(frozen=True, slots=True)
 class TailPart(InputPartition):
-    """Events with since < commit timestamp <= upto, as of ``snapshot``: ``take`` of them after the first ``skip``."""
+    """Events with since < commit timestamp <= upto, as of ``snapshot``: ``take`` of them after the first ``skip``.
+    They were ``rows`` when the batch was planned."""
 
     since: int
     upto: int
@@ -233,6 +258,7 @@ class TailPart(InputPartition):
     take: int | None = None
     remembered_at: int | None = None
     share: Share = EVERYTHING
+    rows: int = 0
 
     def left_at(self, ts: int) -> TailPart:
         """What is left of it at a later snapshot."""
@@ -316,24 +342,22 @@ class EventTail(StreamReader):
         if remembered_at is None and since < ends.ts:
             self._check_kept(since, found)
         if self._options.retractions == "deliver" and remembered_at is None:
-            return [TailPart(since, ends.ts, ends.ts, share=share) for share in self._shares() if since < ends.ts]
-        return in_turn([*self._parts_of(share, since, ends.ts, remembered_at)] for share in self._shares())
+            whole = TailPart(since, ends.ts, ends.ts)
+            return self._in_turn(lambda _, share: [replace(whole, share=share)] if since < ends.ts else [])
+        return self._in_turn(lambda db, share: self._parts_of(db, share, since, ends.ts, remembered_at))
 
-    def _parts_of(self, share: Share, since: int, ends: int, remembered_at: int | None) -> Iterator[InputPartition]:
-        options, size = self._options, self._options.partition_rows
-
-        def ask(_: Database) -> list[Commits]:
-            return [*commits(options.client_at(share.nodes), self._table, since, ends, size, share.shards)]
-
-        done = since
-        for part in options.ask(ask):
+    def _parts_of(
+        self, db: Database, share: Share, since: int, ends: int, remembered_at: int | None
+    ) -> Iterator[InputPartition]:
+        size, done = self._options.partition_rows, since
+        for part in commits(db, self._table, since, ends, size, share.shards):
             # A commit that has lost events has lost their places too, so it is not cut if that may be; nor is one of
             # which some shards are read, whose events are not counted.
-            cuts = options.fail_on_data_loss and part.rows > size and share.shards is None
-            cut = range(0, part.rows, size) if cuts else [0]
-            take = size if len(cut) > 1 else None
-            for skip in cut:
-                yield TailPart(part.since, part.upto, ends, skip, take, remembered_at, share)
+            since, cuts = part.since, list[tuple[int, int | None]]([(0, None)])
+            if self._options.fail_on_data_loss and part.rows > size and share.shards is None:
+                since, cuts = part.cut(size)
+            for skip, take in cuts:
+                yield TailPart(since, part.upto, ends, skip, take, remembered_at, share, part.rows)
             done = part.upto
         if done < ends:  # a retraction, or what is gone, or of other shards: the task finds out
             yield TailPart(done, ends, ends, remembered_at=remembered_at, share=share)
@@ -364,20 +388,21 @@ class EventTail(StreamReader):
                 if time.monotonic() > deadline or (done and not places_hold):
                     raise
             time.sleep(random.uniform(0.1, 0.5))
-            if part.share.shards is not None:
-                divided = shares(options.client(), part.share.shards)
-                if len(divided) > 1:  # no node holds all of them any more
-                    for share in divided:
-                        yield from self.read(replace(part, share=share))
-                    return
-                part = replace(part, share=divided[0])
+            divided = part.share.again(options.client())
+            if done or part.take is not None:  # places are those of a node that has everything
+                divided = [share for share in divided if share.shards is None]
+            if len(divided) > 1:  # no node holds all of them any more
+                for share in divided:
+                    yield from self.read(replace(part, share=share))
+                return
+            part = replace(part, share=divided[0]) if divided else part
 
     def _batches(self, snapshot: Snapshot, part: TailPart, done: int, partial: bool) -> Iterator[pa.RecordBatch]:
         """The events of a part after the first ``done``, with ``COMMIT_TS``."""
         delivers = self._options.retractions == "deliver" and part.remembered_at is None
         skip = 0 if delivers else part.skip + done
         over = done if delivers else 0
-        for batch in snapshot.change_batches(
+        batches = snapshot.change_batches(
             self._table,
             since=part.since,
             columns=self._columns,
@@ -388,7 +413,12 @@ class EventTail(StreamReader):
             partial=partial,
             retractions="deliver" if delivers else "fail" if self._options.retractions == "fail" else "ignore",
             shards=part.share.shards,
-        ):
+        )
+        first = [*islice(batches, 1)]
+        if part.take is not None and part.remembered_at is not None:  # what that snapshot does not see may be dropped
+            db = self._options.client_at(part.share.nodes)
+            check_places(db, self._table, part.since, part.upto, part.rows)
+        for batch in chain(first, batches):
             inside = int(np.searchsorted(batch.column(COMMIT_TS).to_numpy(), part.upto, "right"))
             ends = inside < batch.num_rows
             if over < inside:

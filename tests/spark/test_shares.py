@@ -7,24 +7,37 @@ there once, as one snapshot of kivi has it.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import itertools
+import json
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
+from kivi_server.translate import Translator
 from pyspark.sql import SparkSession
+from pyspark.sql.datasource import EqualTo
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 import kivi
+from kivi.client.database import Database
 from kivi.spark.feed import AggregateFeed
+from kivi.spark.filters import Range
 from kivi.spark.options import Options
-from kivi.spark.reading import Reader
+from kivi.spark.reading import FilteringReader, Reader
 from kivi.spark.schemas import Target, spark_schema
+from kivi.spark.shares import Share
+from kivi.spark.summary import SummaryReader, summary_of
 from kivi.spark.tail import EventTail, stream_schema
 from tests.cluster.inprocess import Loop, Served
 from tests.conftest import require
 from tests.log.natscluster import NatsCluster
+from tests.spark import helpers
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -250,3 +263,286 @@ def test_spark_reads_by_owners(cluster_of: Callable[..., Cluster], spark: SparkS
     frame = spark.read.format("kivi").options(endpoint=endpoint, table="sums").load()
     cluster.end("c")
     assert frame.groupBy().sum("us").collect()[0][0] == 190 * len(USERS)
+
+
+@pytest.mark.parametrize("table", ["calls", "sums"])
+def test_a_node_that_has_nothing_reads_at_one_that_has_everything(
+    cluster_of: Callable[..., Cluster], table: str
+) -> None:
+    cluster = cluster_of({"all": "0-63", "none": "none"})
+    options = dataclasses.replace(
+        cluster.options(table, partition_rows=300, timeout_s=5.0), endpoint=cluster.nodes["none"].endpoint
+    )
+    target = Target.of(options.client(), table)
+    reader = Reader(options, target, spark_schema(target))
+    parts = reader.partitions()
+    wanted = rows_of(cluster, "all", table, parts[0].ts)  # type: ignore[attr-defined]
+    assert read_by(reader, parts) == wanted
+    kind = EventTail if table == "calls" else AggregateFeed
+    stream = kind(options, target, stream_schema(target, options))
+    begin = stream.initialOffset()
+    end = stream.latestOffset(begin, ReadAllAvailable())
+    assert read_by(stream, stream.partitions(begin, end)) == wanted
+    assert not cluster.asked
+
+
+def test_a_node_without_an_address_is_read_by_way_of_another(cluster_of: Callable[..., Cluster]) -> None:
+    cluster = cluster_of(HALVES)
+    high = cluster.nodes["high"].node
+    high.about["address"] = ""
+    high._say()
+    wait_until(lambda: "" in {one["address"] for one in cluster.status("low")["nodes"]})
+    for table in ("calls", "sums"):
+        options = dataclasses.replace(
+            cluster.options(table, partition_rows=300, timeout_s=5.0), endpoint=cluster.nodes["low"].endpoint
+        )
+        target = Target.of(options.client(), table)
+        reader = Reader(options, target, spark_schema(target))
+        parts = reader.partitions()
+        found = read_by(reader, parts)
+        assert sum(found.values()) == len(USERS) * (20 if table == "calls" else 1)
+        assert found == rows_of(cluster, "low", table, parts[0].ts)  # type: ignore[attr-defined]
+
+
+def test_one_row_of_measures_is_of_all_shards(cluster_of: Callable[..., Cluster]) -> None:
+    """It is read at one node, which asks the others for what it has not."""
+    cluster = cluster_of(HALVES)
+    options = cluster.options("calls", aggregate="count(), sum(us), max(ts) as newest", where="us > 3")
+    for name, node in cluster.nodes.items():
+        options = dataclasses.replace(options, endpoint=node.endpoint)
+        target = Target.of(options.client(), "calls")
+        reader = SummaryReader(options, target, summary_of(target, options.aggregate or ""))
+        (part,) = reader.partitions()
+        (row,) = [row for batch in reader.read(part) for row in batch.to_pylist()]
+        assert (row["count()"], row["sum(us)"]) == (16 * len(USERS), sum(range(4, 20)) * len(USERS)), name
+
+
+def test_a_filter_that_leaves_one_shard(cluster_of: Callable[..., Cluster]) -> None:
+    """All other shares are empty then."""
+    cluster = cluster_of(HALVES)
+    for table, count in (("calls", 20), ("sums", 1)):
+        for user in USERS[:6]:
+            options = cluster.options(table, partition_rows=300)
+            target = Target.of(options.client(), table)
+            reader = FilteringReader(options, target, spark_schema(target))
+            assert not list(reader.pushFilters([EqualTo(("user",), user)]))
+            found = read_by(reader, reader.partitions())
+            assert sum(found.values()) == count
+            assert {row[1 if table == "calls" else 0] for row in found} == {user}
+
+
+@pytest.mark.parametrize("late", TWICE)
+def test_a_node_that_does_not_come_to_the_snapshot_is_not_needed(cluster_of: Callable[..., Cluster], late: str) -> None:
+    cluster = cluster_of(TWICE)
+    other = next(name for name in TWICE if name != late)
+    options = cluster.options("sums", timeout_s=2.0)
+    options = dataclasses.replace(options, endpoint=cluster.nodes[other].endpoint)
+    target = Target.of(options.client(), "sums")
+    reader = Reader(options, target, spark_schema(target))
+    parts = reader.partitions()
+    with cluster.nodes[late].behind(), cluster.at(other) as db, db.snapshot(shared=True) as snapshot:
+        again = [dataclasses.replace(part, lease=snapshot.lease, ts=snapshot.ts) for part in parts]  # type: ignore[type-var]
+        assert {user for user, _ in read_by(reader, again)} == {*USERS}
+
+
+@pytest.mark.parametrize("late", HALVES)
+def test_a_feed_that_begins_with_what_changes_next_knows_what_was_there(
+    cluster_of: Callable[..., Cluster], late: str
+) -> None:
+    """Though a node has not come so far when it is asked, and others have."""
+    cluster = cluster_of(HALVES)
+    other = "low" if late == "high" else "high"
+    stream = stream_of(cluster, "sums", stream_start="latest")
+    with stream._shares():
+        pass
+    with contextlib.ExitStack() as opened:
+        behind = opened.enter_context(contextlib.ExitStack())
+        db, pool = opened.enter_context(cluster.at(other)), opened.enter_context(ThreadPoolExecutor())
+        before = db.watermark()
+        behind.enter_context(cluster.nodes[late].behind(cluster.nodes[other]))
+        Cluster.append(db, range(20, 22))
+        begin = pool.submit(stream.initialOffset)
+        time.sleep(0.3)
+        behind.close()
+        assert begin.result()["ts"] >= before
+        newest = db.append("calls", [{"ts": 1, "user": USERS[0], "us": 5}])
+    wait_until(lambda: stream.latestOffset(begin.result(), ReadAllAvailable())["ts"] == newest)
+    end = stream.latestOffset(begin.result(), ReadAllAvailable())
+    found = read_by(stream, stream.partitions(begin.result(), end))
+    assert {user for user, _ in found} <= {*USERS} and len(found) in (1, len(USERS))
+    stream.stop()
+
+
+@pytest.mark.parametrize("late", HALVES)
+def test_a_feed_goes_on_while_commits_come(cluster_of: Callable[..., Cluster], late: str) -> None:
+    """Between the answers of two nodes there always is one."""
+    cluster = cluster_of(HALVES)
+    stream = stream_of(cluster, "sums", stream_start="latest")
+    begin, users, ask = stream.initialOffset(), itertools.cycle(USERS), Database.tail_points
+
+    def busy(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with cluster.at(late) as db:
+            newest = db.append("calls", [{"ts": 1, "user": next(users), "us": 5}])
+        wait_until(lambda: all(node.node.store.watermark() >= newest for node in cluster.nodes.values()))
+        return ask(self, *args, **kwargs)
+
+    with patch.object(Database, "tail_points", busy):
+        asked = [stream.latestOffset(begin, ReadAllAvailable())["ts"] for _ in range(3)]
+    assert asked[-1] > begin["ts"]
+    stream.stop()
+
+
+def test_a_stream_of_a_table_that_one_node_has_not_heard_of(cluster_of: Callable[..., Cluster]) -> None:
+    cluster = cluster_of(HALVES)
+    options = dataclasses.replace(cluster.options("later"), endpoint=cluster.nodes["low"].endpoint)
+    target = dataclasses.replace(Target.of(options.client(), "calls"), table="later")
+    stream = EventTail(options, target, stream_schema(target, options))
+    with contextlib.ExitStack() as opened:
+        pool, behind = opened.enter_context(ThreadPoolExecutor()), opened.enter_context(contextlib.ExitStack())
+        behind.enter_context(cluster.nodes["high"].behind(cluster.nodes["low"]))
+        with cluster.at("low") as db:
+            db.create_event_table("later", event_time="ts", columns=COLUMNS, shard_by=["user"])
+        begin = pool.submit(stream.initialOffset)
+        time.sleep(0.3)
+        behind.close()
+        assert begin.result()["ts"] == 0
+
+
+@pytest.mark.parametrize("table", ["calls", "sums"])
+def test_a_server_that_does_not_know_of_shards_is_not_read_several_times(
+    cluster_of: Callable[..., Cluster], table: str
+) -> None:
+    """An earlier version parses what it is asked without them, and gives the rows of all."""
+    cluster = cluster_of(HALVES)
+    reader, stream = reader_of(cluster, table), stream_of(cluster, table, timeout_s=2.0)
+    parts, begin = reader.partitions(), stream.initialOffset()
+    batch = stream.partitions(begin, stream.latestOffset(begin, ReadAllAvailable()))
+    scan = Translator.scan
+
+    def earlier(self: Translator, schema: Any, spec: Any, *, reads: bool = False) -> Any:
+        spec.ClearField("shards")
+        return scan(self, schema, spec, reads=reads)
+
+    with patch.object(Translator, "scan", earlier):
+        for part in parts:
+            with pytest.raises(kivi.FeatureOff, match="upgrade it"):
+                list(reader.read(part))
+        for part in batch:  # changes it asks nobody else for
+            with pytest.raises((kivi.FeatureOff, kivi.Unavailable)):
+                list(stream.read(part))
+
+
+@pytest.mark.parametrize("table", ["calls", "sums"])
+def test_a_batch_is_read_again_by_another_driver_when_other_nodes_hold_its_shards(
+    cluster_of: Callable[..., Cluster], table: str
+) -> None:
+    """It has the rows of then, or those of a later state; no other, and each once."""
+    cluster = cluster_of(HALVES)
+    stream = stream_of(cluster, table)
+    begin = stream.initialOffset()
+    end = stream.latestOffset(begin, ReadAllAvailable())
+    then = read_by(stream, stream.partitions(begin, end))
+    stream.stop()
+    with cluster.at("low") as db:
+        newest = Cluster.append(db, range(20, 23))
+    cluster.move("0-9", to="high", source="low")
+    for name, node in cluster.nodes.items():
+        again = stream_of(cluster, table)
+        again._options = dataclasses.replace(again._options, endpoint=node.endpoint, timeout_s=8.0)
+        found = read_by(again, again.partitions(begin, end))
+        assert found == then or (table == "sums" and found == rows_of(cluster, name, table, newest))
+        later = again.latestOffset(end, ReadAllAvailable())
+        assert later["ts"] == newest
+        rest = read_by(again, again.partitions(end, later))
+        if table == "calls":
+            assert then + rest == rows_of(cluster, name, table, newest)
+        else:
+            assert rest == rows_of(cluster, name, table, newest)
+        again.stop()
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_a_batch_is_read_again_when_one_node_has_not_its_rows_any_more(
+    cluster_of: Callable[..., Cluster], name: str
+) -> None:
+    """Base of that one has gone on, and that of the others has not."""
+    cluster = cluster_of(TWICE)
+    stream = stream_of(cluster, "sums")
+    begin = stream.initialOffset()
+    end = stream.latestOffset(begin, ReadAllAvailable())
+    then = read_by(stream, stream.partitions(begin, end))
+    stream.stop()
+    with cluster.at(name) as db:
+        newest = Cluster.append(db, range(20, 23))
+        db.consolidate()
+    for driver in TWICE:
+        again = stream_of(cluster, "sums")
+        again._options = dataclasses.replace(again._options, endpoint=cluster.nodes[driver].endpoint)
+        found = read_by(again, again.partitions(begin, end))
+        assert found in (then, rows_of(cluster, name, "sums", newest))
+        again.stop()
+
+
+@pytest.mark.story
+def test_a_query_goes_on_from_its_checkpoint_when_shards_have_moved(
+    cluster_of: Callable[..., Cluster], spark: SparkSession, tmp_path: Path
+) -> None:
+    """Its last batch is run again, by nodes that hold other shards by then. Its offsets say nothing of them, and are
+    those of version 0.1.0."""
+    cluster, checkpoint = cluster_of(TWICE), tmp_path / "checkpoint"
+    read, found = spark.readStream.format("kivi"), dict[int, Counter[tuple[Any, ...]]]()
+    again = list[int]()
+
+    def keep(frame: Any, batch: int) -> None:
+        rows = Counter(tuple(row) for row in frame.collect())
+        again.extend([batch] if batch in found else [])
+        assert found.setdefault(batch, rows) == rows
+
+    def run() -> None:
+        given: dict[str, Any] = {
+            "endpoint": cluster.options("calls").endpoint,
+            "table": "calls",
+            "maxRowsPerTrigger": 900,
+        }
+        rows = read.options(**given).load().select("ts", "user", "us")
+        query = rows.writeStream.foreachBatch(keep).option("checkpointLocation", str(checkpoint))
+        query.trigger(availableNow=True).start().awaitTermination()
+
+    run()
+    with cluster.at("c") as db:
+        Cluster.append(db, range(20, 25))
+    run()
+    files = (checkpoint / "offsets").glob("[0-9]*")
+    offsets = [json.loads(line) for file in files for line in file.read_text().splitlines()[2:]]
+    assert {*offsets[-1]} <= {"ts", "table", "store", "floor"}
+    forgotten = helpers.forget_last(checkpoint)
+    cluster.move("0-9", to="b", source="a")
+    cluster.move("22-25", to="c", source="a")
+    with cluster.at("b") as db:
+        Cluster.append(db, range(25, 27))
+    run()
+    assert again == [forgotten]
+    total = sum(found.values(), Counter())
+    assert len(total) == sum(total.values()) == 27 * len(USERS)
+
+
+def test_a_job_as_of_a_time_at_which_other_nodes_held_the_shards(cluster_of: Callable[..., Cluster]) -> None:
+    """The new owner of some has no rows of aggregates from before it had them, and asks the old one."""
+    cluster, taken = cluster_of(HALVES), 0x3FF
+    with cluster.at("low") as db:
+        db.create_aggregate("kept", source="calls", group_by=["user"], measures={"us": kivi.sum("us")}, history="1h")
+        then = db.watermark()
+        Cluster.append(db, range(20, 23))
+    cluster.move("0-9", to="high", source="low", given_up=False)
+    low, high = (cluster.nodes[name].endpoint for name in HALVES)
+    for table, count in (("calls", 20 * len(USERS)), ("kept", len(USERS))):
+        options = cluster.options(table, partition_rows=300, as_of=then)
+        target = Target.of(options.client(), table)
+        reader = Reader(options, target, spark_schema(target))
+        parts = reader.partitions()
+        wanted = read_by(reader, parts)
+        assert sum(wanted.values()) == count
+        part: Any = parts[0]
+        part = dataclasses.replace(part, range=Range())
+        cut = (Share(taken, (high,)), Share(((1 << 64) - 1) & ~taken, (low,)))
+        assert read_by(reader, [dataclasses.replace(part, share=share) for share in cut]) == wanted

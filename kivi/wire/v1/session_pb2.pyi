@@ -313,20 +313,22 @@ class GetReply(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[int]] = ..., start_ts: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ..., keys: _Optional[int] = ..., missing: _Optional[_Iterable[int]] = ..., columns: _Optional[_Iterable[_Union[_types_pb2.ColumnValues, _Mapping]]] = ...) -> None: ...
 
 class ScanPage(_message.Message):
-    __slots__ = ("scan", "rows_in_columns", "columns", "explanation", "complete_since_us", "row_groups")
+    __slots__ = ("scan", "rows_in_columns", "columns", "explanation", "complete_since_us", "row_groups", "shards")
     SCAN_FIELD_NUMBER: _ClassVar[int]
     ROWS_IN_COLUMNS_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
     EXPLANATION_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_SINCE_US_FIELD_NUMBER: _ClassVar[int]
     ROW_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
     scan: int
     rows_in_columns: int
     columns: _containers.RepeatedCompositeFieldContainer[_types_pb2.ColumnValues]
     explanation: str
     complete_since_us: int
     row_groups: _containers.RepeatedCompositeFieldContainer[RowGroup]
-    def __init__(self, scan: _Optional[int] = ..., rows_in_columns: _Optional[int] = ..., columns: _Optional[_Iterable[_Union[_types_pb2.ColumnValues, _Mapping]]] = ..., explanation: _Optional[str] = ..., complete_since_us: _Optional[int] = ..., row_groups: _Optional[_Iterable[_Union[RowGroup, _Mapping]]] = ...) -> None: ...
+    shards: int
+    def __init__(self, scan: _Optional[int] = ..., rows_in_columns: _Optional[int] = ..., columns: _Optional[_Iterable[_Union[_types_pb2.ColumnValues, _Mapping]]] = ..., explanation: _Optional[str] = ..., complete_since_us: _Optional[int] = ..., row_groups: _Optional[_Iterable[_Union[RowGroup, _Mapping]]] = ..., shards: _Optional[int] = ...) -> None: ...
 
 class RowGroup(_message.Message):
     __slots__ = ("name", "file_bytes", "footer_bytes", "index", "rows", "columns", "chunk_offsets", "chunk_bytes")
