@@ -69,7 +69,7 @@ from kivi.client.elsewhere import AnyNode, get_elsewhere, order_of
 from kivi.client.messages import read_batches
 from kivi.client.pages import PageReader
 from kivi.client.steps import Steps, named
-from kivi.client.transaction import SharedSnapshotArguments, TransactionCore
+from kivi.client.transaction import ANY_SNAPSHOT, SharedSnapshotArguments, TransactionCore
 from kivi.errors import InvalidArgument, NotFound, Retryable, SnapshotTooOld, Unavailable
 from kivi.model.declarations import event_table_schema, row_table_schema
 from kivi.wire import methods
@@ -497,7 +497,7 @@ class Database:
         """``async with db.transaction() as tx``: commits on success, rolls back on an exception."""
         return Transaction(self, TransactionCore(self._core, wanted))
 
-    @takes(SharedSnapshotArguments)
+    @takes(SharedSnapshotArguments, ANY_SNAPSHOT)
     def snapshot(self, wanted: SharedSnapshotArguments) -> Snapshot:
         """``async with db.snapshot() as snap``: as ``kivi.client.Database.snapshot``."""
         return Snapshot(self, wanted)

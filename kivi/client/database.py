@@ -45,7 +45,7 @@ from kivi.client.elsewhere import AnyNode, get_elsewhere, order_of
 from kivi.client.live import Live
 from kivi.client.pages import PageReader
 from kivi.client.steps import Steps, named, silent
-from kivi.client.transaction import SharedSnapshotArguments, TransactionCore
+from kivi.client.transaction import ANY_SNAPSHOT, SharedSnapshotArguments, TransactionCore
 from kivi.client.transport import Transport
 from kivi.errors import Unavailable
 from kivi.wire import methods
@@ -215,7 +215,8 @@ class Snapshot(AnyNode, _Reads, interface.Snapshot):
 
     def _take_turn(self, deadline: float) -> None:
         """It has it then, unless the first answer has come meanwhile. Raises Timeout."""
-        if not self._turn.acquire(timeout=max(0.0, deadline - time.monotonic())):
+        turn = self._turn
+        if not (turn.acquire(blocking=False) or turn.acquire(timeout=max(0.0, deadline - time.monotonic()))):
             raise silent(self._core.core.endpoint, self._core.core.timeout_s)
         if self._is_fixed:
             self._let_others()
@@ -365,7 +366,7 @@ class Database(interface.Database[Transaction, Snapshot]):
     def transaction(self, wanted: TransactionArguments) -> Transaction:
         return Transaction(self, TransactionCore(self._core, wanted))
 
-    @takes(SharedSnapshotArguments)
+    @takes(SharedSnapshotArguments, ANY_SNAPSHOT)
     def snapshot(self, wanted: SharedSnapshotArguments) -> Snapshot:
         """A read-only view. ``as_of``: a commit timestamp, or a moment. ``ttl_s``: how long it is kept unless renewed.
 

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from kivi.client.steps import Answer
     from kivi.model.schema import TableSchema
 
-__all__ = ["SharedSnapshotArguments", "TransactionCore"]
+__all__ = ["ANY_SNAPSHOT", "SharedSnapshotArguments", "TransactionCore"]
 
 Kind = session_pb2.Operation
 _FLUSH_OPERATIONS: Final = 4_096  # buffered operations are sent ahead from so many on ...
@@ -96,6 +96,9 @@ class SharedSnapshotArguments(SnapshotArguments):
         if lease:
             return SharedSnapshotArguments(lease=lease, min_snapshot=ts)
         return SharedSnapshotArguments(as_of=ts, min_snapshot=ts, ttl_s=ttl_s)
+
+
+ANY_SNAPSHOT: Final = SharedSnapshotArguments()
 
 
 class _Place(NamedTuple):

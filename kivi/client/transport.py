@@ -104,10 +104,12 @@ class _Waiter:
 
 def _wake(waiting: deque[_Waiter]) -> None:
     """The next of them, if any. A loop takes it, as an interrupt comes after a call, and would lose it."""
-    with contextlib.suppress(IndexError):
+    try:  # without a context manager: each answer passes here, and others wait for it
         for waiter in iter(waiting.popleft, None):
             waiter.gate.release()
             return
+    except IndexError:
+        pass
 
 
 class _Session(Session):
