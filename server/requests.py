@@ -146,9 +146,6 @@ class Requests(ABC):
         elif self._is_pin(begin) and (pin := self.store.begin_shared(timeout_s, ttl_s, bound_s)) is not None:
             transaction.shared, transaction.lease = pin
             transaction.owner = True
-            if self._closed:  # nobody is told its name
-                self.store.renew_shared(transaction.shared, 0)
-                return
         else:
             self.sessions.check_snapshots(self.client)
             transaction.lease = self.store.begin(
@@ -294,7 +291,7 @@ class Requests(ABC):
                 return
             batches = self.store.scan(transaction.lease, schema, wanted)
         rows = min(opening.page_rows or limits.PAGE_ROWS, limits.PAGE_ROWS_MAX)
-        page = session_pb2.ScanPage(shards=wanted.shards or 0)
+        page = session_pb2.ScanPage()
         pages = Pages(
             self.translator.pages(batches, rows), self.sessions.pages_ahead, self.sessions.scans, self.client.reading
         )

@@ -301,14 +301,10 @@ class ReplicatedCommitter(Committer):
 
     def pin(self, ttl_s: float | None, timeout_s: float, begins: bytes = b"") -> tuple[bytes, int]:
         """A snapshot that every node keeps for so long: its name, and the number that it is at, once it is applied.
-        ``begins``: as its name does. Raises Unavailable when the time is up: nobody is told its name, and it ends."""
+        ``begins``: as its name does."""
         name = begins + secrets.token_bytes(16 - len(begins))
         pin = Pin(name, int(self.leases.limit(ttl_s) * 1_000_000), True)
-        try:
-            return name, self._answered(partial(self.log_other, pin), timeout_s)
-        except Unavailable:
-            self.prolong(name, 0)
-            raise
+        return pin.name, self._answered(partial(self.log_other, pin), timeout_s)
 
     def prolong(self, name: bytes, ttl_s: float | None) -> None:
         """A pin that is held, from now; its nodes hear of it. 0 s: it ends."""

@@ -368,26 +368,6 @@ def test_a_node_that_is_behind_is_waited_for(cluster: Cluster, threads: ThreadPo
             assert (snap.ts, later.result(60)) == first == (snap.ts, cluster.events)
 
 
-@pytest.mark.parametrize("how", ["cut", "late"])
-def test_a_shared_snapshot_of_which_nobody_was_told_the_name_ends(
-    cluster: Cluster, threads: ThreadPoolExecutor, how: str
-) -> None:
-    """Its node has not come to it when the connection is lost, or when the time for it is up."""
-    one, two = cluster.one, cluster.two
-    with contextlib.ExitStack() as opened:
-        db = opened.enter_context(kivi.client.connect(two.endpoint, timeout=60 if how == "cut" else 0.5))
-        behind = opened.enter_context(contextlib.ExitStack())
-        behind.enter_context(two.behind(one))
-        begun = threads.submit(db.snapshot(shared=True, ttl_s=600).__enter__)
-        wait_until(lambda: one.node.committer.pins)
-        if how == "cut":
-            db._transport.open().end(kivi.Unavailable("cut by the test"))
-        with pytest.raises(kivi.Unavailable):
-            begun.result(60)
-    for node in cluster.nodes:
-        wait_until(lambda: not node.node.committer.pins)  # noqa: B023
-
-
 def test_a_table_that_a_snapshot_sees_is_waited_for(cluster: Cluster, threads: ThreadPoolExecutor) -> None:
     """Its node has not heard of the definition yet, and its client of nothing but the timestamp."""
     one, two = cluster.one, cluster.two
