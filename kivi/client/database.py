@@ -222,7 +222,7 @@ class Snapshot(AnyNode, _Reads, interface.Snapshot):
             self._let_others()
 
     def _let_others(self) -> None:
-        try:  # noqa: SIM105 (which costs each read more than the rest of its turn)
+        try:  # noqa: SIM105 (each first read of a snapshot passes here)
             self._turn.release()
         except RuntimeError:  # this thread does not have it
             pass
