@@ -291,7 +291,7 @@ class Requests(ABC):
                 return
             batches = self.store.scan(transaction.lease, schema, wanted)
         rows = min(opening.page_rows or limits.PAGE_ROWS, limits.PAGE_ROWS_MAX)
-        page = session_pb2.ScanPage()
+        page = session_pb2.ScanPage(shards=wanted.shards or 0)
         pages = Pages(
             self.translator.pages(batches, rows), self.sessions.pages_ahead, self.sessions.scans, self.client.reading
         )
