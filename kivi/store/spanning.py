@@ -20,8 +20,8 @@ Else the order is (commit, shard, order within both), which every owner gives by
 brought events of several shards is known to whoever holds these together, and to nobody else.
 
 An owner that goes away in the middle is replaced by another one, from the row or the event on that came last; so is
-one that has not come to S in time. One that was asked alone is replaced by another one that has all, since these have
-one order. Where there is none, the read fails with Unavailable.
+one that has not come to S within a third of the time. One that was asked alone is replaced by another one that has all,
+since these have one order. Where there is none, the read fails with Unavailable.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ from kivi.model.expressions import Expr, bind, from_plain, to_plain
 from kivi.model.schema import TableSchema
 from kivi.mvcc.leases import Lease, Leases
 from kivi.mvcc.snapshot import Reader
+from kivi.runtime import deadlines
 from kivi.store.catalog import Catalog
 from kivi.store.shards import Shards
 from kivi.store.slot_ranges import KeyRange, Times
@@ -68,6 +69,8 @@ _FIRST_ROWS: Final = 64
 _MANY: Final = 2**62
 _NOW: Final = 2**64
 _WAIT_S: Final = 5.0
+_IN_TURN: Final = 3
+"""How many owners that have not come to S a read waits for, within its time."""
 Pairs = list[tuple[bytes, Version]]
 
 
@@ -261,6 +264,7 @@ class Spanning:
         assert self.owners is not None
         named = {"table": schema.name, "id": schema.id, "ts": lease.ts, "shards": shown_shards(shards)}
         named["layout"] = len(schema.alterations)
+        named["wait_s"] = min(_WAIT_S, deadlines.left_s() / _IN_TURN)
         return self.owners.ask(node, json.dumps({**named, **asked}).encode())
 
     # -- events -----------------------------------------------------------------------------------
@@ -435,6 +439,7 @@ class Spanning:
         """
         asked = json.loads(data)
         reads, shards = self.reads, parse_shards(asked["shards"])
+        timeout_s = min(timeout_s, asked.get("wait_s", timeout_s))
         lease = self.snapshots.begin(as_of_ts=asked["ts"], min_snapshot=asked["ts"], timeout_s=timeout_s)
         try:
             schema = reads.catalog.table(asked["table"], lease.ts)
