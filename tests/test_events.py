@@ -575,7 +575,7 @@ class _Eager:
 def _rewritten(events: EventStore, engine: MemoryEngine, lock: Any) -> None:
     with events.everything(8) as view:
         batches = [*view.scan(naming=(STAMP,))]
-    rewrite(events, engine, lambda: Wanted(batches, 8, forgets=False), lock=lock)
+    rewrite(events, engine, lambda: Wanted(batches, 8), lock=lock)
 
 
 def test_what_was_rewritten_is_given_back_though_it_is_deleted_as_soon_as_the_lock_is_free(monkeypatch):

@@ -38,11 +38,12 @@ _BLOCKS_MAX: Final = 1 << 20
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """What is to be there, in commit order, with STAMP: of all that a snapshot at ``upto`` sees, where the blocks end.
-    ``forgets``: what the floor hides there is not among it."""
+    ``hidden``: what the floor hides there is not among it, and this is asked at the end for the newest commit of that
+    or of what was dropped; None: all that is there is among it."""
 
     batches: Iterable[Any]
     upto: int
-    forgets: bool
+    hidden: Callable[[], int] | None = None
 
 
 def rewrite(store: EventStore, engine: Engine, begin: Callable[[], Wanted], *, lock: Lock) -> int:
@@ -121,9 +122,9 @@ def _swap(
     meta.rows += max(0, count - _rows(blocks))
     meta.upto = max(meta.upto, upto)
     meta.manifest += bool(files)
-    if wanted.forgets and (floor := meta.floor_at(upto)) is not None:
+    if wanted.hidden is not None and (floor := meta.floor_at(upto)) is not None:
         meta.dropped = max(meta.dropped, min(cts for cts, time in meta.floors if time == floor))
-        meta.lost = max(meta.lost, upto)
+        meta.lost = max(meta.lost, wanted.hidden())
         meta.floors = [(cts, time) for cts, time in meta.floors if cts >= meta.dropped]
     retracted = [one[0] for one in meta.retractions if one[0] <= upto]
     meta.blanked = max([meta.blanked, *retracted])

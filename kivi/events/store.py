@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from kivi.arrow.columns import padded
 from kivi.arrow.dictionaries import coded, together, written_bytes
-from kivi.encoding.event_names import EventNames
+from kivi.encoding.event_names import STAMP, EventNames
 from kivi.encoding.keys import prefix_end
 from kivi.encoding.keyspaces import (
     Space,
@@ -176,6 +176,16 @@ class EventStore:
         except BaseException:
             self._readers.leave(ticket)
             raise
+
+    def hidden_upto(self, upto: int, floor_us: int | None) -> int:
+        """The newest commit of an event that was dropped, or that snapshots at ``upto`` do not see since it is before
+        ``floor_us``; 0: there is none."""
+        with self.tail(0, upto, partial=True) as view:
+            lost = self.kept_since
+            if floor_us is None:
+                return lost
+            hidden = view.scan(after=lost, time_to=floor_us, columns=[], naming=(STAMP,), ordered=False)
+            return max((int(batch.column(STAMP).to_numpy().max()) for batch in hidden), default=lost)
 
     @property
     def kept_since(self) -> int:

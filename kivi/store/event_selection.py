@@ -62,6 +62,14 @@ class Captured:
         parts = [*((batch, True) for batch in recent), *((batch, False) for batch in own)]
         return (kept for batch, committed in parts if (kept := trim(batch, committed)).num_rows)
 
+    def hidden_in_memory(self) -> int:
+        """The newest commit of an event in memory that the floor hides; 0: there is none."""
+        if self.view.floor_us is None:
+            return 0
+        trim = trimmer(self.schema, None, (None, self.view.floor_us), None, [STAMP])
+        hidden = (trim(named_events(part, 0), True).column(STAMP) for part in self.recent)
+        return max((int(stamps.to_numpy().max()) for stamps in hidden if len(stamps)), default=0)
+
 
 @dataclass(slots=True)
 class SelectedEvents:

@@ -202,15 +202,15 @@ def _copy_events(store: Owner, lease: Lease, schema: TableSchema, shards: int, g
     events = store.event_tables.of(schema.id)
     if events is None:
         raise Unavailable(f"{schema.name!r} was dropped meanwhile: it is tried again")
-    captured = store.reads.captured(lease, schema)
+    captured, hidden = store.reads.captured(lease, schema), list[int]()
 
     def batches() -> Iterator[pa.RecordBatch]:
-        for batch in store.reads.spanning.events_to_take(lease, captured, shards):
+        for batch in store.reads.spanning.events_to_take(lease, captured, shards, hidden.append):
             yield batch
             goes_on()
 
     with captured.view:
-        wanted = Wanted(batches(), lease.ts, forgets=True)
+        wanted = Wanted(batches(), lease.ts, lambda: max(hidden))
         rewrite(events, store.engine, lambda: wanted, lock=store.consolidator.mutex)
 
 
@@ -280,7 +280,7 @@ def _erase_events(store: Owner, schema: TableSchema, shards: int, check: Callabl
 
         def begin() -> Wanted:
             upto = events.events_upto  # which may be above the position of base, as full blocks are made before a pass
-            return Wanted(kept(opened.enter_context(events.everything(upto))), upto, forgets=False)
+            return Wanted(kept(opened.enter_context(events.everything(upto))), upto)
 
         rewrite(events, store.engine, begin, lock=store.consolidator.mutex)
 

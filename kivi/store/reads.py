@@ -394,6 +394,14 @@ class Reads:
         spanned = SpannedView(self.spanning, lease, replace(captured, own=()), asked, missing)
         return replace(captured, view=spanned, recent=())
 
+    def hidden_upto(self, captured: Captured) -> int:
+        """The newest commit of an event that these do not show since the retention floor hides it or it was dropped;
+        0: there is none."""
+        schema, floor_us, upto = captured.schema, captured.view.floor_us, captured.view.upto
+        if (events := self.event_tables.of(schema.id)) is None:
+            raise self.catalog.missing(schema)
+        return max(events.hidden_upto(upto, floor_us), captured.hidden_in_memory())
+
     def shared_events(self, lease: Lease) -> SharedEvents:
         """The event tables of a snapshot, for a reader of settled files. Close it: files wait for it."""
 

@@ -26,6 +26,7 @@ since these have one order. Where there is none, the read fails with Unavailable
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -60,6 +61,7 @@ from kivi.store.snapshots import Snapshots
 __all__ = ["Owners", "SpannedView", "Spanning"]
 
 _FRAME_BYTES: Final = 512 << 10
+_HIDDEN: Final = b"hidden_upto"
 _CODE: Final = "\0code"
 """The column that events of several owners are merged by: the commit, and the shard below it."""
 _SHARD_BITS: Final = 6
@@ -118,6 +120,8 @@ class Here(Protocol):
     def check_visible(self, lease: Lease, schema: TableSchema, shards: int) -> None: ...
 
     def captured(self, lease: Lease, schema: TableSchema) -> Events: ...
+
+    def hidden_upto(self, captured: Any) -> int: ...
 
 
 @dataclass(slots=True)
@@ -336,11 +340,15 @@ class Spanning:
         shards: int,
         wanted: dict[str, Any],
         without: frozenset[int] = frozenset(),
+        note: Callable[[int], None] | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        parts = [
-            self._events_of(lease, schema, node, part, wanted, without, self._begun(lease, schema, node, part, wanted))
-            for node, part in self._plan(schema, shards, without, lease.ts)
-        ]
+        """``note`` is told by each node what it was asked for as "hidden", before its events."""
+        parts = list[Iterator[pa.RecordBatch]]()
+        for node, part in self._plan(schema, shards, without, lease.ts):
+            frames = self._begun(lease, schema, node, part, wanted)
+            if note is not None:
+                frames = _noted(frames, note, lease.ts)
+            parts.append(self._events_of(lease, schema, node, part, wanted, without, frames, note))
         return _merged_events(parts, wanted["reverse"])
 
     def _events_of(
@@ -352,6 +360,7 @@ class Spanning:
         wanted: dict[str, Any],
         without: frozenset[int],
         frames: Iterator[bytes],
+        note: Callable[[int], None] | None,
     ) -> Iterator[pa.RecordBatch]:
         count = 0
         try:
@@ -360,7 +369,7 @@ class Spanning:
                     yield batch
                     count += batch.num_rows
         except Unavailable:
-            again = self._events_elsewhere(lease, schema, shards, wanted, without | {node})
+            again = self._events_elsewhere(lease, schema, shards, wanted, without | {node}, note)
             for batch in again:
                 if count < batch.num_rows:
                     yield batch.slice(count)
@@ -411,9 +420,12 @@ class Spanning:
         for portion in self._rows_elsewhere(lease, schema, shards, everything):
             yield portion.keys.to_pylist(), layout.bytes_of(portion.rows)
 
-    def events_to_take(self, lease: Lease, captured: Events, shards: int) -> Iterator[pa.RecordBatch]:
+    def events_to_take(
+        self, lease: Lease, captured: Events, shards: int, note: Callable[[int], None]
+    ) -> Iterator[pa.RecordBatch]:
         """All events of these shards, of whoever holds them, among those of the shards that are held here: in commit
-        order, with STAMP."""
+        order, with STAMP. ``note`` is told, before the last of them, up to which commit some are not among them since
+        the retention floor hides them: by each node that gives some."""
         schema = captured.schema
         columns = [column.name for column in schema.columns]
         wanted = {
@@ -423,8 +435,10 @@ class Spanning:
             "reverse": False,
             "columns": columns,
             "by_shard": True,
+            "hidden": True,
         }
-        sources = [self._events_elsewhere(lease, schema, shards, wanted)]
+        note(self.reads.hidden_upto(captured))
+        sources = [self._events_elsewhere(lease, schema, shards, wanted, note=note)]
         if self.shards.held:
             sources.append(self._events_here(captured, self.shards.held, wanted))
         return (batch.drop_columns([_CODE, POSITION]) for batch in _merged_events(sources, reverse=False))
@@ -456,6 +470,8 @@ class Spanning:
         if schema.kind == "event":
             captured = self.reads.captured(lease, schema)
             with captured.view:
+                if asked.get("hidden"):
+                    yield _said(self.reads.hidden_upto(captured))
                 for batch in self._events_here(captured, shards, asked):
                     self.reads.reader.check_events(lease, schema)
                     yield from _event_frames(batch)
@@ -606,6 +622,23 @@ def _event_frames(batch: pa.RecordBatch) -> Iterator[bytes]:
     at_once = max(1, int(batch.num_rows * _FRAME_BYTES / max(batch.nbytes, 1)))
     for at in range(0, batch.num_rows, at_once):
         yield bytes(encode_ipc(batch.slice(at, at_once)))
+
+
+def _said(hidden_upto: int) -> bytes:
+    """A frame without events."""
+    schema = pa.schema([], {_HIDDEN: str(hidden_upto)})
+    return bytes(encode_ipc(pa.RecordBatch.from_arrays([], schema=schema)))
+
+
+def _noted(frames: Iterator[bytes], note: Callable[[int], None], otherwise: int) -> Iterator[bytes]:
+    """What comes behind that frame. A node of an earlier version does not begin with it."""
+    first = next(frames, None)
+    with pa.ipc.open_stream(first) if first is not None else contextlib.nullcontext() as reader:
+        said = (reader.schema.metadata or {}).get(_HIDDEN) if reader is not None else None
+    note(otherwise if said is None else int(said))
+    if first is not None and said is None:
+        yield first
+    yield from frames
 
 
 def _pairs(layout: RowLayout, portion: FixedRows) -> Iterator[tuple[bytes, Version]]:

@@ -868,6 +868,53 @@ def test_a_pin_sees_what_was_forgotten_since_though_shards_move(nodes: Nodes, tm
         assert row["n"] == 200
 
 
+@pytest.mark.parametrize("place", ["memory", "blocks"])
+def test_a_new_owner_has_all_commits_behind_the_newest_with_something_forgotten(
+    nodes: Nodes, tmp_path: Path, place: str
+) -> None:
+    """So whoever follows the table misses nothing, and is refused only what is not there; ``place``: where the owner
+    has what is forgotten, and has not dropped it, as it lies among what is not."""
+    hour, one = 3_600_000_000, nodes.start("one")
+    db = Database(one.store)
+    db.create_event_table("calls", event_time="ts", columns={"ts": "timestamp", "user": "string", "us": "int64"},
+                          shard_by=["user"], retention="1h")  # fmt: skip
+    for name in ("low", "new"):
+        db.checkpoint(str(tmp_path / name))
+    every = one, owner, taker = one, nodes.start("low", "0-31"), nodes.start("new", "none")
+
+    def append_at(*hours: int) -> int:
+        return db.append(
+            "calls", [{"ts": hour * at + i, "user": f"user {i}", "us": i} for i in range(200) for at in hours]
+        )
+
+    def is_forgotten() -> bool:
+        one.store.consolidate()
+        one.store.housekeeping.move_floors()
+        return len(list(db.snapshot().scan("calls"))) == 800
+
+    def changes(at: ClusterNode, since: int) -> list[tuple[int, str]]:
+        found = (
+            Database(at.store).snapshot(min_snapshot=last).changes("calls", since=since, shards=parse_shards("0-15"))
+        )
+        return sorted((change["_commit_ts"], change["user"]) for change in found)
+
+    with owner.store.consolidator.paused() if place == "memory" else contextlib.nullcontext():
+        append_at(1)
+        hidden = append_at(2, 10)
+        last = [append_at(10) for _ in range(3)][-1]
+        wait_until(is_forgotten, pause_s=0.1)
+        last = one.store.watermark()
+        for each in every:
+            wait_until(lambda each=each: each.store.watermark() >= last)  # type: ignore[misc]
+        move = db.move_shards("0-15", "new", source="low")
+        wait_until(lambda: all(each.since for each in one.status().moves if each.id == move))
+        wait_until(lambda: taker.store.shards.held == parse_shards("0-15"))
+    assert changes(taker, hidden) == changes(one, hidden)
+    assert len(changes(taker, hidden)) > 100
+    with pytest.raises(kivi.SnapshotTooOld, match=f"all of those committed after {hidden} are still there"):
+        changes(taker, hidden - 1)
+
+
 def held(one: Any) -> dict[str, str]:
     """By address, as a node has heard of it."""
     return {member.address: member.shards for member in one.status().nodes if member.state is State.LIVE}
