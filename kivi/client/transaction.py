@@ -688,7 +688,9 @@ class TransactionCore:
             asked = Ask(self._scan(last), self.core.timeout_s, last.at.epoch)
             page: Page = yield asked if meanwhile is None else Work(meanwhile, asked)
         except ConnectionLost:
-            raise errors.SnapshotTooOld("the connection was lost during a scan: begin it again") from None
+            # A shared snapshot outlasts the session, and whoever has its name may scan again.
+            kind = errors.Unavailable if self.shared else errors.SnapshotTooOld
+            raise kind("the connection was lost during a scan: begin it again") from None
         return page._replace(at=last.at)
 
     def scan_close(self, last: Page) -> None:
