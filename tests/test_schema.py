@@ -105,6 +105,8 @@ STORED: list[tuple[str, Any, Any]] = [
     ("float64", 0.1, 0.1),
     ("float64", -0.0, 0.0),
     ("float64", np.float64(-0.0), 0.0),
+    ("float64", np.float32(0.1), 0.10000000149011612),
+    ("float64", np.float16(1.5), 1.5),
     ("float64", 3, 3.0),
     ("float64", np.int64(3), 3.0),
     ("float64", 2**60, 2.0**60),

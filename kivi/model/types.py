@@ -44,7 +44,7 @@ from kivi.model.values import Top, list_of
 
 __all__ = [
     "INT64_MAX", "INT64_MIN", "LIKELY_US", "MOMENT_MAX_US", "MOMENT_MIN_US", "ColumnType", "check_moment",
-    "check_unit", "check_whole_us", "shown",
+    "check_unit", "check_whole_us", "is_float", "shown",
 ]  # fmt: skip
 
 INT64_MIN: Final = -(2**63)
@@ -252,6 +252,12 @@ def _as_int(value: Any) -> int | None:
         return None
 
 
+def is_float(value: object) -> bool:
+    """Of Python or NumPy, whose float16 and float32 are no floats of Python."""
+    kind = type(value)
+    return isinstance(value, float) or (kind.__module__ == "numpy" and kind.__name__ in ("float16", "float32"))
+
+
 def _to_int64(type_: ColumnType, value: Any, what: str) -> int:
     number = _as_int(value)
     if number is None:
@@ -262,7 +268,7 @@ def _to_int64(type_: ColumnType, value: Any, what: str) -> int:
 
 
 def _to_float64(type_: ColumnType, value: Any, what: str) -> float:
-    if not isinstance(value, float) and (value := _as_int(given := value)) is None:
+    if not is_float(value) and (value := _as_int(given := value)) is None:
         raise _bad(what, given, type_)
     try:
         result = float(value)

@@ -107,6 +107,7 @@ EDGES: Final[dict[str, list[Any]]] = {
         math.nan,
         1e18,
         np.float64(0.25),
+        np.float32(0.1),
         2**53,
         2**53 + 1,
         10**400,

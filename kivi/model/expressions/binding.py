@@ -28,7 +28,7 @@ from kivi.model.expressions.quads import checked_depth
 from kivi.model.expressions.rows import value_of
 from kivi.model.expressions.texts import check_pattern
 from kivi.model.expressions.time_parts import checked_part
-from kivi.model.types import ColumnType, shown
+from kivi.model.types import ColumnType, is_float, shown
 
 __all__ = ["bind", "bind_value"]
 
@@ -273,6 +273,8 @@ def _own_type(value: object) -> ColumnType:
             return type_
     if type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"):
         return _BOOL
+    if is_float(value):
+        return _FLOAT
     if hasattr(value, "__index__"):  # NumPy's integers
         return _INT
     raise SchemaError(f"{shown(value)} ({type(value).__name__}) is not a value that a column may have")

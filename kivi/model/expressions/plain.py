@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from kivi.errors import InvalidArgument, OutOfRange
 from kivi.model.expressions.nodes import ARITHMETIC, BESIDE, OF_COLUMNS, TUPLES, Expr, Value, check_shape
-from kivi.model.types import ColumnType, shown
+from kivi.model.types import ColumnType, is_float, shown
 
 __all__ = ["from_plain", "to_plain"]
 
@@ -91,7 +91,7 @@ def _literal(value: Any) -> Any:
         return {"bytes": base64.b64encode(value).decode()}
     if isinstance(value, dt.datetime):
         return {"timestamp": _TIME.to_stored(value)}
-    if isinstance(value, float) and math.isfinite(value):
+    if is_float(value) and math.isfinite(value):
         return float(value)
     if type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"):
         return bool(value)
