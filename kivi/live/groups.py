@@ -89,6 +89,8 @@ class Group:
         """The keys that its subscriptions want; None: it has to be made."""
         self._named: frozenset[str] | None = None
         """The columns that its subscriptions read; None: to be made."""
+        self._rollups: list[Shared] | None = None
+        """Its queries of rollups; None: to be made. Of all others a tick looks only at those that it touches."""
 
     # -- who belongs to it ------------------------------------------------------------------------------
 
@@ -129,7 +131,7 @@ class Group:
                 self._drop(live.shared)
 
     def _drop(self, member: Member) -> None:
-        self._cover = self._named = None
+        self._cover = self._named = self._rollups = None
         if member in self.members:
             self.members.discard(member)
             self.matcher.remove(member)
@@ -181,7 +183,7 @@ class Group:
     def _redefine(self, schema: TableSchema) -> bool:
         """Whether any query is another now."""
         overwritten, differ = schema.id != self.schema.id, False
-        self.schema, self._cover, self._named = schema, None, None
+        self.schema, self._cover, self._named, self._rollups = schema, None, None, None
         self._types = types_of(schema)
         self.matcher = Matcher(self._types)
         known, self.shared = self.shared, {}
@@ -317,7 +319,7 @@ class RowGroup(Group):
 
     def add(self, member: Member) -> None:
         if self._is_rolled(member):  # its rows are not the table's: no matcher selects them, and nobody holds them
-            self._cover = None
+            self._cover = self._rollups = None
             self.members.add(member)
         else:
             super().add(member)
@@ -379,7 +381,9 @@ class RowGroup(Group):
 
     def _rolled(self) -> list[Shared]:
         """The rollups that are current."""
-        return [m for m in self.members if isinstance(m, Shared) and m.current and self._is_rolled(m)]
+        if self._rollups is None:
+            self._rollups = [m for m in self.members if isinstance(m, Shared) and self._is_rolled(m)]
+        return [shared for shared in self._rollups if shared.current]
 
     def _partials(self) -> list[Partials]:
         return [partials for shared in self._rolled() if (partials := shared.window.partials) is not None]
@@ -526,8 +530,9 @@ class EventGroup(Group):
         floor = floor_of(self.store, self.schema, lease.ts)
         retracted = any(of == table for c in commits for of, _ in c.retracted)
         windows_done = again or retracted or floor != self._floor
-        of_events = [member for member in self.members if isinstance(member, EventsLive)]
+        of_events = list[EventsLive]()
         if again or retracted:  # those who have been told such an event learn it where they read on
+            of_events = [member for member in self.members if isinstance(member, EventsLive)]
             for live in of_events:
                 live.let_go()
         if windows_done:
