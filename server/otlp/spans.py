@@ -90,6 +90,7 @@ _TYPES: Final = {
     "timestamp": TIMESTAMP,
 }
 _EVENT_BYTES: Final = 100  # of a span's event, beside its names
+_TOKENS_MAX: Final = 10**15
 _NO_TRACE, _NO_SPAN = bytes(16), bytes(8)
 
 
@@ -227,13 +228,13 @@ def _exception(span: Any) -> str:
 
 
 def _number(said: dict[str, str | int], names: Sequence[str]) -> int:
-    """0 for what is none, or less."""
+    """0 for what is none, or less, or more than any call has: two such numbers would be too much for a sum."""
     for name in names:
-        value = said.get(name)
+        value = said.get(name, 0)
         if isinstance(value, str):
             value = int(value) if value.isascii() and value.isdigit() and len(value) < 16 else 0
-        if value:
-            return max(0, value)
+        if 0 < value < _TOKENS_MAX:
+            return value
     return 0
 
 
@@ -252,8 +253,13 @@ def _named(attributes: Iterable[Any], wanted: Container[str]) -> dict[str, str |
     for attribute in attributes:
         if (key := attribute.key) in wanted:
             value = attribute.value
-            found[key] = value.string_value or value.int_value  # 0 for what is neither
+            found[key] = value.string_value or value.int_value or _whole(value.double_value)
     return found
+
+
+def _whole(number: float) -> int:
+    """Some write whole numbers as doubles, as where all numbers are; 0 for what is none."""
+    return int(number) if number.is_integer() and abs(number) < 1 << 53 else 0
 
 
 def _text(said: dict[str, str | int], *names: str) -> str:

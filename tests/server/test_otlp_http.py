@@ -179,9 +179,10 @@ def test_calls_that_a_service_makes_and_models_that_it_asks(tmp_path: Path) -> N
                 SpanKind.CLIENT,
                 {**chat, "gen_ai.response.model": "m2", "gen_ai.system": "p", "user.id": "u"},
             ),
-            ("local", SpanKind.INTERNAL, chat),
+            ("local", SpanKind.INTERNAL, {**chat, "gen_ai.usage.input_tokens": 120.0}),
             ("invoke_agent x", SpanKind.CLIENT, {**chat, "gen_ai.operation.name": "invoke_agent"}),
             ("execute_tool y", SpanKind.INTERNAL, {"gen_ai.operation.name": "execute_tool"}),
+            ("chat m3", SpanKind.CLIENT, {**chat, "gen_ai.request.model": "m3", **dict.fromkeys(usage, 2**63 - 1)}),
             ("inside", SpanKind.INTERNAL, {}),
         ]
         for turn in range(3):
@@ -201,9 +202,9 @@ def test_calls_that_a_service_makes_and_models_that_it_asks(tmp_path: Path) -> N
             }
             assert [r["error_type"] for r in outgoing if r["error"]] == ["TimeoutError"]
             models = Counter((r["tenant"], r["provider"], r["model"]) for r in snap.scan("llm_calls"))
-            assert models == {("acme", "p", "m1"): 3, ("u", "p", "m2"): 3, ("", "", "m1"): 3}
+            assert models == {("acme", "p", "m1"): 3, ("u", "p", "m2"): 3, ("", "", "m1"): 3, ("", "", "m3"): 3}
             sums = snap.rollup("llm_calls_5m", by=["service"], measures=["calls", "input_tokens", "output_tokens"])
-            assert [tuple(row.values()) for row in sums] == [("shop", 9, 1080, 270)]
+            assert [tuple(row.values()) for row in sums] == [("shop", 12, 1080, 270)]
 
 
 def test_a_table_that_does_not_fit_stops_nobody(tmp_path: Path) -> None:
