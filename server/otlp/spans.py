@@ -4,13 +4,14 @@ The loop in ``decode`` is all the Python that runs once per span; it makes lists
 repeat. ``gathered`` makes Arrow of what is committed together, since columns of one span cost as much as of a thousand.
 
 A span that cannot be used is left out and reported (``rejected``): no valid ids, no times or such as no span has
-(``TIME_MIN_NS``), an end before its beginning, a kind or status code that OTLP has not, or a name of more than
-``NAME_BYTES_MAX`` bytes. What names are looked for is stated in ``kivi_server.otlp.tables``; the older names of the
-semantic conventions are understood too.
+(``TIME_MIN_NS``, ``AHEAD_NS``), an end before its beginning, a kind or status code that OTLP has not, or a name of more
+than ``NAME_BYTES_MAX`` bytes. What names are looked for is stated in ``kivi_server.otlp.tables``; the older names of
+the semantic conventions are understood too.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from itertools import chain
@@ -30,6 +31,8 @@ from kivi.errors import InvalidArgument
 from kivi.model.types import LIKELY_US
 
 __all__ = [
+    "AHEAD",
+    "AHEAD_NS",
     "NAME_BYTES_MAX",
     "TIMELESS",
     "TIME_MAX_NS",
@@ -48,6 +51,10 @@ TIME_MIN_NS: Final = LIKELY_US[0] * 1_000
 TIME_MAX_NS: Final = LIKELY_US[1] * 1_000 - 1
 """Of spans and points. What is in another unit is not within them, nor 2**64 - 1 for "never"."""
 TIMELESS: Final = "not within the years 1990 to 2099: they are nanoseconds since 1970"
+AHEAD_NS: Final = 600 * 10**9
+"""A clock may be ahead of the server's. What is later than that would be the newest for as long: the last hour of a
+table ends with its newest slot, and the ranges of all consoles with it."""
+AHEAD: Final = "it is of more than 10 minutes after this server's clock: set the clock of the machine that sends it"
 _KINDS: Final = {
     Span.SPAN_KIND_SERVER: "server",
     Span.SPAN_KIND_CONSUMER: "consumer",
@@ -300,6 +307,8 @@ def _fault(trace_id: bytes, span_id: bytes, began: int, ended: int, code: int, n
         return "it ends before it starts"
     if began < TIME_MIN_NS or ended > TIME_MAX_NS:
         return f"its times are {TIMELESS}"
+    if ended > time.time_ns() + AHEAD_NS:
+        return AHEAD
     if code not in _CODES_OF_STATUS:
         return "its status code is none that OTLP has, which are the numbers 0 to 2"
     if max(named) > NAME_BYTES_MAX:
