@@ -7,6 +7,7 @@ import contextlib
 import datetime as dt
 import decimal
 import functools
+import io
 import itertools
 import operator
 import re
@@ -127,9 +128,11 @@ def _spelled(text: str, what: str) -> str:
     """``&``, ``|`` and ``~`` as ``and``, ``or`` and ``not``, which bind weaker than comparisons."""
     out = []
     try:
-        for token in tokenize.generate_tokens(iter(text.splitlines(keepends=True)).__next__):
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
             if token.type in (tokenize.NEWLINE, tokenize.NL, tokenize.ENDMARKER, tokenize.INDENT, tokenize.DEDENT):
                 continue
+            if token.type == tokenize.ERRORTOKEN:  # a literal that its line does not end, before Python 3.12
+                raise SyntaxError
             out.append(_WORDS.get(token.string, token.string) if token.type == tokenize.OP else token.string)
     except (tokenize.TokenError, SyntaxError):
         raise InvalidArgument(f"{what} {text!r} is not a predicate") from None

@@ -241,9 +241,12 @@ class Store(Wiring):
 
     def last_change(self, schema: TableSchema, upto: int) -> int:
         """The newest snapshot up to ``upto``, which can be read, that a read of the table may differ at from one before
-        it: all between there and ``upto`` are alike. What changed before the store was opened is not told apart."""
-        known = self.pending.changed_at(schema.id), self.catalog.changes.get(schema.id, 0)
-        return min(upto, max(self._opened_at, *known))
+        it: all between there and ``upto`` are alike. What changed before the store was opened is not told apart.
+
+        A read may ask what lies below a value, so hierarchies and what makes a table one count for every table.
+        """
+        read = [schema.id, *(table.id for table in self.hierarchies.tables())]
+        return min(upto, max(self._opened_at, self.catalog.changed_at, *map(self.pending.changed_at, read)))
 
     @property
     def changed_at(self) -> int:

@@ -143,6 +143,14 @@ class Hierarchies:
             )
         raise SchemaError(f"there is no hierarchy {name or 'of ' + type_name!r}: make one with create_hierarchy")
 
+    def tables(self) -> list[TableSchema]:
+        """Those that are hierarchies now."""
+        known = self.catalog.visible
+        views = [view for view in known.by_id.values() if view.kind == "view"]
+        return [
+            table for view in views if (table := known.by_id.get(view.source_id or 0)) and is_hierarchy(view, table)
+        ]
+
     def _all(self, lease: Lease) -> Iterable[tuple[TableSchema, TableSchema]]:
         for view in [schema for schema in self.catalog.visible.by_id.values() if schema.kind == "view"]:
             try:

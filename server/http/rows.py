@@ -32,9 +32,9 @@ Quantiles are ``{"count": 1000, "p50": 344.8, "p95": 651.0, "p99": 689.6}`` (any
 ``[value, count]``, with ``[null, count]`` of the others at its end if there are any; in CSV all of these as JSON.
 
 The time column is the event time, or the last timestamp in the key. Times are ISO 8601 in UTC, bytes hexadecimal. All
-of an answer is one snapshot, whose timestamp ``X-Kivi-Snapshot`` tells. Its ``ETag`` is the last change of the table:
-who sends it as ``If-None-Match`` is told 304 while there is no newer one. Errors are ``{"error": ..., "reason": ...}``
-with the status that fits.
+of an answer is one snapshot, whose timestamp ``X-Kivi-Snapshot`` tells. Its ``ETag`` is the last change of the table,
+or of what a predicate may mean by ``under``: who sends it as ``If-None-Match`` is told 304 while there is no newer one.
+Errors are ``{"error": ..., "reason": ...}`` with the status that fits.
 """
 
 from __future__ import annotations

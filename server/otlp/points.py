@@ -12,10 +12,10 @@ regrouped or sent both as JSON and protobuf is found again by the same window as
 point that says something else of the same time, as two processes without a ``service.instance.id`` may send, is another
 one and counts. All events of a point are in one commit, have one time, and so are stored, late or repeated together.
 
-What cannot be used is refused alone, and told: no time, or such as no point has (``TIME_MIN_NS``), a value that is not
-finite, buckets that do not add up to the count, more than 2**40 values in one bucket, scales below -4, values beyond
-float64, names that are too long, a temporality that OTLP has not, summaries. A point that says that nothing was
-recorded is passed over.
+What cannot be used is refused alone, and told: no time, or such as no point has (``TIME_MIN_NS``, ``AHEAD_NS``), a
+value that is not finite, buckets that do not add up to the count, more than 2**40 values in one bucket, scales below
+-4, values beyond float64, names that are too long, a temporality that OTLP has not, summaries. A point that says that
+nothing was recorded is passed over.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from typing import Any, Final
@@ -31,7 +32,15 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError
 from kivi_server.otlp.metric_tables import BUCKETS_KIND, GAUGES_KIND, HISTOGRAMS_KIND, SCALE, SUMS_KIND
-from kivi_server.otlp.spans import NAME_BYTES_MAX, TIME_MAX_NS, TIME_MIN_NS, TIMELESS, Spans
+from kivi_server.otlp.spans import (
+    AHEAD,
+    AHEAD_NS,
+    NAME_BYTES_MAX,
+    TIME_MAX_NS,
+    TIME_MIN_NS,
+    TIMELESS,
+    Spans,
+)
 from kivi_server.otlp.tables import Kind
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, DataPointFlags
@@ -139,6 +148,8 @@ def _put(to: Points, named: Sequence[str], origin: str, point: Any, parts: Itera
         raise _Fault("it has no time")
     if not TIME_MIN_NS <= point.time_unix_nano <= TIME_MAX_NS:
         raise _Fault(f"its time is {TIMELESS}")
+    if point.time_unix_nano > time.time_ns() + AHEAD_NS:
+        raise _Fault(AHEAD)
     bare = type(point)()
     bare.CopyFrom(point)
     bare.ClearField("attributes")

@@ -4,13 +4,14 @@ The loop in ``decode`` is all the Python that runs once per span; it makes lists
 repeat. ``gathered`` makes Arrow of what is committed together, since columns of one span cost as much as of a thousand.
 
 A span that cannot be used is left out and reported (``rejected``): no valid ids, no times or such as no span has
-(``TIME_MIN_NS``), an end before its beginning, a kind or status code that OTLP has not, or a name of more than
-``NAME_BYTES_MAX`` bytes. What names are looked for is stated in ``kivi_server.otlp.tables``; the older names of the
-semantic conventions are understood too.
+(``TIME_MIN_NS``, ``AHEAD_NS``), an end before its beginning, a kind or status code that OTLP has not, or a name of more
+than ``NAME_BYTES_MAX`` bytes. What names are looked for is stated in ``kivi_server.otlp.tables``; the older names of
+the semantic conventions are understood too.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from itertools import chain
@@ -30,6 +31,8 @@ from kivi.errors import InvalidArgument
 from kivi.model.types import LIKELY_US
 
 __all__ = [
+    "AHEAD",
+    "AHEAD_NS",
     "NAME_BYTES_MAX",
     "TIMELESS",
     "TIME_MAX_NS",
@@ -48,6 +51,10 @@ TIME_MIN_NS: Final = LIKELY_US[0] * 1_000
 TIME_MAX_NS: Final = LIKELY_US[1] * 1_000 - 1
 """Of spans and points. What is in another unit is not within them, nor 2**64 - 1 for "never"."""
 TIMELESS: Final = "not within the years 1990 to 2099: they are nanoseconds since 1970"
+AHEAD_NS: Final = 600 * 10**9
+"""A clock may be ahead of the server's. What is later than that would be the newest for as long: the last hour of a
+table ends with its newest slot, and the ranges of all consoles with it."""
+AHEAD: Final = "it is of more than 10 minutes after this server's clock: set the clock of the machine that sends it"
 _KINDS: Final = {
     Span.SPAN_KIND_SERVER: "server",
     Span.SPAN_KIND_CONSUMER: "consumer",
@@ -90,6 +97,7 @@ _TYPES: Final = {
     "timestamp": TIMESTAMP,
 }
 _EVENT_BYTES: Final = 100  # of a span's event, beside its names
+_TOKENS_MAX: Final = 10**15
 _NO_TRACE, _NO_SPAN = bytes(16), bytes(8)
 
 
@@ -227,13 +235,13 @@ def _exception(span: Any) -> str:
 
 
 def _number(said: dict[str, str | int], names: Sequence[str]) -> int:
-    """0 for what is none, or less."""
+    """0 for what is none, or less, or more than any call has: two such numbers would be too much for a sum."""
     for name in names:
-        value = said.get(name)
+        value = said.get(name, 0)
         if isinstance(value, str):
             value = int(value) if value.isascii() and value.isdigit() and len(value) < 16 else 0
-        if value:
-            return max(0, value)
+        if 0 < value < _TOKENS_MAX:
+            return value
     return 0
 
 
@@ -252,8 +260,13 @@ def _named(attributes: Iterable[Any], wanted: Container[str]) -> dict[str, str |
     for attribute in attributes:
         if (key := attribute.key) in wanted:
             value = attribute.value
-            found[key] = value.string_value or value.int_value  # 0 for what is neither
+            found[key] = value.string_value or value.int_value or _whole(value.double_value)
     return found
+
+
+def _whole(number: float) -> int:
+    """Some write whole numbers as doubles, as where all numbers are; 0 for what is none."""
+    return int(number) if number.is_integer() and abs(number) < 1 << 53 else 0
 
 
 def _text(said: dict[str, str | int], *names: str) -> str:
@@ -294,6 +307,8 @@ def _fault(trace_id: bytes, span_id: bytes, began: int, ended: int, code: int, n
         return "it ends before it starts"
     if began < TIME_MIN_NS or ended > TIME_MAX_NS:
         return f"its times are {TIMELESS}"
+    if ended > time.time_ns() + AHEAD_NS:
+        return AHEAD
     if code not in _CODES_OF_STATUS:
         return "its status code is none that OTLP has, which are the numbers 0 to 2"
     if max(named) > NAME_BYTES_MAX:

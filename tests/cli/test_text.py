@@ -66,6 +66,20 @@ def bound(expr: Expr) -> Expr:
     return bind(expr, lambda name: ColumnType.parse(TYPES[name]))
 
 
+def test_a_literal_has_every_character_that_it_is_written_with() -> None:
+    """What Python calls a line may end at U+2028 and the like: a literal does not."""
+    kept, refused = [], []
+    for code in (*range(1, 0x3000), 0xFEFF, 0x1F600):
+        if 0xD800 <= code < 0xE000 or chr(code) in "'\\":
+            continue
+        try:
+            kept.append((where(f"s == 'a{chr(code)}b'", {"s": "string"}).value, f"a{chr(code)}b"))
+        except kivi.InvalidArgument:
+            refused.append(chr(code))
+    assert [(found, meant) for found, meant in kept if found != meant] == []
+    assert refused == ["\n", "\r"]
+
+
 @pytest.mark.parametrize(
     "text",
     [

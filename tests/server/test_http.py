@@ -292,6 +292,31 @@ def test_a_tag_is_the_last_change_of_its_table_and_no_other(server: ServerProces
     assert get("quiet", changed.headers["ETag"]).json()["rows"] == []
 
 
+def test_an_answer_about_a_hierarchy_changes_with_it(server: ServerProcess, http: httpx.Client) -> None:
+    """Neither a 304 nor an answer that is kept is of a hierarchy as it was."""
+    with server.connect() as db:
+        db.create_event_table("stories", event_time="ts", columns={"topic": "string", "ts": "timestamp"})
+        db.create_hierarchy("topics", parent="parent")
+    http.post("/v1/tables/stories/append", json=[{"topic": "b", "ts": BEGIN_US}])
+    asked = {"where": "topic.under('a')"}
+    question = {"table": "stories", "measures": {"n": "count()"}, **asked}
+
+    def rows(tag: str = "") -> httpx.Response:
+        return http.get("/v1/tables/stories/rows", params=asked, headers={"If-None-Match": tag})
+
+    tag = ""
+    for parent, below in (("other", 0), ("a", 1), (None, 0)):
+        transact(http, {"op": "put", "table": "topics", "key": ["b"], "values": {"parent": parent}})
+        reply = rows(tag)
+        assert reply.status_code == 200 and len(reply.json()["rows"]) == below
+        assert http.post("/v1/query", json=question).json()["rows"] == [{"n": below}]
+        tag = reply.headers["ETag"]
+        assert rows(tag).status_code == 304
+    with server.connect() as db:
+        db.drop("topics_by_parent")
+    assert rows(tag).status_code == 400
+
+
 def test_no_answer_is_older_than_what_was_acknowledged(http: httpx.Client) -> None:
     """Writers and pollers at once: a poll that begins after a commit was acknowledged shows it, shared or not."""
     transact(http, {"op": "put", "table": "accounts", "key": [100], "values": {"name": "0"}})

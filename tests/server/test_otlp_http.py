@@ -6,6 +6,7 @@ import base64
 import gzip
 import json
 import random
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -179,9 +180,10 @@ def test_calls_that_a_service_makes_and_models_that_it_asks(tmp_path: Path) -> N
                 SpanKind.CLIENT,
                 {**chat, "gen_ai.response.model": "m2", "gen_ai.system": "p", "user.id": "u"},
             ),
-            ("local", SpanKind.INTERNAL, chat),
+            ("local", SpanKind.INTERNAL, {**chat, "gen_ai.usage.input_tokens": 120.0}),
             ("invoke_agent x", SpanKind.CLIENT, {**chat, "gen_ai.operation.name": "invoke_agent"}),
             ("execute_tool y", SpanKind.INTERNAL, {"gen_ai.operation.name": "execute_tool"}),
+            ("chat m3", SpanKind.CLIENT, {**chat, "gen_ai.request.model": "m3", **dict.fromkeys(usage, 2**63 - 1)}),
             ("inside", SpanKind.INTERNAL, {}),
         ]
         for turn in range(3):
@@ -201,9 +203,9 @@ def test_calls_that_a_service_makes_and_models_that_it_asks(tmp_path: Path) -> N
             }
             assert [r["error_type"] for r in outgoing if r["error"]] == ["TimeoutError"]
             models = Counter((r["tenant"], r["provider"], r["model"]) for r in snap.scan("llm_calls"))
-            assert models == {("acme", "p", "m1"): 3, ("u", "p", "m2"): 3, ("", "", "m1"): 3}
+            assert models == {("acme", "p", "m1"): 3, ("u", "p", "m2"): 3, ("", "", "m1"): 3, ("", "", "m3"): 3}
             sums = snap.rollup("llm_calls_5m", by=["service"], measures=["calls", "input_tokens", "output_tokens"])
-            assert [tuple(row.values()) for row in sums] == [("shop", 9, 1080, 270)]
+            assert [tuple(row.values()) for row in sums] == [("shop", 12, 1080, 270)]
 
 
 def test_a_table_that_does_not_fit_stops_nobody(tmp_path: Path) -> None:
@@ -247,8 +249,10 @@ def test_times_that_no_span_has_are_told(tmp_path: Path) -> None:
         (1, at),
         (at, at - 1),
         (2**63, 2**63 + 1),
+        (at, time.time_ns() + 3_600 * 10**9),
+        (at, 4_102_444_800 * 10**9 - 1),
     ]
-    times = [*faulty, (at, at), (631_152_000 * 10**9, 4_102_444_800 * 10**9 - 1)]
+    times = [*faulty, (at, at), (631_152_000 * 10**9, time.time_ns() + 300 * 10**9)]
     with Server(tmp_path / "data", "--http", "localhost:0") as server:
         for kind, table in ((2, "invocations"), (3, "outgoing_calls")):
             spans = [
@@ -266,13 +270,16 @@ def test_times_that_no_span_has_are_told(tmp_path: Path) -> None:
             assert rejected == len(faulty)
             assert "5 spans left out: its times are not within the years 1990 to 2099" in why
             assert "1 span left out: it ends before it starts" in why
-            assert sorted(row["span_id"][-1] for row in server.read(table)) == [7, 8]
-        point = {"attributes": [], "asInt": "1", "timeUnixNano": str(2**64 - 1)}
-        metrics = [{"name": "m", "gauge": {"dataPoints": [point, {**point, "timeUnixNano": str(at)}]}}]
+            assert "2 spans left out: it is of more than 10 minutes after this server's clock" in why
+            assert sorted(row["span_id"][-1] for row in server.read(table)) == [9, 10]
+        point = {"attributes": [], "asInt": "1"}
+        moments = (2**64 - 1, time.time_ns() + 3_600 * 10**9, at)
+        metrics = [{"name": "m", "gauge": {"dataPoints": [{**point, "timeUnixNano": str(each)} for each in moments]}}]
         content = json.dumps({"resourceMetrics": [{"scopeMetrics": [{"metrics": metrics}]}]}).encode()
         said = httpx.post(f"{base(server)}/v1/metrics", content=content, headers=JSON, timeout=60).json()
-        assert said["partialSuccess"]["rejectedDataPoints"] == "1"
+        assert said["partialSuccess"]["rejectedDataPoints"] == "2"
         assert "1990 to 2099" in said["partialSuccess"]["errorMessage"]
+        assert "after this server's clock" in said["partialSuccess"]["errorMessage"]
         assert len(server.read("metric_gauges")) == 1
 
 
