@@ -7,7 +7,6 @@ import contextlib
 import datetime as dt
 import decimal
 import functools
-import io
 import itertools
 import operator
 import re
@@ -128,7 +127,8 @@ def _spelled(text: str, what: str) -> str:
     """``&``, ``|`` and ``~`` as ``and``, ``or`` and ``not``, which bind weaker than comparisons."""
     out = []
     try:
-        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        lines = re.findall(r"[^\n]*\n|[^\n]+", text)  # not splitlines, for which more characters end a line
+        for token in tokenize.generate_tokens(iter(lines).__next__):
             if token.type in (tokenize.NEWLINE, tokenize.NL, tokenize.ENDMARKER, tokenize.INDENT, tokenize.DEDENT):
                 continue
             if token.type == tokenize.ERRORTOKEN:  # a literal that its line does not end, before Python 3.12
