@@ -96,6 +96,7 @@ class _Fault(Exception):
 
 
 def points_of(request: ExportMetricsServiceRequest) -> list[Points]:
+    latest = time.time_ns() + AHEAD_NS
     histograms, buckets, sums, gauges = map(Points, (HISTOGRAMS_KIND, BUCKETS_KIND, SUMS_KIND, GAUGES_KIND))
     for resource_metrics in request.resource_metrics:
         said = {each.key: each.value.string_value for each in resource_metrics.resource.attributes}
@@ -132,13 +133,17 @@ def points_of(request: ExportMetricsServiceRequest) -> list[Points]:
                             raise _Fault("its temporality is none that OTLP has, which are the numbers 0 to 2")
                         if cumulative:
                             raise _Fault(_CUMULATIVE)
-                        _put(to, named, f"{origin}\0{metric.name}\0{metric.unit}\0{of}", point, make(point))
+                        series = f"{origin}\0{metric.name}\0{metric.unit}\0{of}"
+                        _put(to, named, series, point, make(point), latest)
                     except _Fault as fault:
                         to.rejected[str(fault)] += 1
     return [histograms, buckets, sums, gauges]
 
 
-def _put(to: Points, named: Sequence[str], origin: str, point: Any, parts: Iterable[dict[str, Any]]) -> None:
+def _put(
+    to: Points, named: Sequence[str], origin: str, point: Any, parts: Iterable[dict[str, Any]], latest: int
+) -> None:
+    """``latest``: after which no point is."""
     attributes = _plain(point.attributes)
     names = (*named, attributes)
     lengths = [len(name.encode()) for name in names]
@@ -148,7 +153,7 @@ def _put(to: Points, named: Sequence[str], origin: str, point: Any, parts: Itera
         raise _Fault("it has no time")
     if not TIME_MIN_NS <= point.time_unix_nano <= TIME_MAX_NS:
         raise _Fault(f"its time is {TIMELESS}")
-    if point.time_unix_nano > time.time_ns() + AHEAD_NS:
+    if point.time_unix_nano > latest:
         raise _Fault(AHEAD)
     bare = type(point)()
     bare.CopyFrom(point)

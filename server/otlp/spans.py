@@ -154,7 +154,7 @@ def decode(data: bytes) -> list[Spans]:
 
 def spans_of(request: ExportTraceServiceRequest) -> Export:
     export = Export()
-    spans = export.invocations
+    spans, latest = export.invocations, time.time_ns() + AHEAD_NS
     add = [column.append for column in spans.columns.values()]
     for resource_spans in request.resource_spans:
         place = _named(resource_spans.resource.attributes, _PLACES)
@@ -167,7 +167,7 @@ def spans_of(request: ExportTraceServiceRequest) -> Export:
             for span in scope_spans.spans:
                 kind = _KINDS.get(span.kind)
                 if kind not in _ANSWERED:
-                    _made(export, span, kind, (namespace, service, instance), nowhere, fixed)
+                    _made(export, span, kind, (namespace, service, instance), nowhere, fixed, latest)
                     continue
                 trace_id, span_id = span.trace_id, span.span_id
                 began, ended = span.start_time_unix_nano, span.end_time_unix_nano
@@ -175,7 +175,7 @@ def spans_of(request: ExportTraceServiceRequest) -> Export:
                 route, method = _route(said) or span.name, _text(said, *_METHODS)
                 named = _length(route), _length(method)
                 code = span.status.code
-                if fault := nowhere or _fault(trace_id, span_id, began, ended, code, named):
+                if fault := nowhere or _fault(trace_id, span_id, began, ended, latest, code, named):
                     spans.rejected[fault] += 1
                     continue
                 values = (
@@ -189,7 +189,9 @@ def spans_of(request: ExportTraceServiceRequest) -> Export:
     return export
 
 
-def _made(export: Export, span: Any, kind: str | None, place: tuple[str, str, str], nowhere: str, fixed: int) -> None:
+def _made(
+    export: Export, span: Any, kind: str | None, place: tuple[str, str, str], nowhere: str, fixed: int, latest: int
+) -> None:
     """A call that a service made."""
     if kind is None and span.kind not in _KNOWN_KINDS:  # which may be one that counts
         export.invocations.rejected["its kind is none that OTLP has, which are the numbers 0 to 5"] += 1
@@ -218,7 +220,7 @@ def _made(export: Export, span: Any, kind: str | None, place: tuple[str, str, st
         names = (_text(said, *_PEERS), system, _route(said) or span.name, method, error_type)
         values = (*place, *names[:4], kind, _status_code(said), error, error_type, *over)
     named = tuple(map(_length, names))
-    if fault := nowhere or _fault(span.trace_id, span.span_id, began, ended, code, named):
+    if fault := nowhere or _fault(span.trace_id, span.span_id, began, ended, latest, code, named):
         spans.rejected[fault] += 1
         return
     for column, value in zip(spans.columns.values(), values, strict=True):
@@ -295,8 +297,10 @@ def _length(name: str) -> int:
     return len(name) if name.isascii() else len(name.encode())
 
 
-def _fault(trace_id: bytes, span_id: bytes, began: int, ended: int, code: int, named: Sequence[int]) -> str:
-    """Why a span cannot be used; empty if it can."""
+def _fault(
+    trace_id: bytes, span_id: bytes, began: int, ended: int, latest: int, code: int, named: Sequence[int]
+) -> str:
+    """Why a span cannot be used; empty if it can. ``latest``: after which no span ends."""
     if len(trace_id) != 16 or trace_id == _NO_TRACE:
         return "the trace id is not 16 bytes, or all zero"
     if len(span_id) != 8 or span_id == _NO_SPAN:
@@ -307,7 +311,7 @@ def _fault(trace_id: bytes, span_id: bytes, began: int, ended: int, code: int, n
         return "it ends before it starts"
     if began < TIME_MIN_NS or ended > TIME_MAX_NS:
         return f"its times are {TIMELESS}"
-    if ended > time.time_ns() + AHEAD_NS:
+    if ended > latest:
         return AHEAD
     if code not in _CODES_OF_STATUS:
         return "its status code is none that OTLP has, which are the numbers 0 to 2"
