@@ -228,16 +228,22 @@ class Near:
 
     def rows(self, times: Array, column: Any) -> Array:
         """Which rows are near, by number."""
+        here = (self.begins <= times.max(initial=INT64_MIN)) & (self.ends >= times.min(initial=INT64_MAX))
+        if not here.any():
+            return np.empty(0, np.int64)
+        known, begins, ends = self.of[here], self.begins[here], self.ends[here]
         of, rows = np.zeros(len(times), np.int64), np.arange(len(times))
-        if self.values is not None:
+        if self.values is not None:  # of one batch few values have a candidate near, and most rows are of others
             of = _places(column, self.values)
-            rows = np.flatnonzero(of >= 0)
+            is_known = np.zeros(len(self.values) + 1, np.bool_)  # the last one is that of -1
+            is_known[known] = True
+            rows = np.flatnonzero(is_known[of])
             of, times = of[rows], times[rows]
-        moments = np.unique(self.begins)
+        moments = np.unique(begins)
         width = len(moments) + 1
-        keys = self.of * width + np.searchsorted(moments, self.begins) + 1
+        keys = known * width + np.searchsorted(moments, begins) + 1
         at = np.searchsorted(keys, of * width + np.searchsorted(moments, times, "right"), "right") - 1
-        near: Array = rows[(at >= 0) & (self.of[at] == of) & (times <= self.ends[at])]
+        near: Array = rows[(at >= 0) & (known[at] == of) & (times <= ends[at])]
         return near
 
 

@@ -14,12 +14,15 @@ from decimal import Decimal
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import kivi
 from kivi import col
+from kivi.patterns.candidates import Near
 from tests.golden.driver import EmbeddedDriver
 from tests.naive_patterns import COLUMNS, Case, Stream, event
 from tests.seeds import seeds
@@ -221,6 +224,27 @@ def test_deltas_have_all_the_candidates_that_they_need_r26(rng: random.Random, v
                     answers.append(list(snap.match("calls", asked)))
             assert answers[0] == answers[1], str(asked)
     driver.close()
+
+
+@given(
+    st.lists(st.tuples(st.integers(-50, 50), st.integers(0, 5)), max_size=12),
+    st.lists(st.tuples(st.integers(-60, 60), st.integers(0, 7)), max_size=40),
+    st.one_of(st.none(), st.integers(0, 30)),
+    st.sampled_from(["none", "plain", "coded"]),
+)
+def test_what_is_near_candidates_is_what_lies_within_reach_of_one(
+    of: list[tuple[int, int]], rows: list[tuple[int, int]], reach: int | None, column: str
+) -> None:
+    times, values = (np.array([each[i] for each in of], np.int64) for i in (0, 1))
+    near = Near.to(times, None if column == "none" else pa.array(values), reach)
+    given_values = pa.array([value for _, value in rows], pa.int64())
+    asked = {"none": None, "plain": given_values, "coded": given_values.dictionary_encode()}[column]
+    found = near.rows(np.array([at for at, _ in rows], np.int64), asked)
+    assert found.tolist() == [
+        i
+        for i, (at, value) in enumerate(rows)
+        if any((column == "none" or value == v) and (reach is None or abs(at - t) <= reach) for t, v in of)
+    ]
 
 
 @given(st.integers(0, 2**32), st.lists(st.integers(0, 12), min_size=1, max_size=12))
