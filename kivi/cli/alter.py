@@ -30,7 +30,7 @@ __all__ = ["alter", "declared"]
 
 def alter(db: Any, args: argparse.Namespace) -> None:
     """Adds them on ``db`` and prints what was added."""
-    added = pairs(args.add, "--add is name=type, or name=sum:column for a measure")
+    added = pairs(args.add, "--add is name=type, or name=sum(column) for a measure")
     if args.role is not None:
         db.alter_table(args.table, role=args.role)
         if not added:

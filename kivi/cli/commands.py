@@ -559,7 +559,7 @@ def add_question(to: argparse.ArgumentParser) -> None:
     to.add_argument("table")
     to.add_argument(
         "--measure", action="append", default=[], metavar="NAME=MEASURE",
-        help="calls=count, total=sum:COLUMN, latency=quantiles:COLUMN ..., each with ' where PREDICATE' behind it;"
+        help="calls=count, total=sum(COLUMN), latency=quantiles:COLUMN ..., each with ' where PREDICATE' behind it;"
         " repeat it for each; of an aggregate combine:MEASURE, or none for all",
     )  # fmt: skip
     to.add_argument(
@@ -729,8 +729,9 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("name", help="of the new aggregate; with --level, what the names of all begin with")
     sub.add_argument("source", metavar="SOURCE", help="the event table, or an aggregate")
     text = (
-        "sum:COLUMN, count, quantiles:COLUMN, argmax:COLUMN:by=COLUMN and so on (docs/reference/measures.md), each "
-        "with ' where PREDICATE' behind it; of an aggregate combine:MEASURE, or none for all"
+        "as in Python, sum(tokens * price), count(where=status >= 500), or without quotes sum:COLUMN, count, "
+        "argmax:COLUMN:by=COLUMN and so on (docs/reference/measures.md), each with ' where PREDICATE' behind it; of an "
+        "aggregate combine:MEASURE, or none for all"
     )
     sub.add_argument("measures", nargs="*", metavar="NAME=MEASURE", help=text)
     text = "a key column, or name=COLUMN/5m (1h, 1d, 1w, 1month ...) for a time slot; for each, in key order"

@@ -40,7 +40,7 @@ def asked(snap: Any, args: argparse.Namespace) -> Any:
     types = type_names(schema.description())
     hidden = {"_commit_ts": "int64", "_commit_time": "timestamp"}
     types = {**(hidden if types else {}), **types}
-    measures = {n: operator_call(n, text, types) for n, text in pairs(args.measure, "--measure is name=sum:column")}
+    measures = {n: operator_call(n, text, types) for n, text in pairs(args.measure, "--measure is name=sum(column)")}
     derived = dict(pairs(args.derived, "--derived is name=expression"))
     wanted: dict[str, Any] = {
         "group_by": [any_group(text, types, args.tz) for text in args.by],

@@ -12,6 +12,7 @@ names          rows       what the values of a key column are called: ``name``, 
                           of that column alone; it is shown in their place
 anomalies      aggregates how many ``anomalies`` rules have found in a time slot; shown
                           beside services, endpoints and so on whose keys are among its
+costs          aggregates what calls ``cost`` in a time slot; shown beside models, likewise
 ============== ========== ===========================================================
 
 A console looks for measures by their names: calls, errors, error_rate, p50_us, p95_us, p99_us, apdex, slowest_us,
@@ -26,12 +27,14 @@ from typing import Final
 from kivi.errors import InvalidArgument, SchemaError
 from kivi.model.schema import TableSchema
 
-__all__ = ["ROLES", "TRACES", "check_role", "with_role"]
+__all__ = ["COSTS", "ROLES", "TRACES", "check_role", "with_role"]
 
 TRACES: Final = "traces"
 _NAMES: Final = "names"
-_ANOMALIES: Final = "anomalies"
-ROLES: Final = ("services", "endpoints", "dependencies", "models", TRACES, _NAMES, _ANOMALIES)
+COSTS: Final = "costs"
+_MEASURED: Final = {"anomalies": "anomalies", COSTS: "cost"}
+"""Roles of aggregates that are shown beside others, and the measure that is."""
+ROLES: Final = ("services", "endpoints", "dependencies", "models", TRACES, _NAMES, *_MEASURED)
 
 
 def check_role(role: object) -> str:
@@ -59,6 +62,6 @@ def with_role(schema: TableSchema, role: str) -> TableSchema:
             )
     elif role and not any(group.slot is not None for group in schema.group_by):
         raise SchemaError(f"{schema.name!r} cannot have the role {role!r}: that is an aggregate's with a time slot")
-    if role == _ANOMALIES and _ANOMALIES not in schema.by_name:
-        raise SchemaError(f"{schema.name!r} counts no anomalies: that is an aggregate with a measure of that name")
+    if (measure := _MEASURED.get(role, "")) and measure not in schema.by_name:
+        raise SchemaError(f"{schema.name!r} has no {role}: that is an aggregate with a measure {measure!r}")
     return replace(schema, role=role)

@@ -274,6 +274,7 @@ class Intake:
             window.check_room(int(fresh.sum()))
             txn = self.store.blind_transaction()
             txn.once = window.once if isinstance(window, SharedWindow) else None
+            table = table.select([name for name in table.column_names if name in schema.by_name])
             batch = event_batch(schema, table if fresh.all() else table.filter(pa.array(fresh)))
             txn.append(schema, batch, drop_late=self._drop_late)
 

@@ -67,7 +67,8 @@ _ANSWERED: Final = ("server", "consumer")
 _PLACES: Final = ("service.namespace", "service.name", "service.instance.id")
 _METHODS: Final = ("http.request.method", "http.method")
 _CODES: Final = ("http.response.status_code", "http.status_code", "rpc.grpc.status_code", "rpc.response.status_code")
-_WANTED: Final = frozenset({"http.route", "rpc.service", "rpc.method", *_METHODS, *_CODES})
+_ERROR_TYPE: Final = "error.type"
+_WANTED: Final = frozenset({"http.route", "rpc.service", "rpc.method", _ERROR_TYPE, *_METHODS, *_CODES})
 _PEERS: Final = (
     "peer.service",
     "server.address",
@@ -77,7 +78,6 @@ _PEERS: Final = (
     "db.name",
 )
 _SYSTEMS: Final = ("db.system.name", "db.system", "messaging.system", "rpc.system.name", "rpc.system")
-_ERROR_TYPES: Final = ("error.type",)
 _TENANTS: Final = ("tenant.id", "enduser.id", "user.id")
 _PROVIDERS: Final = ("gen_ai.provider.name", "gen_ai.system")
 _MODELS: Final = ("gen_ai.response.model", "gen_ai.request.model")
@@ -85,7 +85,7 @@ _INPUTS: Final = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens")
 _OUTPUTS: Final = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens")
 _GEN_AI: Final = "gen_ai.operation.name"
 _OUTGOING: Final = frozenset(
-    {*_WANTED, *_PEERS, *_SYSTEMS, *_ERROR_TYPES, *_TENANTS, *_PROVIDERS, *_MODELS, *_INPUTS, *_OUTPUTS, _GEN_AI}
+    {*_WANTED, *_PEERS, *_SYSTEMS, *_TENANTS, *_PROVIDERS, *_MODELS, *_INPUTS, *_OUTPUTS, _GEN_AI}
 )
 _WRAPPING: Final = frozenset({"create_agent", "invoke_agent", "invoke_workflow", "execute_tool"})
 """Operations that call no model themselves: the calls in them have spans of their own."""
@@ -173,15 +173,16 @@ def spans_of(request: ExportTraceServiceRequest) -> Export:
                 began, ended = span.start_time_unix_nano, span.end_time_unix_nano
                 said = _named(span.attributes, _WANTED)
                 route, method = _route(said) or span.name, _text(said, *_METHODS)
-                named = _length(route), _length(method)
                 code = span.status.code
+                error = int(code == Status.STATUS_CODE_ERROR)
+                error_type = _error_type(span, said, error)
+                named = _length(route), _length(method), _length(error_type)
                 if fault := nowhere or _fault(trace_id, span_id, began, ended, latest, code, named):
                     spans.rejected[fault] += 1
                     continue
                 values = (
                     namespace, service, instance, route, method, kind, _status_code(said),
-                    int(code == Status.STATUS_CODE_ERROR), ended // 1_000, (ended - began) // 1_000,
-                    trace_id, span_id,
+                    error, error_type, ended // 1_000, (ended - began) // 1_000, trace_id, span_id,
                 )  # fmt: skip
                 for append, value in zip(add, values, strict=True):
                     append(value)
@@ -205,7 +206,7 @@ def _made(
     spans = export.llm if is_llm else export.outgoing
     code = span.status.code
     error = int(code == Status.STATUS_CODE_ERROR)
-    error_type = (_text(said, *_ERROR_TYPES) or _exception(span)) if error else _text(said, *_ERROR_TYPES)
+    error_type = _error_type(span, said, error)
     began, ended = span.start_time_unix_nano, span.end_time_unix_nano
     over = (ended // 1_000, (ended - began) // 1_000, span.trace_id, span.span_id)
     names: tuple[str, ...]
@@ -228,8 +229,10 @@ def _made(
     spans.nbytes += fixed + sum(named)
 
 
-def _exception(span: Any) -> str:
-    """The type of the last exception that it recorded."""
+def _error_type(span: Any, said: dict[str, str | int], error: int) -> str:
+    """As it says; of an error that does not, the type of the last exception that it recorded."""
+    if (found := _text(said, _ERROR_TYPE)) or not error:
+        return found
     for event in reversed(span.events):
         if event.name == "exception":
             return _text(_named(event.attributes, ("exception.type",)), "exception.type")

@@ -19,6 +19,8 @@ tokens would count twice)::
     llm_calls                 an event for each call to a model (``LLM``)
     llm_calls_5m              (tenant, service, provider, model, slot)        the same, input_tokens, output_tokens
 
+What calls to models cost is beside these, by prices that somebody keeps: ``kivi_server.otlp.costs``.
+
 ``latency`` is the distribution of durations, from which any quantile can be read within 1 %. ``slowest_trace_id`` is
 the trace of the slowest invocation, of equals the first. ``apdex`` is that of T = 500 ms by duration: the mean of the
 fractions of invocations below T and below 4 T, each within 1 % of the bound.
@@ -30,15 +32,18 @@ span does not say is "" or 0.
 ``invocations`` is created when a server with ``--otlp`` starts, the others by the first span of their kind. A table
 that is there already is used as it is, with its own retention and aggregates, if it has these columns; others are null.
 If it has not, its spans are refused, and the log, the metric ``kivi_otlp_tables_unfit`` and ``kivi status`` say so.
-Aggregates are only created while a table has no events, so those that somebody dropped stay away; those of an older
-server keep the measures that they have (``db.alter_aggregate`` adds others).
+Aggregates, and costs, are only created while a table has no events, so those that somebody dropped stay away; those of
+an older server keep the measures that they have (``db.alter_aggregate`` adds others), and its tables the columns
+(``db.alter_table``): without ``Kind.later`` of them they fit, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
+
+from kivi_server.otlp import costs
 
 from kivi.errors import AlreadyExists, InvalidArgument, NotFound
 from kivi.model import surface
@@ -70,6 +75,7 @@ COLUMNS: Final = {
     "kind": "string",  # server, consumer
     "status_code": "int64",  # http.response.status_code, or gRPC's
     "error": "int64",  # 1 if the span's status is an error
+    "error_type": "string",  # error.type, or of its exception
     "ts": "timestamp",  # its end
     "duration_us": "int64",  # whole microseconds
     "trace_id": "bytes",  # 16
@@ -86,7 +92,7 @@ OUTGOING: Final = {
     "kind": "string",  # client, producer
     "status_code": "int64",
     "error": "int64",
-    "error_type": "string",  # error.type, or of its exception
+    "error_type": "string",
     "ts": "timestamp",
     "duration_us": "int64",
     "trace_id": "bytes",
@@ -144,6 +150,10 @@ class Kind:
     """Of each event, 16 and 8 bytes: what is found again by them is not stored again."""
     item: str = "span"
     """What an exporter calls what it sends."""
+    later: frozenset[str] = frozenset()
+    """Columns that tables of older servers do not have."""
+    beside: Callable[[Store, TableSchema], None] | None = None
+    """Declares what else belongs to the table."""
 
 
 INVOCATIONS_KIND: Final = Kind(
@@ -152,6 +162,7 @@ INVOCATIONS_KIND: Final = Kind(
     {"endpoint_5m": ("namespace", "service", "route", "method"), "service_5m": ("namespace", "service")},
     _MEASURES,
     {"endpoint_5m": "endpoints", "service_5m": "services"},
+    later=frozenset({"error_type"}),
 )
 OUTGOING_KIND: Final = Kind(
     "outgoing_calls",
@@ -166,6 +177,7 @@ LLM_KIND: Final = Kind(
     {"5m": ("tenant", "service", "provider", "model")},
     {**_MEASURES, "input_tokens": surface.sum("input_tokens"), "output_tokens": surface.sum("output_tokens")},
     {"5m": "models"},
+    beside=costs.declare,
 )
 
 
@@ -196,6 +208,8 @@ def ensure(store: Store, name: str, retention_s: float, kind: Kind = INVOCATIONS
                 slots = time_slot(EVENT_TIME, "5m")
                 declared = aggregate_schema(aggregate, table, [*groups, slots], kind.measures, kind.derived)
                 store.create(with_role(declared, kind.roles.get(ending, "")))
+        if kind.beside is not None:
+            kind.beside(store, table)
     return table
 
 
@@ -207,7 +221,8 @@ def misfit(table: Mapping[str, Any], kind: Kind) -> str:
     if table.get("event_time") != EVENT_TIME:
         return f"{what} is there already and is no event table whose event time is {EVENT_TIME!r}: {do}"
     for column, type_ in kind.columns.items():
-        if (found := table["columns"].get(column)) != type_:
+        found = table["columns"].get(column)
+        if found != type_ and not (found is None and column in kind.later):
             return (
                 f"{what} is there already and does not fit: it should have a column {column!r} of type {type_}, and "
                 f"has {found or 'none'}; {do}"

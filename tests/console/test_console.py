@@ -54,7 +54,11 @@ class Stand:
                 for n, route in enumerate(routes):
                     for i in range(n + 2):
                         self.send(service, route, self.now_s - ago_s, 100 * (n + 1) + i, error=i == 2)
-        self.send("assistant", "/chat", self.now_s, 900, model=MODEL)
+        self.send("assistant", "/chat", self.now_s - SLOT_S, 900, model="unpriced")
+        with self.server.connect() as db, db.transaction() as tx:
+            tx.put("llm_prices", ("", MODEL), input_price="0.000003", output_price="0.000015")
+        for _ in range(2):
+            self.send("assistant", "/chat", self.now_s, 900, model=MODEL)
 
     def rolled(self, table: str, **arguments: Any) -> list[dict[str, Any]]:
         with self.server.connect() as db, db.snapshot() as snapshot:
@@ -219,8 +223,12 @@ def test_any_aggregate_is_charted_and_any_table_shown(stand: Stand, browser: Any
     until(browser, lambda: cells_of(browser, ".chart h2") == ["n", "longest"])
     assert browser.execute_script("return document.querySelectorAll('.chart canvas').length") == 2
     opened(browser, stand, "#/models")
-    until(browser, lambda: MODEL in table_of(browser))
-    assert table_of(browser)[MODEL][-2:] == ["1,000", "0"]
+    until(browser, lambda: table_of(browser).get(MODEL, [])[-3:] == ["2,000", "0", "0.006"])
+    assert table_of(browser)["unpriced"][-3:] == ["1,000", "0", "–"]
+    assert shown(browser, ".tiles").splitlines()[-2:] == ["Cost", "0.006"]
+    opened(browser, stand, "#/table/llm_costs_5m")
+    until(browser, lambda: table_of(browser).get(MODEL, [])[-2:] == ["2", "0.006"])
+    assert cells_of(browser, ".chart h2") == ["Calls", "Cost"]
 
 
 def test_sql_rules_and_health(stand: Stand, browser: Any) -> None:

@@ -476,7 +476,8 @@ def test_what_cannot_be_is_refused_at_the_start(tmp_path: Path) -> None:
 def test_the_tables_of_an_older_server_are_used_as_they_are(tmp_path: Path) -> None:
     older = {"calls": kivi.count(), "errors": kivi.sum("error")}
     with kivi.open(tmp_path / "data") as db:
-        db.create_event_table("invocations", event_time="ts", columns={**COLUMNS, "own": "int64"})
+        columns = {name: type_ for name, type_ in COLUMNS.items() if name != "error_type"}
+        db.create_event_table("invocations", event_time="ts", columns={**columns, "own": "int64"})
         slots = kivi.time_slot("ts", "5m", name="slot")
         group_by: list[Any] = ["namespace", "service", slots]
         db.create_aggregate("invocations_service_5m", source="invocations", group_by=group_by, measures=older)
@@ -485,6 +486,10 @@ def test_the_tables_of_an_older_server_are_used_as_they_are(tmp_path: Path) -> N
         (service,) = server.read("invocations_service_5m")
         assert (service["calls"], "latency" in service) == (3, False)
         assert sum(row["latency"].count for row in server.read("invocations_endpoint_5m")) == 3
+        with server.connect() as db:
+            db.alter_table("invocations", add_columns={"error_type": "string"})
+        export(server.otlp, Recorder().spans(2))
+        assert [row["error_type"] for row in server.read("invocations")] == [None] * 3 + [""] * 2
 
 
 def test_without_the_extra_the_server_says_which(tmp_path: Path) -> None:

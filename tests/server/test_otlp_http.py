@@ -9,6 +9,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,10 @@ def test_calls_that_a_service_makes_and_models_that_it_asks(tmp_path: Path) -> N
             db.create_table(
                 "outgoing_calls_5m", key={"id": "int64"}, columns={}
             )  # the aggregate of that name is not made
+            money = {"input_price": "decimal(18,9)", "output_price": "decimal(18,9)"}
+            db.create_table("llm_prices", key={"provider": "string", "model": "string"}, columns=money)
+            with db.transaction() as tx:
+                tx.put("llm_prices", ("p", "m1"), input_price="0.0000025", output_price="0.00001")
         provider = TracerProvider(resource=Resource.create(PLACE), shutdown_on_exit=False)
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(f"{base(server)}/v1/traces")))
         tracer = provider.get_tracer("tests")
@@ -189,12 +194,14 @@ def test_calls_that_a_service_makes_and_models_that_it_asks(tmp_path: Path) -> N
         for turn in range(3):
             for name, kind, attributes in said:
                 with tracer.start_as_current_span(name, kind=kind, attributes=attributes) as span:
-                    if turn == 2 and name == "select":
+                    if turn == 2 and name in ("select", "serve"):
                         span.record_exception(TimeoutError("slow"))
                         span.set_status(Status(StatusCode.ERROR))
         provider.shutdown()
         with server.connect() as db, db.snapshot() as snap:
-            assert sorted(row["route"] for row in snap.scan("invocations")) == ["/ask"] * 3
+            assert [(r["route"], r["error_type"]) for r in snap.scan("invocations")] == [
+                ("/ask", ""), ("/ask", ""), ("/ask", "TimeoutError"),
+            ]  # fmt: skip
             outgoing = list(snap.scan("outgoing_calls"))
             assert Counter((r["peer"], r["system"], r["operation"], r["method"], r["kind"]) for r in outgoing) == {
                 ("stock", "http", "/s", "GET", "client"): 3,
@@ -206,6 +213,22 @@ def test_calls_that_a_service_makes_and_models_that_it_asks(tmp_path: Path) -> N
             assert models == {("acme", "p", "m1"): 3, ("u", "p", "m2"): 3, ("", "", "m1"): 3, ("", "", "m3"): 3}
             sums = snap.rollup("llm_calls_5m", by=["service"], measures=["calls", "input_tokens", "output_tokens"])
             assert [tuple(row.values()) for row in sums] == [("shop", 12, 1080, 270)]
+            costs = snap.rollup("llm_costs_5m", by=["tenant", "service", "provider", "model"])
+            each = 120 * Decimal("0.0000025") + 30 * Decimal("0.00001")
+            assert [tuple(row.values()) for row in costs] == [("acme", "shop", "p", "m1", 3 * each, 3)]
+            (rule,) = db.rules()
+            assert (rule["judged"], rule["raised"], rule["missing"], rule["failed"]) == (12, 3, 9, 0)
+
+
+def test_costs_that_cannot_be_declared_stop_no_call_from_being_counted(tmp_path: Path) -> None:
+    with Server(tmp_path / "data", "--http", "localhost:0") as server:
+        with server.connect() as db:
+            db.create_table("llm_prices", key={"model": "string"}, columns={"price": "float64"})
+        recorder = Recorder()
+        recorder.tracer.start_span("a", kind=SpanKind.CLIENT, attributes={"gen_ai.request.model": "m"}).end()
+        export(server.otlp, recorder.memory.get_finished_spans())
+        assert len(server.read("llm_calls")) == 1 and [row["calls"] for row in server.read("llm_calls_5m")] == [1]
+        assert any("calls to language models have no costs: " in line for line in server.output)
 
 
 def test_a_table_that_does_not_fit_stops_nobody(tmp_path: Path) -> None:

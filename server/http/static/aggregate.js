@@ -12,16 +12,22 @@ import { listening } from "./shell.js";
 const WEEK_MS = 7 * 86400e3;
 const POINTS = 300;
 const STEPS_US = [1, 5, 10, 15, 30].map((s) => s * 1e6).concat([1, 5, 10, 15, 30].map((m) => m * 60e6), [1, 2, 3, 6, 12, 24].map((h) => h * 3600e6));
-const COLUMNS = ["calls", "error_rate", "p50_us", "p95_us", "p99_us", "apdex", "slowest_us", "slowest_trace_id", "input_tokens", "output_tokens"];
+const COLUMNS = ["calls", "error_rate", "p50_us", "p95_us", "p99_us", "apdex", "slowest_us", "slowest_trace_id", "input_tokens", "output_tokens", "cost"];
 const GROUPS = [
   { heading: "Calls", names: ["calls"], bars: true, color: 0 },
   { heading: "Error rate", names: ["error_rate"], color: 4 },
   { heading: "Latency", names: ["p50_us", "p95_us", "p99_us"], color: 0 },
   { heading: "Tokens", names: ["input_tokens", "output_tokens"], color: 2 },
+  { heading: "Cost", names: ["cost"], bars: true, color: 5 },
 ];
 const MINOR = new Set(["p50_us", "p95_us", "apdex", "slowest_us", "slowest_trace_id", "input_tokens", "output_tokens"]);
 const INTERVAL_MS = 500;
 const DOWN = { services: "endpoints" };
+// Roles of aggregates that are shown beside others whose keys they have, the measure that is, and after which it stands.
+const BESIDE = [
+  { role: "anomalies", measure: "anomalies", after: "error_rate", none: 0 },
+  { role: "costs", measure: "cost", after: "output_tokens", none: null }, // no price is known
+];
 
 function stepOf(table, range) {
   if (table.slotText !== null) return table.slotText;
@@ -43,7 +49,10 @@ export function openAggregate({ main, ofRole }, table, named, extra = null) {
   const selection = table.selected(keys);
   const columns = measures.join(",");
   const namings = namingsOf(table, ofRole);
-  const anomalies = table.slotText !== null ? null : ofRole("anomalies").find((each) => each.name !== table.name && table.keys.every((name) => each.keys.includes(name))) ?? null;
+  const beside = table.slotText !== null ? [] : BESIDE.flatMap((each) => {
+    const other = ofRole(each.role).find(({ name, keys }) => name !== table.name && table.keys.every((key) => keys.includes(key)));
+    return other && !measures.includes(each.measure) ? [{ ...each, other }] : [];
+  });
   const common = { table: table.name, ...selection, slot: table.slot, interval_ms: INTERVAL_MS };
 
   // -- the page
@@ -52,7 +61,7 @@ export function openAggregate({ main, ofRole }, table, named, extra = null) {
     name, title: group.names.length > 1 ? title(name) : "", kind: table.kindOf(name), color: group.names.length > 1 ? (group.color + n) % 8 : group.color, bars: group.bars,
   }))));
   const isDetail = free.length === 0;
-  const grid = isDetail ? slots(table, measures) : list(table, named, free, keys, measures, namings, ofRole, anomalies !== null);
+  const grid = isDetail ? slots(table, measures) : list(table, named, free, keys, measures, namings, ofRole, beside);
   const steps = () => path(table, named, keys, namings);
   const way = heading(steps());
   fill(main, way, el("div", { class: "top" }, extra, controls({ slotUs: table.slotUs, canCompare: table.slotText === null })),
@@ -60,8 +69,8 @@ export function openAggregate({ main, ofRole }, table, named, extra = null) {
 
   // -- its contents
   // What is asked: [name, query], of one snapshot. `end`: of the range, for what was a week before; `from`: where the
-  // range begins, in milliseconds. Both are known by the newest slot: of anomalies, which may have come long before that,
-  // `last` would be another range.
+  // range begins, in milliseconds. Both are known by the newest slot: of what is beside it, such as anomalies, which may
+  // have come long before that, `last` would be another range.
   let feed = null, compared = null, counted = null, asked = [];
   const parts = (end, from) => {
     const own = {
@@ -71,11 +80,13 @@ export function openAggregate({ main, ofRole }, table, named, extra = null) {
     };
     const found = Object.entries(own);
     for (const [n, each] of namings.entries()) found.push([`naming${n}`, { table: each.table, columns: `${each.column},name`, interval_ms: INTERVAL_MS }]);
-    if (anomalies !== null) found.push(["newest", { ...common, by: "", step: slotText, last: slotText, columns: measures[0] }]);
+    if (beside.length) found.push(["newest", { ...common, by: "", step: slotText, last: slotText, columns: measures[0] }]);
     if (from !== null) {
-      const of = { table: anomalies.name, ...anomalies.selected(keys), slot: anomalies.slot, interval_ms: INTERVAL_MS, from, columns: "anomalies" };
-      found.push(["anomalies", { ...of, by: "" }]);
-      if (!isDetail) found.push(["anomaliesOf", { ...of, by: free.join(",") }]);
+      for (const { other, measure } of beside) {
+        const of = { table: other.name, ...other.selected(keys), slot: other.slot, interval_ms: INTERVAL_MS, from, columns: measure };
+        found.push([`${measure}Beside`, { ...of, by: "" }]);
+        if (!isDetail) found.push([`${measure}Of`, { ...of, by: free.join(",") }]);
+      }
     }
     if (end !== null) {
       const then = { from: end - WEEK_MS - RANGES[range] / 1e3, to: end - WEEK_MS };
@@ -104,17 +115,21 @@ export function openAggregate({ main, ofRole }, table, named, extra = null) {
     }
     const { total, series, entries, totalBefore, seriesBefore = null, entriesBefore } = found;
     const end = place.compare ? endOf(series, stepMs(step)) ?? compared : null;
-    const newest = anomalies === null ? null : endOf(found.newest, table.slotUs / 1e3);
+    const newest = beside.length ? endOf(found.newest, table.slotUs / 1e3) : null;
     const from = newest === null ? counted : newest - RANGES[range] / 1e3;
     if (end !== compared || from !== counted) open(end, from); // where the range ends has moved, or is known now
-    const extra = anomalies === null ? [] : [["Anomalies", found.anomalies === undefined ? "–" : count(found.anomalies[0]?.anomalies ?? 0)]];
+    const extra = beside.map(({ measure, none }) => {
+      const rows = found[`${measure}Beside`];
+      return [measure[0].toUpperCase() + measure.slice(1), rows === undefined ? "–" : count(rows[0]?.[measure] ?? none)];
+    });
     showTiles(tiles, table, measures, total[0] ?? null, totalBefore === undefined ? null : (totalBefore[0] ?? {}), range, extra);
     for (const chart of charts) chart.update(series, seriesBefore, table.slot, table.slotText === null ? stepMs(step) : 0, { day: RANGES[range] > 86400e6 });
     if (isDetail) grid.update(series.slice().reverse());
     else {
-      if (found.anomaliesOf !== undefined) {
-        const each = new Map(found.anomaliesOf.map((row) => [grid.key(row), row.anomalies]));
-        grid.anomalies = (row) => each.get(grid.key(row)) ?? 0;
+      for (const { measure, none } of beside) {
+        if (found[`${measure}Of`] === undefined) continue;
+        const each = new Map(found[`${measure}Of`].map((row) => [grid.key(row), row[measure]]));
+        grid.beside[measure] = (row) => each.get(grid.key(row)) ?? none;
       }
       if (entriesBefore !== undefined) {
         const before = new Map(entriesBefore.map((row) => [grid.key(row), row]));
@@ -182,7 +197,7 @@ function path(table, named, keys, namings) {
   return steps;
 }
 
-function list(table, named, free, keys, measures, namings, ofRole, hasAnomalies) {
+function list(table, named, free, keys, measures, namings, ofRole, beside) {
   const below = DOWN[table.role] ? ofRole(DOWN[table.role]).find((each) => table.keys.every((name) => each.keys.includes(name))) : null;
   const href = (row) => addressOf(below ?? table, { ...keys, ...Object.fromEntries(free.map((name) => [name, row[name]])) });
   // A key that tells nothing apart, as an empty namespace, comes last. Keys go from the general to the
@@ -194,15 +209,16 @@ function list(table, named, free, keys, measures, namings, ofRole, hasAnomalies)
     isOptional: name === "namespace", isMinor: n > 1, ...calledBy(namings.find((each) => each.column === name)),
   }));
   const found = measured(table, measures);
-  if (hasAnomalies) {
-    const anomalies = { name: "anomalies", kind: "number", title: "anomalies", value: (row) => grid.anomalies?.(row) ?? null };
-    found.splice(measures.includes("error_rate") ? measures.indexOf("error_rate") + 1 : found.length, 0, anomalies);
+  for (const { measure, after } of beside) {
+    const place = found.findIndex((each) => each.name === after) + 1 || found.length;
+    found.splice(place, 0, { name: measure, kind: "number", title: title(measure), value: (row) => grid.beside[measure]?.(row) ?? null });
   }
   const grid = new Grid(named, [...columns, ...found], {
     what: named.toLowerCase(), key: (row) => JSON.stringify(free.map((name) => row[name])),
     sort: { name: measures.includes("calls") ? "calls" : columns[0].name, down: measures.includes("calls") },
     empty: "Nothing came in this range. Choose a longer one.",
   });
+  grid.beside = {};
   for (const column of grid.columns) {
     if (!["calls", "p99_us", "error_rate"].includes(column.name)) continue;
     const plain = column.kind;

@@ -59,7 +59,9 @@ export class Chart {
     const first = Math.min(...times.keys());
     const values = (found, line) => x.map((at) => {
       const row = found.get(at);
-      return row === undefined ? (line.bars && found === times && at >= first ? 0 : null) : (row[line.name] ?? null);
+      if (row === undefined) return line.bars && found === times && at >= first ? 0 : null;
+      const value = row[line.name] ?? null;
+      return value === null ? null : Number(value); // decimals come as texts
     });
     this.day = day;
     this.data = [x.map((at) => at / 1000), ...this.lines.map((line) => values(times, line)), ...(earlier === null ? [] : this.lines.map((line) => values(earlier, line)))];

@@ -70,7 +70,9 @@ export class Grid {
 
   arrange() {
     const column = this.columns.find((each) => each.name === this.sort.name);
-    const value = column?.value ?? ((row) => row[column.name]);
+    const of = column?.value ?? ((row) => row[column.name]);
+    const number = (value) => (typeof value === "string" ? Number(value) : value); // decimals come as texts
+    const value = column && isNumeric(column.kind) ? (row) => number(of(row)) : of;
     const keys = this.columns.filter((each) => !isNumeric(each.kind));
     const found = this.text ? this.rows.filter((row) => keys.some((each) => String(row[each.name] ?? "").toLowerCase().includes(this.text))) : this.rows.slice();
     const way = this.sort.down ? -1 : 1;

@@ -1,0 +1,61 @@
+"""What calls to language models cost: prices that somebody keeps, and a rule that joins each call with them.
+
+Beside ``llm_calls``, by the first such call::
+
+    llm_prices     (provider, model)  input_price, output_price: dollars a token; nobody but you writes them
+    llm_costs      an event for each call whose model has a price, in the call's own commit
+    llm_costs_5m   (tenant, service, provider, model, slot)  cost, calls
+
+The rule, ``llm_costs``, judges a call by the prices as they are when it is committed. One whose model has none costs
+nothing yet: ``db.rules()`` counts it as ``missing``. Numbers are decimals, so sums are exact.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from kivi.errors import AlreadyExists, KiviError
+from kivi.model import surface
+from kivi.model.declarations import aggregate_schema, event_table_schema, row_table_schema, time_slot
+from kivi.model.expressions import col
+from kivi.model.roles import COSTS, with_role
+from kivi.model.rules import lookup, named, ref
+from kivi.model.schema import TableSchema
+from kivi.store.facade import Store
+
+__all__ = ["declare"]
+
+_log = logging.getLogger("kivi.server")
+_MONEY: Final = "decimal(18,9)"
+_MODEL: Final = {"provider": "string", "model": "string"}
+_GROUPS: Final = ("tenant", "service", "provider", "model")
+_COST: Final = col("input_tokens") * ref("input_price") + col("output_tokens") * ref("output_price")
+
+
+def declare(store: Store, calls: TableSchema) -> None:
+    """What is missing of it. What cannot be, as a table of that name has other columns, is told by the log alone: the
+    calls are counted all the same."""
+    costs = {
+        "namespace": "string", "service": "string", "tenant": "string", **_MODEL,
+        "cost": _MONEY, "ts": "timestamp", "trace_id": "bytes", "span_id": "bytes",
+    }  # fmt: skip
+    try:
+        _create(store, row_table_schema("llm_prices", _MODEL, {"input_price": _MONEY, "output_price": _MONEY}))
+        events = _create(store, event_table_schema("llm_costs", "ts", costs, calls.retention_us))
+        groups = [*_GROUPS, time_slot("ts", "5m")]
+        sums = aggregate_schema("llm_costs_5m", events, groups, {"cost": surface.sum("cost"), "calls": surface.count()})
+        _create(store, with_role(sums, COSTS))
+        against = lookup("llm_prices", by=list(_MODEL))
+        store.create_rule(named("llm_costs", calls.name, against, None, "llm_costs", {"cost": _COST}, False))
+    except AlreadyExists:
+        pass  # the rule: another node, or client, was quicker
+    except KiviError as error:
+        _log.error("calls to language models have no costs: %s", error.message)
+
+
+def _create(store: Store, schema: TableSchema) -> TableSchema:
+    try:
+        return store.create(schema)
+    except AlreadyExists:
+        return store.table(schema.name)
