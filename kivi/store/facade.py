@@ -245,8 +245,13 @@ class Store(Wiring):
 
         A read may ask what lies below a value, so hierarchies and what makes a table one count for every table.
         """
-        read = [schema.id, *(table.id for table in self.hierarchies.tables())]
-        return min(upto, max(self._opened_at, self.catalog.changed_at, *map(self.pending.changed_at, read)))
+        read = self.pending.changed_at(schema.id), self.hierarchies_changed_at
+        return min(upto, max(self._opened_at, self.catalog.changed_at, *read))
+
+    @property
+    def hierarchies_changed_at(self) -> int:
+        """No commit that was ever applied here, and is newer than that, changed a row of what is a hierarchy now."""
+        return max((self.pending.changed_at(table.id) for table in self.hierarchies.tables()), default=0)
 
     @property
     def changed_at(self) -> int:

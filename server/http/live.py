@@ -35,9 +35,10 @@ After a disconnection all begin anew.
 
 **What holds.**
 
-1. *Every state is what the query gives at the snapshot that it names.* Clients of an equal query share one subscription
-   (a channel) and the text of its updates. Who joins gets the whole state as of the newest update, or, where
-   ``Last-Event-ID`` is one of the last updates, what came after it; then all that follow, in order.
+1. *Every state is what the query gives at the snapshot that it names*, hierarchies being as they were when its client
+   came. Clients of an equal query share one subscription (a channel) and the text of its updates, until a hierarchy
+   changes, of which those that come later have another one. Who joins gets the whole state as of the newest update, or,
+   where ``Last-Event-ID`` is one of the last updates, what came after it; then all that follow, in order.
 2. *A client that reads slowly makes nobody wait and holds no more than ``_QUEUED_BYTES``.* What waits for it is thrown
    away then, and the next it gets is the whole state (``reset``). Of events nothing is thrown away: it has a
    subscription of its own, which the hub asks for more only when the last has left.
@@ -106,7 +107,8 @@ class Wanted:
         if is_part:
             self.arguments.heartbeat_ms = max(self.arguments.interval_ms, _SOON_MS)
         self.bound(schema)  # says what is wrong with it, before there is an answer
-        self.key: Hashable = (self.tenant, is_part, *several["prefix"], None, *sorted(self.given.items()))
+        hierarchies = door.store.hierarchies_changed_at
+        self.key: Hashable = (self.tenant, is_part, hierarchies, *several["prefix"], None, *sorted(self.given.items()))
 
     def bound(self, schema: TableSchema) -> Query:
         """The query, of the rows that the caller may see. Raises SchemaError, InvalidArgument, PermissionDenied."""

@@ -17,7 +17,7 @@ from typing import Final
 
 from kivi.errors import AlreadyExists, KiviError
 from kivi.model import surface
-from kivi.model.declarations import aggregate_schema, event_table_schema, row_table_schema, time_slot
+from kivi.model.declarations import TimeSlot, aggregate_schema, event_table_schema, row_table_schema, time_slot
 from kivi.model.expressions import col
 from kivi.model.roles import COSTS, with_role
 from kivi.model.rules import lookup, named, ref
@@ -43,7 +43,7 @@ def declare(store: Store, calls: TableSchema) -> None:
     try:
         _create(store, row_table_schema("llm_prices", _MODEL, {"input_price": _MONEY, "output_price": _MONEY}))
         events = _create(store, event_table_schema("llm_costs", "ts", costs, calls.retention_us))
-        groups = [*_GROUPS, time_slot("ts", "5m")]
+        groups: list[str | TimeSlot] = [*_GROUPS, time_slot("ts", "5m")]
         sums = aggregate_schema("llm_costs_5m", events, groups, {"cost": surface.sum("cost"), "calls": surface.count()})
         _create(store, with_role(sums, COSTS))
         against = lookup("llm_prices", by=list(_MODEL))

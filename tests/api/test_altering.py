@@ -99,7 +99,8 @@ def test_a_role_is_described_and_changes_nothing_else(db: Any) -> None:
         ("slots", {"role": "traces"}, SchemaError, "has no traces"),
         ("e", {"role": "traces"}, SchemaError, "has no traces"),
         ("agg", {"role": "names"}, SchemaError, "a row table of one key column"),
-        ("slots", {"role": "anomalies"}, SchemaError, "counts no anomalies"),
+        ("slots", {"role": "anomalies"}, SchemaError, "has no anomalies"),
+        ("slots", {"role": "costs"}, SchemaError, "a measure .cost."),
         ("agg", {"role": "models"}, SchemaError, "aggregate's with a time slot"),
         ("t", {"role": "services"}, SchemaError, "aggregate's with a time slot"),
     ):

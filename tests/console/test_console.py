@@ -224,8 +224,8 @@ def test_any_aggregate_is_charted_and_any_table_shown(stand: Stand, browser: Any
     assert browser.execute_script("return document.querySelectorAll('.chart canvas').length") == 2
     opened(browser, stand, "#/models")
     until(browser, lambda: table_of(browser).get(MODEL, [])[-3:] == ["2,000", "0", "0.006"])
-    assert table_of(browser)["unpriced"][-3:] == ["1,000", "0", "–"]
-    assert shown(browser, ".tiles").splitlines()[-2:] == ["Cost", "0.006"]
+    assert table_of(browser)["unpriced"][-3:] == ["1,000", "0", "\N{EN DASH}"]
+    assert shown(browser, ".tiles").split()[-2:] == ["Cost", "0.006"]
     opened(browser, stand, "#/table/llm_costs_5m")
     until(browser, lambda: table_of(browser).get(MODEL, [])[-2:] == ["2", "0.006"])
     assert cells_of(browser, ".chart h2") == ["Calls", "Cost"]

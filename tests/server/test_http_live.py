@@ -253,6 +253,34 @@ def test_columns_that_are_added_come_as_those_there_were(server: ServerProcess) 
             stream.close()
 
 
+def test_who_comes_after_a_hierarchy_has_changed_follows_the_new_one(server: ServerProcess) -> None:
+    with server.connect() as db:
+        db.create_hierarchy("topics", parent="parent")
+        db.create_table("news", key={"id": "int64"}, columns={"topic": "string"})
+        with db.transaction() as tx:
+            for topic, parent in (("all", None), ("a", "all"), ("b", None)):
+                tx.put("topics", (topic,), parent=parent)
+            for number, topic in enumerate("ab"):
+                tx.put("news", (number,), topic=topic)
+        asked = {"table": "news", "where": "topic.under('all')"}
+        first, second = Stream(server, **asked), Stream(server, **asked)
+        for stream in (first, second):
+            assert [row["topic"] for row in (stream.next(), stream.rows)[1]] == ["a"]
+        with db.transaction() as tx:
+            tx.put("topics", ("b",), parent="all")
+        third = Stream(server, **asked)
+        third.next()
+        assert sorted(row["topic"] for row in third.rows) == ["a", "b"]
+        with db.transaction() as tx:
+            tx.put("news", (2,), topic="b")
+            tx.put("news", (3,), topic="a")
+        for stream, topics in ((first, "aa"), (second, "aa"), (third, "abba")):
+            assert tx.commit_ts is not None
+            stream.until(tx.commit_ts)
+            assert [row["topic"] for row in sorted(stream.rows, key=itemgetter("id"))] == [*topics]
+            stream.close()
+
+
 def test_what_ends_a_stream(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("root admin\ndash reader tables=a\n")

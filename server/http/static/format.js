@@ -87,4 +87,5 @@ const SHOW = {
 };
 export const shown = (kind, value) => SHOW[kind](value);
 export const isNumeric = (kind) => ["duration", "percent", "number", "size", "score"].includes(kind);
-export const axis = (kind) => ({ duration, percent, size: bytes, score: (n) => n.toFixed(1) })[kind] ?? short;
+const ofAxis = (n) => (Math.abs(n) < 1 ? count(n) : short(n));
+export const axis = (kind) => ({ duration, percent, size: bytes, score: (n) => n.toFixed(1) })[kind] ?? ofAxis;
