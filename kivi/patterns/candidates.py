@@ -238,12 +238,16 @@ class Near:
             is_known = np.zeros(len(self.values) + 1, np.bool_)  # the last one is that of -1
             is_known[known] = True
             rows = np.flatnonzero(is_known[of])
+            rows = rows[
+                np.argsort(of[rows].astype(np.uint16 if len(self.values) < 1 << 16 else np.int64), kind="stable")
+            ]
             of, times = of[rows], times[rows]
+        # Rows of one value are beside each other, and mostly in order: so searches for them go through what is at hand.
         moments = np.unique(begins)
         width = len(moments) + 1
         keys = known * width + np.searchsorted(moments, begins) + 1
         at = np.searchsorted(keys, of * width + np.searchsorted(moments, times, "right"), "right") - 1
-        near: Array = rows[(at >= 0) & (known[at] == of) & (times <= ends[at])]
+        near: Array = np.sort(rows[(at >= 0) & (known[at] == of) & (times <= ends[at])])
         return near
 
 
