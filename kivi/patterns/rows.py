@@ -48,9 +48,11 @@ class Rows:
         numbers = _numbers([events.column(name) for name, _ in match.partition_by], events.num_rows)
         times = stored_array(_MOMENT, events.column(event_time))
         order = np.argsort(times, kind="stable")  # quick, as files are in this order
-        if (times[order[1:]] == times[order[:-1]]).any():
-            stamps, positions = (events.column(name).to_numpy() for name in (STAMP, POSITION))
-            order = np.lexsort((positions, stamps, times))
+        is_next = times[order[1:]] == times[order[:-1]]
+        if len(tied := np.flatnonzero(np.append(is_next, False) | np.append(False, is_next))):  # few of many are
+            rows = order[tied]
+            stamps, positions = (events.column(name).to_numpy()[rows] for name in (STAMP, POSITION))
+            order[tied] = rows[np.lexsort((positions, stamps, times[rows]))]
         grouped = numbers[order]
         if len(grouped) and int(grouped.max()) < 65_536:
             grouped = grouped.astype(np.uint16)  # which is sorted by counting
