@@ -9,11 +9,14 @@ ClickHouse has no such patterns, and questions that are some: of which endpoints
 one with the status, and how often (``A C``, ``sequenceCount``); and *within* the quarter of an hour, with whatever
 between (``A X*? C``, ``sequenceCount`` for how often, ``windowFunnel`` for whether). It is asked of all endpoints, and
 of those that have the status (``peers.sequences``). No time is believed before both have the same endpoints, and the
-same counts.
+same counts. Matches with more than 20 million rows together are no answer of kivi's: of 50 million events, *within*
+with a status of one in a hundred is left out.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import statistics
 import time
 from collections import Counter
@@ -101,13 +104,11 @@ def take(context: Context, sheet: Sheet) -> None:
                     one, other = _measured(snap, sheet, asked, times)
                     if not one.equals(other):
                         raise WrongTotals(f"{part:g}: what is near candidates has other matches than all events")
-                found = {
-                    f"{name}: {code}": _measured(snap, sheet, {f"{name}: {part:g}": _sequence(*sequence, code)}, times)[
-                        0
-                    ]
-                    for name, sequence in _SEQUENCES.items()
-                    for code, part in RARE.items()
-                }
+                found = dict[str, pa.Table]()
+                for (name, sequence), (code, part) in itertools.product(_SEQUENCES.items(), RARE.items()):
+                    asked = {f"{name}: {part:g}": _sequence(*sequence, code)}
+                    with contextlib.suppress(kivi.ResourceExhausted):  # too many rows of matches for one question
+                        found[f"{name}: {code}"] = _measured(snap, sheet, asked, times)[0]
         if "clickhouse" in context.peers:
             _compare(path / "peer", sheet, events, times, found)
 
@@ -139,6 +140,8 @@ def _compare(path: Path, sheet: Sheet, events: int, times: int, matches: dict[st
     for case, (seconds, rows) in found.items():
         asked, _, code = case.partition(": ")
         name = asked.partition(",")[0]
+        if f"{_THEIRS[name]}: {code}" not in matches:
+            continue
         counts = dict(Counter(matches[f"{_THEIRS[name]}: {code}"]["endpoint_id"].to_pylist()))
         theirs = dict(rows)
         if theirs != (dict.fromkeys(counts, 1) if name == "funnel" else counts):
