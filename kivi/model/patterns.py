@@ -330,6 +330,11 @@ def sees_inside(match: Match) -> bool:
     return all(back <= before[name] and ahead <= after[name] for name, (back, ahead) in reach.items())
 
 
+def rows_beside(match: Match) -> int:
+    """How far the rows beside their own lie at most that its definitions see."""
+    return max([_reach(definition, op) for _, definition in match.define for op in ("prev", "next")], default=0)
+
+
 def _reach(expr: Expr, op: str) -> int:
     return max([expr.value if expr.op == op else 0, *(_reach(arg, op) for arg in expr.args)])
 

@@ -25,16 +25,21 @@ import pyarrow.compute as pc
 from kivi.arrow.dictionaries import is_coded
 from kivi.model.expressions import Expr, never_fails
 from kivi.model.expressions.nodes import BESIDE
-from kivi.model.pattern_text import chain
-from kivi.model.patterns import Match, sees_inside
+from kivi.model.pattern_text import chain, lengths
+from kivi.model.patterns import Match, rows_beside, sees_inside
 from kivi.model.types import INT64_MAX, INT64_MIN, ColumnType
+from kivi.patterns.rows import Rows
 
-__all__ = ["Bounds", "Near", "candidates", "reach_us"]
+__all__ = ["FAR_US", "Bounds", "Candidates", "Extent", "Near", "candidates", "reach_rows", "reach_us"]
 
 Array = npt.NDArray[Any]
 Bounds = Callable[[str], tuple[Any, Any] | None]
 """The least and the greatest value that rows beside may have in a column of numbers or timestamps, in stored form, or
 beyond them; None: that is not known, or there is none."""
+Extent = tuple[int, int]
+FAR_US: Final = INT64_MAX
+"""A reach that is anywhere in the partition."""
+_WIDER: Final = 32
 _TABLE_MAX: Final = 1 << 20
 
 
@@ -194,31 +199,82 @@ def reach_us(match: Match) -> int | None:
     return match.pattern.within_us if sees_inside(match) else None
 
 
+def reach_rows(match: Match) -> int | None:
+    """How many rows before and behind a row of a match, in its partition, say what its other rows are. None: any number
+    of them."""
+    longest = lengths(match.pattern.tree)[1]
+    return None if longest is None else longest - 1 + rows_beside(match)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """When they are, and the values in the first column of the partition, None without one: of each its place there."""
+
+    times: Array
+    values: Any
+    of: Array
+
+    @staticmethod
+    def at(times: Array, column: Any) -> Candidates:
+        if column is None:
+            return Candidates(times, None, np.zeros(len(times), np.int64))
+        coded = pc.dictionary_encode(column, null_encoding="encode")
+        return Candidates(times, coded.dictionary, coded.indices.to_numpy().astype(np.int64))
+
+    def only(self, places: Array) -> Candidates:
+        """Those of some values, by ascending places."""
+        some = np.isin(self.of, places)
+        values = None if self.values is None else self.values.take(pa.array(places))
+        return Candidates(self.times[some], values, np.searchsorted(places, self.of[some]))
+
+    def others(self, column: Any) -> Array:
+        """Which rows are of none of their values, by number."""
+        return np.flatnonzero(_places(column, self.values) < 0)
+
+    @property
+    def places(self) -> int:
+        """How many values there are; without a column one."""
+        return 1 if self.values is None else len(self.values)
+
+
 @dataclass(frozen=True, slots=True)
 class Near:
-    """``values``: of the candidates in the first column of the partition, None without one. ``of``, ``begins`` and
-    ``ends``: stretches of event time in order, which do not meet, and of which value; ends inclusive. ``every``:
-    begins and ends of all of them, whatever the value."""
+    """What lies near candidates: ``reach``, of each of their values, in microseconds; ``FAR_US`` is anywhere. ``of``,
+    ``begins`` and ``ends``: stretches of event time in order, which do not meet, and of which value; ends inclusive.
+    ``every``: begins and ends of all of them, whatever the value."""
 
     values: Any
+    reach: Array
     of: Array
     begins: Array
     ends: Array
     every: tuple[Array, Array]
 
     @staticmethod
-    def to(times: Array, column: Any, reach: int | None) -> Near:
-        """The rows near candidates, at these times and of these values."""
-        values, of = None, np.zeros(len(times), np.int64)
-        if column is not None:
-            coded = pc.dictionary_encode(column, null_encoding="encode")
-            values, of = coded.dictionary, coded.indices.to_numpy().astype(np.int64)
-        if reach is None:
-            begins, ends = np.full(len(times), INT64_MIN), np.full(len(times), INT64_MAX)
-        else:
-            begins = np.where(times < INT64_MIN + reach, INT64_MIN, times - reach)
-            ends = np.where(times > INT64_MAX - reach, INT64_MAX, times + reach)
-        return Near(values, *_joined(of, begins, ends), _joined(np.zeros_like(of), begins, ends)[1:])
+    def to(found: Candidates, reach: Array) -> Near:
+        of, times, each = found.of, found.times, reach[found.of]
+        begins = np.where(times < INT64_MIN + each, INT64_MIN, times - each)
+        ends = np.where(times > INT64_MAX - each, INT64_MAX, times + each)
+        every = _joined(np.zeros_like(of), begins, ends)
+        return Near(found.values, reach, *_joined(of, begins, ends), every[1:])
+
+    def further(self, rows: Rows, at: Array, column: Any, count: int, extent: Extent) -> tuple[Array, Array]:
+        """The places of the values of which a candidate has not ``count`` rows of its partition near it on each side,
+        though there may be more; and a further reach for each of them.
+
+        ``rows``: what is near; ``at``: which of them are candidates, ``column``: of what values. ``extent``: the times
+        between which all events are.
+        """
+        of = np.zeros(len(at), np.int64) if column is None else _places(column, self.values)
+        times, partitions, reach, (first, last) = rows.times, rows.partitions, self.reach[of], extent
+        before, behind = np.maximum(at - count, 0), np.minimum(at + count, len(rows) - 1)
+        is_before = (at >= count) & (partitions[before] == partitions[at]) & (times[at] - times[before] <= reach)
+        is_behind = (at + count < len(rows)) & (partitions[behind] == partitions[at])
+        is_behind &= times[behind] - times[at] <= reach
+        is_whole = (is_before | (times[at] - first <= reach)) & (is_behind | (last - times[at] <= reach))
+        short = np.unique(of[~is_whole])
+        reach = self.reach[short]
+        return short, np.where(reach <= (last - first) // _WIDER, reach * _WIDER, FAR_US)
 
     def meets(self, low: int, high: int) -> bool:
         """Whether rows between these times may be near."""
@@ -272,9 +328,11 @@ def _places(column: Any, values: Any) -> Array:
 
 
 def _joined(of: Array, begins: Array, ends: Array) -> tuple[Array, Array, Array]:
-    """Stretches in order, those that meet as one. All of them are equally long, or without ends."""
+    """Stretches in order, those that meet as one. Those of one value are equally long, or it is the only one."""
     order = np.lexsort((begins, of))
     of, begins, ends = of[order], begins[order], ends[order]
+    if len(of) and of[0] == of[-1]:
+        ends = np.maximum.accumulate(ends)
     apart = np.ones(len(of), np.bool_)
     apart[1:] = (of[1:] != of[:-1]) | (begins[1:] > ends[:-1])
     first = np.flatnonzero(apart)

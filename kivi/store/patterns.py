@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 
 from kivi.arrow.columns import TIMESTAMP, arrow_type, flat, picked, stored_array
+from kivi.arrow.predicates import attempted
 from kivi.errors import ResourceExhausted
 from kivi.events.blocks import NUMERIC, statistics
 from kivi.events.pruning import NO_VALUES, Facts, Stretch, Values, never, outside
@@ -30,7 +32,7 @@ from kivi.model.types import INT64_MAX, INT64_MIN, ColumnType
 from kivi.mvcc.leases import Lease
 from kivi.mvcc.timeline import Timeline
 from kivi.patterns.answers import FIRST, answer_schema, answered
-from kivi.patterns.candidates import Near, candidates, reach_us
+from kivi.patterns.candidates import FAR_US, Candidates, Extent, Near, candidates, reach_rows, reach_us
 from kivi.patterns.matching import Matcher
 from kivi.patterns.rows import Rows, columns_of
 from kivi.query.answers import Answer, Explain
@@ -49,6 +51,8 @@ _CANDIDATES_MAX: Final = 0.02
 _PERHAPS_MAX: Final = 0.25
 _PERHAPS_ROWS_MAX: Final = 1 << 20
 """unless they lie in row groups that have no more than such a part of them, and so many events."""
+_SPARE: Final = 16
+"""Rows of a partition that are hoped to be where one is needed, as they are not evenly spread."""
 _VALUES_MAX: Final = 64
 """So many values of a partition's first column are looked for in row groups."""
 
@@ -108,6 +112,10 @@ class Asked:
         self._timeline, self._captured, self._match, self._bytes_max = timeline, captured, match, bytes_max
         self._where = where
         self._reach = None if whole else reach_us(match)
+        is_counted = not whole and self._reach is None and isinstance(captured.view, EventView)
+        self._count = reach_rows(match) if is_counted else None
+        """Of a pattern without such a reach: how many rows beside a candidate there have to be. It is not known when
+        events are that other nodes hold."""
         self._schema: TableSchema = seen_schema(captured.schema)
         self._event_time = captured.schema.event_time or ""
         self._types = {column.name: column.type for column in self._schema.columns}
@@ -142,12 +150,8 @@ class Asked:
                 yield answered(match, rows, Matcher(match, self._types).found(rows))
             return
         sliced = Sliced(match, self._types, self._event_time, view, self._part)
-        times = [(part.time_min, part.time_max) for part in view.parts()]
-        times += [_span(part.batch.column(self._event_time)) for part in self._captured.recent if part.batch.num_rows]
-        low, high = self._times
-        low = max([min(first for first, _ in times), *([] if low is None else [low])])
-        high = min([max(last for _, last in times) + 1, *([] if high is None else [high])])
-        yield from sliced.answers(low, high)
+        first, last = self._extent()
+        yield from sliced.answers(first, last + 1)
         self.read.lines.append(f"that is too much to hold at once: it was matched in {sliced.count:,} slices of time")
 
     def _part(self, times: Times) -> list[pa.RecordBatch]:
@@ -168,13 +172,33 @@ class Asked:
 
     def held(self) -> list[pa.RecordBatch]:
         """The events that may be part of a match, with their names and the columns that are looked at."""
-        near = self._near()
+        known, held = self._candidates(), list[pa.RecordBatch]()
+        if known is None:
+            held = self._read(None)
+        else:
+            found, predicate = known
+            near = self._near(found)
+            while True:
+                read = self._read(near, sum(batch.nbytes for batch in held))
+                short, reach = self._further(near, predicate, read)
+                if not len(short):
+                    held += read
+                    break
+                found = found.only(short)  # of these values more is needed, and they are read again
+                near = Near.to(found, reach)
+                if self._key is not None:
+                    held += [picked(batch, found.others(batch.column(self._key))) for batch in read]
+        self.read.matched = sum(batch.num_rows for batch in held)
+        return held
+
+    def _read(self, near: Near | None, size: int = 0) -> list[pa.RecordBatch]:
+        """``size``: of what is held besides, in bytes."""
         also, may_have = None, None
         if near is not None:
             may_have = near.meets
             also = self._one_of(near)
         events = self._selected([*columns_of(self._match)], also)
-        held, size = list[pa.RecordBatch](), 0
+        held = list[pa.RecordBatch]()
         if near is not None and not len(near.of):
             return held
         for batch in events.of(self._times, events.after(), named=True, ordered=False, may_have=may_have):
@@ -184,7 +208,6 @@ class Asked:
                 batch = picked(batch, near.rows(times, None if self._key is None else batch.column(self._key)))
             if batch.num_rows:
                 held.append(batch)
-                self.read.matched += batch.num_rows
                 self._check(size := size + batch.nbytes)
         return held
 
@@ -196,11 +219,42 @@ class Asked:
             return None
         return Expr("isin", self._key, tuple(near.values.to_pylist()))
 
-    def _near(self) -> Near | None:
-        """What is near the candidates of the symbol that has least to be read for it; None: that may be anything."""
-        view, reach = self._captured.view, self._reach
-        rows = view.rows_between(*self._times) + sum(part.batch.num_rows for part in self._captured.recent)
-        if rows < _ROWS_MIN or (reach is None and self._key is None):
+    def _near(self, found: Candidates) -> Near:
+        """What is near candidates; of a pattern of few rows, what seems to have so many of them."""
+        reach = FAR_US if self._reach is None else self._reach
+        if self._count is not None and len(found.times):
+            first, last = self._extent()
+            reach = 1 + _SPARE * self._count * found.places * ((last - first) // max(1, self._rows()))
+        return Near.to(found, np.full(found.places, min(reach, FAR_US)))
+
+    def _further(self, near: Near, predicate: Expr, held: list[pa.RecordBatch]) -> tuple[Any, Any]:
+        """The places of values near whose candidates is not all that a match may have; and how far that may be."""
+        if self._count is None or not held:
+            return (), ()
+        rows = Rows.of(held, self._match, self._event_time)
+        truth, _ = attempted(rows.events, predicate, self._types)
+        at = np.flatnonzero(np.asarray(truth.fill_null(False)))
+        column = None if self._key is None else rows.events.column(self._key).take(pa.array(at))
+        return near.further(rows, at, column, self._count, self._extent())
+
+    def _rows(self) -> int:
+        view = self._captured.view
+        recent: int = sum(part.batch.num_rows for part in self._captured.recent)
+        return view.rows_between(*self._times) + recent
+
+    def _extent(self) -> Extent:
+        """From when to when events are that may be asked for."""
+        times = [(part.time_min, part.time_max) for part in self._captured.view.parts()]
+        batches = (*(part.batch for part in self._captured.recent), *self._captured.own)
+        times += [_span(batch.column(self._event_time)) for batch in batches if batch.num_rows]
+        low, high = self._times
+        first, last = min(first for first, _ in times), max(last for _, last in times)
+        return first if low is None else max(first, low), last if high is None else min(last, high - 1)
+
+    def _candidates(self) -> tuple[Candidates, Expr] | None:
+        """Those of the symbol that has least to be read for it, and by what they are known; None: all rows may be."""
+        view, rows = self._captured.view, self._rows()
+        if rows < _ROWS_MIN or (self._reach is None and self._count is None and self._key is None):
             return None
         known = self._captured.schema.by_name.keys()
         asked = [each for each in candidates(self._match, self._bounds) if names(each[1]) <= known]
@@ -213,7 +267,7 @@ class Asked:
         most = _CANDIDATES_MAX * rows
         if perhaps <= min(_PERHAPS_MAX * rows, _PERHAPS_ROWS_MAX):
             most = max(most, perhaps)
-        moments, values, count = list[Any](), list[Any](), 0
+        moments, values, count, is_far = list[Any](), list[Any](), 0, self._reach is None and self._count is None
         events = self._selected([] if self._key is None else [self._key], predicate)
         for batch in events.of(self._times, events.after(), named=False, ordered=False, may_have=may_have):
             count += batch.num_rows
@@ -224,13 +278,13 @@ class Asked:
             values.append(None if self._key is None else flat(batch.column(self._key)))
         self.read.lines.append(
             f"candidates of {symbol}: {count:,}, found in {perhaps:,} of {rows:,} events; "
-            f"what is near them was matched{'' if reach is not None else ', which is their partitions'}"
+            f"what is near them was matched{', which is their partitions' if is_far else ''}"
         )
         joined = pa.chunked_array(moments, TIMESTAMP).combine_chunks()
         column = (
             None if self._key is None else pa.chunked_array(values, arrow_type(self._types[self._key])).combine_chunks()
         )
-        return Near.to(stored_array(_MOMENT, joined), column, reach)
+        return Candidates.at(stored_array(_MOMENT, joined), column), predicate
 
     def _bounds(self, column: str, low_us: int = INT64_MIN, high_us: int = INT64_MAX) -> tuple[Any, Any] | None:
         """Of the events of a stretch of time that may be asked for; of those in memory by their values."""

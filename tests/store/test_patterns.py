@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 import kivi
 from kivi import col
-from kivi.patterns.candidates import Near
+from kivi.patterns.candidates import FAR_US, Candidates, Near
 from tests.golden.driver import EmbeddedDriver
 from tests.naive_patterns import COLUMNS, Case, Stream, event
 from tests.seeds import seeds
@@ -61,6 +61,8 @@ def matched(seed: int, monkeypatch: pytest.MonkeyPatch) -> int:
     rng = random.Random(seed)
     monkeypatch.setattr("kivi.store.patterns._ROWS_MIN", 0 if seed % 3 else 2**62)
     monkeypatch.setattr("kivi.store.patterns._CANDIDATES_MAX", 0.7)
+    monkeypatch.setattr("kivi.store.patterns._SPARE", [0, 1, 16][seed // 3 % 3])
+    monkeypatch.setattr("kivi.patterns.candidates._WIDER", 2 + seed % 5)
     monkeypatch.setattr("kivi.patterns.automaton._TOGETHER_STEPS", rng.choice([1, 3, 64]))
     stream, unit = Stream.of(rng), rng.choice([S, S // 7])  # many rows are within a match, or few
     within: list[int | None] = [1, 3 * unit - 1, 3 * unit, 3 * unit + 1, 10 * S, None]
@@ -108,7 +110,7 @@ def test_reading_over_and_over_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_what_is_far_from_candidates_is_not_matched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By time and by partition, where definitions look no further than the match; else by partition."""
+    """By time and by partition, where definitions look no further than the match, or at few rows; else by partition."""
     monkeypatch.setattr("kivi.store.patterns._ROWS_MIN", 0)
     driver = EmbeddedDriver(None, block_rows=64)
     driver.db.create_event_table("calls", event_time="ts", columns=COLUMNS)
@@ -137,10 +139,11 @@ def test_what_is_far_from_candidates_is_not_matched(monkeypatch: pytest.MonkeyPa
             "A B",
             {"A": kivi.prev("x") == 1, "B": rare},
             {"partition_by": ["host"], "within": 1},
-            100,
-            "their partitions",
+            7,
+            "candidates of B: 1",
         ),
-        ("A B", {"B": rare}, {"partition_by": ["host"]}, 100, "their partitions"),
+        ("A B", {"B": rare}, {"partition_by": ["host"]}, 3, "candidates of B: 1"),
+        ("A+ B", {"B": rare}, {"partition_by": ["host"]}, 100, "their partitions"),
         ("A (B | C)", {"B": rare, "C": col("x") == 8}, {"partition_by": ["host"], "within": 1}, 1, "of B | C: 1"),
         ("A (B | C)", {"B": rare}, {"within": 1}, 1_000, "everything was read"),
         ("A B?", {"B": rare}, {"within": 1}, 1_000, "everything was read"),
@@ -236,7 +239,8 @@ def test_what_is_near_candidates_is_what_lies_within_reach_of_one(
     of: list[tuple[int, int]], rows: list[tuple[int, int]], reach: int | None, column: str
 ) -> None:
     times, values = (np.array([each[i] for each in of], np.int64) for i in (0, 1))
-    near = Near.to(times, None if column == "none" else pa.array(values), reach)
+    candidates = Candidates.at(times, None if column == "none" else pa.array(values))
+    near = Near.to(candidates, np.full(candidates.places, FAR_US if reach is None else reach))
     given_values = pa.array([value for _, value in rows], pa.int64())
     asked = {"none": None, "plain": given_values, "coded": given_values.dictionary_encode()}[column]
     found = near.rows(np.array([at for at, _ in rows], np.int64), asked)
