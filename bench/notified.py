@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
@@ -136,6 +137,8 @@ class Case:
         """Raises WrongTotals."""
         await self._write(writes_s, _WARM_UP_S)
         self._told.told()
+        gc.collect()  # as the subscribers' process does
+        gc.freeze()
         cpu_s = self._server.cpu_s
         first, values, written = await self._write(writes_s, seconds)
         core = (self._server.cpu_s - cpu_s) / written.seconds
