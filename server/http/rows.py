@@ -161,8 +161,8 @@ def moment_us(given: Mapping[str, str], name: str) -> int | None:
         us = number * (-1_000 if text.startswith("-") else 1_000)
         if not MOMENT_MIN_US <= us <= MOMENT_MAX_US:
             raise InvalidArgument(
-                f"parameter {name}: {text} milliseconds since 1970 are outside the years 1 to 9999: divide microseconds "
-                "by 1,000, or write a time like 2023-11-16T18:00:00Z"
+                f"parameter {name}: {text} milliseconds since 1970 are outside the years 1 to 9999: "
+                "divide microseconds by 1,000, or write a time like 2023-11-16T18:00:00Z"
             )
         return us
     return (parse_moment(text, f"parameter {name}") - _EPOCH) // dt.timedelta(microseconds=1)

@@ -323,6 +323,8 @@ def lit(value: object) -> Value:
 
 def col(name: str) -> Value:
     """A column, to compare or to calculate with: ``kivi.col("resp_time_us") > 120_000``."""
+    if not isinstance(name, str) or not name:
+        raise InvalidArgument(f"kivi.col takes the name of a column, not {shown(name)}")
     return Value("col", name)
 
 
