@@ -14,6 +14,7 @@ from kivi.errors import NotFound, ResourceExhausted
 from kivi.model.alerts import FIRING, PENDING, Alert, Named, watched
 from kivi.model.lateness import AUTO_US
 from kivi.model.schema import TableSchema
+from kivi.model.types import MOMENT_MIN_US
 from kivi.mvcc.leases import Lease
 from kivi.store.catalog import ALERT_INSTANCES, ALERT_NOTIFICATIONS, ALERTS
 from kivi.store.facade import Store
@@ -48,9 +49,9 @@ class Evaluator:
         def clock_of(txn: Txn) -> Clock:
             now_us = self._store.committer.now_us()
             newest = self._store.reads.extreme_time(txn.lease, self._source(schema), "max")
-            return Clock(now_us, 0 if newest is None else min(newest, now_us))
+            return Clock(now_us, MOMENT_MIN_US if newest is None else min(newest, now_us))
 
-        self._rows.create(alert, clock_of, lambda clock: slot.start(clock.clock_us - alert.lateness_us))
+        self._rows.create(alert, clock_of, lambda clock: slot.start(_judged_to_us(clock, alert)))
 
     def evaluate(self, name: str) -> None:
         """Evaluates an alert, if something is due. Raises Conflict where it was changed meanwhile, or evaluated by
@@ -75,7 +76,7 @@ class Evaluator:
         newest = self._store.reads.extreme_time(txn.lease, self._source(schema), "max", clock.clock_us)
         is_ahead = newest is not None and min(newest, clock.now_us) > clock.clock_us
         clock = kept.clock.at(now_us, newest)
-        time_us = clock.clock_us - alert.lateness_us
+        time_us = _judged_to_us(clock, alert)
         over_us = max(slot.start(time_us), kept.over_us)
         instances = self._rows.instances(txn.lease, alert.name)
         silenced = alert.notify is None or kept.is_silenced(clock.now_us)
@@ -146,6 +147,11 @@ class Evaluator:
 
 
 _INSTANCE: Final = ("state", "since_us", "holds_us", "value", "changed_us", "told")
+
+
+def _judged_to_us(clock: Clock, alert: Alert) -> int:
+    """The moment that is judged: slots that end by it are over. No event is before the first moment that there is."""
+    return max(clock.clock_us - alert.lateness_us, MOMENT_MIN_US)
 
 
 def _notification(told: Told, instance: bytes, key: str, now_us: int) -> dict[str, Any]:

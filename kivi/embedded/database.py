@@ -219,6 +219,7 @@ class Snapshot(interface.Snapshot):
     def _sql(self, wanted: SqlArguments) -> pa.Table:
         from kivi.api.dataset import Dataset, hidden_in
         from kivi.sql import Limits, answer, as_table, resolve
+        from kivi.sql.parameters import from_batch
 
         hidden = hidden_in(wanted.text)
 
@@ -238,7 +239,7 @@ class Snapshot(interface.Snapshot):
         settings = self._db.store.settings
         limits = Limits(settings.sql_memory_bytes, settings.sql_threads, settings.sql_timeout_s, settings.sql_rows)
         with self._db.store.shared_events(self._lease) as shared:
-            found = as_table(answer(wanted.text, wanted.parameters, find, every, limits))
+            found = as_table(answer(wanted.text, from_batch(wanted.batch), find, every, limits))
             shared.check()
             return found
 

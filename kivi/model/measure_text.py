@@ -52,8 +52,9 @@ def operator_call(name: str, text: str, types: Mapping[str, str]) -> OperatorCal
             return made
         return surface.measure(operator, given.pop("source"), **given)
     except (TypeError, KeyError) as error:
+        reason = "it names no column" if isinstance(error, KeyError) else error
         raise InvalidArgument(
-            f"{what} is {text!r}: write sum(COLUMN), count(), argmax(COLUMN, by=COLUMN) and the like ({error})"
+            f"{what} is {text!r}: write sum(COLUMN), count(), argmax(COLUMN, by=COLUMN) and the like ({reason})"
         ) from None
 
 

@@ -22,7 +22,7 @@ def check_name(name: object, what: str) -> str:
     """The name, if it is one. Raises SchemaError."""
     if not isinstance(name, str) or not is_name(name):
         raise SchemaError(
-            f"{what} name {shown(name)} must be letters, digits and '_', not begin with a digit, at most 128"
+            f"{what} name {shown(name)} must be letters of ASCII, digits and '_', not begin with a digit, at most 128"
         )
     return name
 

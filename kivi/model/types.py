@@ -232,7 +232,8 @@ class ColumnType:
 
 
 def _bad(what: str, value: object, type_: ColumnType) -> SchemaError:
-    return SchemaError(f"{what} is {shown(value)} ({type(value).__name__}), which is not a {type_}")
+    hint = ": give an aware datetime, or whole microseconds since 1970" if type_.name == "timestamp" else ""
+    return SchemaError(f"{what} is {shown(value)} ({type(value).__name__}), which is not a {type_}{hint}")
 
 
 def _to_bool(type_: ColumnType, value: Any, what: str) -> bool:

@@ -57,6 +57,7 @@ from kivi.model.rollups import rolled_outputs, stored_slot
 from kivi.model.schema import TableSchema
 from kivi.model.slots import Slot
 from kivi.model.tenants import Tenant
+from kivi.model.types import MOMENT_MAX_US, MOMENT_MIN_US
 from kivi.store.facade import Lease, Scan, Store
 
 __all__ = [
@@ -157,9 +158,13 @@ def moment_us(given: Mapping[str, str], name: str) -> int | None:
     if text is None:
         return None
     if (number := whole(text.removeprefix("-"))) is not None:
-        if number >= 1 << 53:
-            raise InvalidArgument(f"parameter {name}: {text} milliseconds are beyond any time")
-        return number * (-1_000 if text.startswith("-") else 1_000)
+        us = number * (-1_000 if text.startswith("-") else 1_000)
+        if not MOMENT_MIN_US <= us <= MOMENT_MAX_US:
+            raise InvalidArgument(
+                f"parameter {name}: {text} milliseconds since 1970 are outside the years 1 to 9999: "
+                "divide microseconds by 1,000, or write a time like 2023-11-16T18:00:00Z"
+            )
+        return us
     return (parse_moment(text, f"parameter {name}") - _EPOCH) // dt.timedelta(microseconds=1)
 
 

@@ -80,15 +80,28 @@ def test_an_instance_goes_through_its_states(calls: Any) -> None:
     assert calls.alerts() == []
 
 
-def test_all_of_a_load_is_judged_whenever_it_came(calls: Any) -> None:
-    """Slot by slot, though it came in one commit."""
+@pytest.mark.parametrize("begin", [BEGIN, dt.datetime(1969, 7, 20, 20, tzinfo=dt.UTC)])
+def test_all_of_a_load_is_judged_whenever_it_came(calls: Any, begin: dt.datetime) -> None:
+    """Slot by slot, though it came in one commit, whatever time it is of."""
     calls.create_alert("p99", on="calls_5m", where=kivi.col("p99_us") > 1_000, for_="12m", notify="http://localhost:1")
-    events = [{"ts": BEGIN + i * MINUTE, "app": "a", "shard": 1, "us": 5_000 if i < 20 else 1} for i in range(28)]
-    events += [{"ts": BEGIN + i * MINUTE, "app": "b", "shard": 1, "us": 5_000} for i in range(8, 28)]
+    events = [{"ts": begin + i * MINUTE, "app": "a", "shard": 1, "us": 5_000 if i < 20 else 1} for i in range(28)]
+    events += [{"ts": begin + i * MINUTE, "app": "b", "shard": 1, "us": 5_000} for i in range(8, 28)]
     calls.append("calls", events)
     wait_until(lambda: len(calls.alerts()) == 2, reason=lambda: calls.alerts())
-    found = [(one["key"]["app"], one["state"], (one["since"] - BEGIN) // MINUTE) for one in calls.alerts()]
+    found = [(one["key"]["app"], one["state"], (one["since"] - begin) // MINUTE) for one in calls.alerts()]
     assert found == [("a", "resolved", 25), ("b", "firing", 22)]
+
+
+def test_a_lateness_may_be_as_long_as_a_duration_is(calls: Any) -> None:
+    """By the week, whose slots a calendar counts; and with an event of the first moment that there is."""
+    calls.create_aggregate(
+        "calls_1w", source="calls", group_by=["app", kivi.time_slot("ts", "1w")], measures={"calls": kivi.count()}
+    )
+    for _ in range(2):
+        calls.create_alert("long", on="calls_1w", where=kivi.col("calls") > 0, lateness=2**62)
+        assert [one["state"] for one in calls.alerts()] == ["inactive"]
+        calls.drop_alert("long")
+        calls.append("calls", [{"ts": dt.datetime(1, 1, 1, tzinfo=dt.UTC), "app": "a", "shard": 1, "us": 1}])
 
 
 WHERE = kivi.col("calls") > 1

@@ -118,6 +118,20 @@ NO_TEXT: dict[str, Callable[[Any], Any]] = {
 }
 
 
+def test_a_time_as_text_is_told_how_times_are_given(db: Any) -> None:
+    db.create_event_table("ev", event_time="ts", columns={"ts": "timestamp", "x": "string"})
+    text = "2026-07-01T12:00:00Z"
+    for call in (
+        lambda: db.append("ev", [{"ts": text}]),
+        lambda: reading(lambda snap: snap.query("ev", start=text, measures=N))(db),
+        lambda: reading(lambda snap: snap.scan("ev", where=kivi.col("ts") > text))(db),
+    ):
+        with pytest.raises(
+            SchemaError, match="not a timestamp: give an aware datetime, or whole microseconds since 1970"
+        ):
+            call()
+
+
 @pytest.mark.parametrize("what", NO_TEXT)
 def test_a_lone_surrogate_is_no_text(db: Any, what: str) -> None:
     db.create_table("t", key={"id": "int64"}, columns={"n": kivi.sum("int64")})

@@ -83,6 +83,18 @@ def test_a_row_out_of_range_fails_the_scan_that_asks_for_it(tables: Any) -> None
         assert [row["id"] for row in snap.scan("events", where=where, end=(T0 + dt.timedelta(seconds=4),))] == [0, 1, 3]
 
 
+@pytest.mark.parametrize("name", [None, "", 5, b"a"])
+def test_what_is_no_name_is_no_column(name: Any) -> None:
+    with pytest.raises(kivi.InvalidArgument, match="kivi.col takes the name of a column, not"):
+        col(name)
+
+
+@pytest.mark.parametrize("text", ["/v1/a", b"/v1/a"])
+def test_a_text_is_no_list_of_letters(text: Any) -> None:
+    with pytest.raises(kivi.InvalidArgument, match=r"isin takes a list of values, .* write isin\(\[b?'/v1/a'\]\)"):
+        col("route").isin(text)
+
+
 def test_what_does_not_fit_the_columns_is_refused(tables: Any) -> None:
     with tables.snapshot() as snap:
         for where in (col("a") == col("ok"), col("a") + col("ts") * 2 > 1, col("a") + 1, col("nothing") + 1 > 2):

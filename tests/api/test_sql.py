@@ -11,6 +11,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import kivi
@@ -162,6 +163,11 @@ def test_errors_say_what_duckdb_says(db: Any) -> None:
             with pytest.raises(InvalidArgument, match="parameter"):
                 snap.sql("select ?", parameters)
         assert snap.sql("select 1 as still").to_pylist() == [{"still": 1}]
+
+
+def test_parameters_are_values_of_numpy_too(db: Any) -> None:
+    values = [np.int64(-4), np.float64(0.5), np.bool_(True), np.str_("é")]
+    assert one(db, "select ?, ?, ?, ?", values) == [(-4, 0.5, True, "é")]
 
 
 secret = {"x": [42]}  # a variable of Python that a question would like to see

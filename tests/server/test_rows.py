@@ -201,6 +201,8 @@ def test_as_of_is_an_older_snapshot(server: ServerProcess) -> None:
         ({"table": "calls", "limit": "0"}, 400, "limit"),
         ({"table": "calls", "limit": "1000000"}, 400, "100,000"),
         ({"table": "calls", "from": "yesterday"}, 400, "yesterday"),
+        ({"table": "calls", "from": "1767225600000000"}, 400, "divide microseconds by 1,000"),
+        ({"table": "by_endpoint", "to": "-1767225600000000"}, 400, "divide microseconds by 1,000"),
         ({"table": "calls", "step": "1h"}, 400, "step"),
         ({"table": "by_endpoint", "step": "7m"}, 400, "multiple"),
         ({"table": "by_endpoint", "columns": "n,nn"}, 400, "nn"),

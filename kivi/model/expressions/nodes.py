@@ -194,6 +194,8 @@ class Value(Expr):
 
     def isin(self, values: Iterable[object]) -> Expr:
         """True where it equals one of ``values``, which are no expressions."""
+        if isinstance(values, str | bytes):  # a text is one value, and would be taken for its letters
+            raise InvalidArgument(f"isin takes a list of values, not {shown(values)}: write isin([{shown(values)}])")
         found = tuple(values)
         if any(isinstance(value, Expr) for value in found):
             raise InvalidArgument("isin takes values, not other columns or predicates: use == and |")
@@ -321,6 +323,8 @@ def lit(value: object) -> Value:
 
 def col(name: str) -> Value:
     """A column, to compare or to calculate with: ``kivi.col("resp_time_us") > 120_000``."""
+    if not isinstance(name, str) or not name:
+        raise InvalidArgument(f"kivi.col takes the name of a column, not {shown(name)}")
     return Value("col", name)
 
 
