@@ -201,6 +201,11 @@ class Hub:
         schema, bind = self._store.table(table), self._resolved(asked)
         wanted, since, skip = asked(schema), terms.since or 0, terms.skip
         match = wanted.scan.match
+        if match is not None and _asks_hierarchy(wanted):  # of which, whoever comes back cannot say
+            raise InvalidArgument(
+                "to follow matches, where= asks no hierarchy, as one that changes changes matches that were told: name "
+                "the values with isin(), and subscribe again when they are others"
+            )
         if match is None or not match.keeps_together(schema.shard_by):  # else one node has all of a partition
             self._store.shards.check(schema, asked_shards(schema, bind(schema).scan))
         if since > self._store.watermark():
