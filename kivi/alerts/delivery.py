@@ -41,7 +41,6 @@ _LOOKED_AT: Final = 1_024
 _PAUSE_S: Final = 1.0
 _PAUSE_S_MAX: Final = 60.0
 _GIVEN_UP_US: Final = 24 * 3600 * 1_000_000
-_ANSWER_BYTES: Final = 65_536
 
 
 class _Line:
@@ -193,9 +192,8 @@ def _posted(url: str, body: bytes, headers: dict[str, str]) -> str:
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     try:
         connection.request("POST", path, body, {"user-agent": "kivi", **headers})
-        answer = connection.getresponse()
-        answer.read(_ANSWER_BYTES)
-        return "" if 200 <= answer.status < 300 else f"it answered {answer.status}"
+        status = connection.getresponse().status  # what follows it may take as long as its sender likes
+        return "" if 200 <= status < 300 else f"it answered {status}"
     except (OSError, HTTPException, ValueError) as error:
         return f"{type(error).__name__}: {getattr(error, 'strerror', None) or 'no answer'}"
     finally:

@@ -55,6 +55,7 @@ from kivi.live.schedule import Schedule
 from kivi.live.shared import NOTHING, Shared
 from kivi.live.tails import Tails
 from kivi.model.changes import COMMIT_TS
+from kivi.model.expressions import Expr, asks_hierarchy
 from kivi.model.schema import TableSchema
 from kivi.model.subscriptions import Query, Terms, Update
 from kivi.mvcc.leases import Lease
@@ -130,26 +131,35 @@ class Hub:
             raise InvalidArgument(
                 "durable subscriptions are to events: of an event table, without order, limit, offset"
             )
-        return self._rows(table, self._resolved(bind), terms)
+        return self._rows(table, bind, terms)
 
     def _resolved(self, bind: Bind) -> Bind:
-        """The query with the values that a hierarchy has then: the matcher asks no snapshot."""
+        """The query with the values that a hierarchy has when it is bound first, whatever its table gets afterwards:
+        the matcher asks no snapshot."""
+        known: list[Expr | None] = []
 
-        return lambda schema: self._with_values(schema, bind(schema))
+        def resolved(schema: TableSchema) -> Query:
+            query = bind(schema)
+            if not _asks_hierarchy(query):
+                return query
+            if not known:
+                known.append(self._store.hierarchies.resolved_now(schema, query.where))
+            return replace(query, scan=replace(query.scan, where=known[0]))
 
-    def _with_values(self, schema: TableSchema, query: Query) -> Query:
-        where = self._store.hierarchies.resolved_now(schema, query.where)
-        return query if where is query.where else replace(query, scan=replace(query.scan, where=where))
+        return resolved
 
     def wait_for(self, min_snapshot: int) -> None:
         """Until the store has come to what a subscriber has seen, perhaps elsewhere (R17). Raises Unavailable."""
         if min_snapshot > self._store.watermark():
             self._store.release(self._store.begin(min_snapshot=min_snapshot))
 
-    def _rows(self, table: str, bind: Bind, terms: Terms) -> RowsLive:
-        live = RowsLive(table, bind, terms)
+    def _rows(self, table: str, asked: Bind, terms: Terms) -> RowsLive:
+        live = RowsLive(table, self._resolved(asked), terms)
         since = terms.since
-        if since is not None and since > self._store.watermark():  # of another store, or of this one before a restore
+        if since is not None and (
+            since > self._store.watermark()  # of another store, or of this one before a restore
+            or _asks_hierarchy(asked(self._store.table(table)))  # of which state it was told of, nobody knows
+        ):
             since = None
         with self._entered(live) as (group, is_first):
             if is_first:
@@ -190,19 +200,22 @@ class Hub:
     def _events(self, table: str, asked: Bind, terms: Terms) -> EventsLive:
         schema, bind = self._store.table(table), self._resolved(asked)
         wanted, since, skip = asked(schema), terms.since or 0, terms.skip
-        query = self._with_values(schema, wanted)
-        match = query.scan.match
+        match = wanted.scan.match
+        if match is not None and _asks_hierarchy(wanted):  # of which, whoever comes back cannot say
+            raise InvalidArgument(
+                "to follow matches, where= asks no hierarchy, as one that changes changes matches that were told: name "
+                "the values with isin(), and subscribe again when they are others"
+            )
         if match is None or not match.keeps_together(schema.shard_by):  # else one node has all of a partition
-            self._store.shards.check(schema, asked_shards(schema, query.scan))
+            self._store.shards.check(schema, asked_shards(schema, bind(schema).scan))
         if since > self._store.watermark():
             raise InvalidArgument(f"since = {since} is past the watermark: nothing was committed there yet")
         if terms.durable is not None:
             stored = self.durable.open(terms.durable, schema, wanted, since)
             bind = self._resolved(lambda schema: self.durable.adopted(stored, asked(schema), schema))
-            query = self._with_values(schema, self.durable.adopted(stored, wanted, schema))
             since, skip = max((stored.ts, stored.skip), (since, skip))
         live = (
-            EventsLive(table, bind, terms, schema, query, since, skip)
+            EventsLive(table, bind, terms, schema, bind(schema), since, skip)
             if match is None
             else MatchesLive(self._store, table, bind, terms, schema)
         )
@@ -679,6 +692,10 @@ def _call(then: Callable[[Update | KiviError], None], said: Update | KiviError) 
         then(said)
     except Exception:
         _log.exception("a subscriber's callback raised")
+
+
+def _asks_hierarchy(query: Query) -> bool:
+    return query.where is not None and asks_hierarchy(query.where)
 
 
 def _patient_s(lives: Collection[Live], now: float, spare: float) -> float:

@@ -33,16 +33,18 @@ import numpy as np
 import pyarrow as pa
 
 from kivi.arrow.columns import flat, stored_array, stored_rows
+from kivi.arrow.predicates import attempted, true_places
 from kivi.delta.ops import Barrier
 from kivi.encoding.keys import encode_key_columns
-from kivi.errors import KiviError
+from kivi.errors import InvalidArgument, OutOfRange
 from kivi.live.cells import EVERYTHING, Dimension, cell_of, cells_of, dimension_of, number
-from kivi.live.matching import Array, BatchColumns, RowColumns
+from kivi.live.matching import Array, RowColumns
 from kivi.live.reading import types_of
-from kivi.model.expressions import Expr
+from kivi.model.expressions import Expr, names
 from kivi.model.expressions.quads import quad_of
 from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
+from kivi.model.types import ColumnType
 from kivi.mvcc.leases import Lease
 from kivi.store.catalog import ASKS, CELLS, MEMBERS, QUERIES
 from kivi.store.facade import Store
@@ -254,15 +256,15 @@ class Index:
         candidates: dict[_Query, tuple[int, list[Array]]],
     ) -> Iterator[tuple[_Query, int, Array]]:
         """Predicates are asked about the events that have one of their cells."""
-        columns, types, listed = BatchColumns(batch), types_of(schema), RowColumns(stored_rows(batch))
+        types, listed = types_of(schema), RowColumns(stored_rows(batch))
         predicates = self._predicates(lease, schema, [*candidates])
         for query, (members, parts) in candidates.items():
             rows = np.unique(np.concatenate(parts))
             try:
                 where = self._store.hierarchies.resolved_at(lease, schema, predicates[query])
                 if where is not None:
-                    rows = (listed if len(rows) < _FEW else columns).select(where, types, rows)
-            except KiviError:  # out of range, which ends it for whoever is connected; its hierarchy is gone
+                    rows = _selected(batch, listed, where, types, rows)
+            except InvalidArgument:  # its hierarchy is gone, or has too much below the value
                 continue
             if len(rows):
                 yield query, members, rows
@@ -339,6 +341,18 @@ class Index:
             level = int(detail)
             return ((number(value) >> level,) for value in values)
         return ((value,) for value in values)
+
+
+def _selected(
+    batch: pa.RecordBatch, listed: RowColumns, where: Expr, types: Mapping[str, ColumnType], rows: Array
+) -> Array:
+    """Which of these rows a predicate selects: none for which it is out of range, whatever it is for those beside."""
+    if len(rows) < _FEW:
+        with contextlib.suppress(OutOfRange):
+            return listed.select(where, types, rows)
+    asked = batch.select(sorted(names(where)) or batch.schema.names[:1]).take(pa.array(rows))
+    values, _ = attempted(asked, where, types)
+    return rows[true_places(values)]
 
 
 def _cut(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -141,7 +141,8 @@ class Hierarchies:
             raise SchemaError(
                 f"there are the hierarchies {', '.join(names)}: say which, as in under(..., {names[0]!r})"
             )
-        raise SchemaError(f"there is no hierarchy {name or 'of ' + type_name!r}: make one with create_hierarchy")
+        said = repr(name) if name else f"with keys of {type_name}"
+        raise SchemaError(f"there is no hierarchy {said}: make one with create_hierarchy")
 
     def tables(self) -> list[TableSchema]:
         """Those that are hierarchies now."""

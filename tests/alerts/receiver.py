@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple, Self
 
@@ -28,6 +30,8 @@ class Receiver:
         self.answers_now = threading.Event()
         """Until it is set, nobody gets an answer."""
         self.answers_now.set()
+        self.ends = True
+        """Whether what it says behind the headers of an answer comes to an end."""
         receiver = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -37,8 +41,13 @@ class Receiver:
                 receiver.received.append(Received({k.lower(): v for k, v in self.headers.items()}, body, status))
                 receiver.answers_now.wait()
                 self.send_response(status)
-                self.send_header("content-length", "0")
+                if receiver.ends:
+                    self.send_header("content-length", "0")
                 self.end_headers()
+                with contextlib.suppress(OSError):  # nobody hears it any more
+                    while not receiver.ends:
+                        self.wfile.write(b".")
+                        time.sleep(0.02)
 
             def log_message(self, *_: Any) -> None:
                 pass
@@ -52,6 +61,7 @@ class Receiver:
 
     def __exit__(self, *_: object) -> None:
         self.answers_now.set()
+        self.ends = True
         self._server.shutdown()
         self._server.server_close()
 

@@ -150,6 +150,17 @@ def test_after_a_failure_the_same_is_sent_again_and_then_what_came_after_it(
     assert "SECRET" not in caplog.text + repr(db.alerts())
 
 
+def test_a_receiver_has_answered_though_its_answer_does_not_end(db: Any, receiver: Receiver) -> None:
+    """Nobody waits for the end: as many of these as there are threads would hold up all other alerts for ever."""
+    receiver.ends = False
+    names = {f"slow {at}" for at in range(delivery._AT_ONCE + 1)}
+    for name in names:
+        db.create_alert(name, on="ep_5m", where=kivi.col("worst") > 100, for_="2m", notify=receiver.url)
+    fire(db, "a")
+    wait_until(lambda: db.stats()["alert_notifications_sent"] == len(names), reason=lambda: db.stats())
+    assert sorted(one.message["groupLabels"]["alertname"] for one in receiver.received) == sorted(names)
+
+
 def test_an_alert_that_is_made_anew_does_not_pause_for_another_receiver(
     tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

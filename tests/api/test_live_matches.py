@@ -113,6 +113,9 @@ def test_what_is_refused(calls: Any) -> None:
     for wrong in ({"lateness": 1.5}, {"lateness": "soon"}, {"since": -1}, {"since": 10**9}):
         with pytest.raises(InvalidArgument):
             begin(RISES, **wrong)
+    calls.create_hierarchy("hosts")
+    with pytest.raises(InvalidArgument, match="no hierarchy"):
+        begin(RISES, where=col("host").under("b"))
     calls.create_table("rows", key={"k": "int64"}, columns={"v": "int64"})
     with pytest.raises(InvalidArgument, match="no event table"), calls.subscribe_matches("rows", RISES):
         pass

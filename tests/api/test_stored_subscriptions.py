@@ -100,3 +100,13 @@ def test_texts_that_are_numbers_are_read_as_such(db: Any) -> None:
     db.store_subscriptions("sales", wanted)
     ts = db.append("sales", [{"ts": T0, "price": "1.5"}, {"ts": T0, "price": "2.5"}])
     assert db.reached("sales", ts) == [1, 2]
+
+
+@pytest.mark.parametrize("events", [3, 40])
+def test_an_event_that_a_predicate_cannot_be_asked_about_leaves_the_others_of_its_commit(db: Any, events: int) -> None:
+    """It is out of range there, so it does not select that one."""
+    db.create_event_table("sales", event_time="ts", columns={"ts": "timestamp", "n": "int64"})
+    db.store_subscriptions("sales", [{"name": "large", "where": col("n") + 2**62 > 2**62}])
+    ts = db.append("sales", [{"ts": T0, "n": 2**62 if at == 1 else at} for at in range(events)])
+    assert db.reached("sales", ts) == [int(at > 1) for at in range(events)]
+    assert [len(db.subscribers("sales", ts, place=at)) for at in range(3)] == [0, 0, 1]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import kivi
+from tests.waiting import wait_until
 
 col = kivi.col
 T0 = dt.datetime(2026, 7, 1, tzinfo=dt.UTC)
@@ -88,6 +89,36 @@ def test_questions_retractions_and_subscriptions_follow(news: Any) -> None:
         assert tx.retract("news", where=where) == 5
     with news.snapshot() as snap:
         assert not list(snap.scan("news", where=where))
+
+
+def test_a_subscription_keeps_its_hierarchy_and_one_that_comes_back_has_that_of_then(news: Any) -> None:
+    """Whatever its table gets meanwhile. What was told of another hierarchy is nothing to go on from."""
+
+    def write(**places: str) -> int:
+        with news.transaction() as tx:
+            for name, topic in places.items():
+                tx.put("places", (name,), topic=topic)
+        return news.append("news", [{"ts": T0, "topic": topic} for topic in places.values()])
+
+    def follow(live: Any, ts: int) -> list[str]:
+        wait_until(lambda: live.next(0.05) is None and live.ts >= ts, pause_s=0)
+        return sorted(row["name"] for row in live.rows)
+
+    news.create_table("places", key={"name": "string"}, columns={"topic": "string"}, history="1d")
+    with news.transaction() as tx:
+        put(tx, {"t0": None, "t1": "t0", "t2": None})
+    where, ts = col("topic").under("t0"), write(a="t0", b="t1", c="t2")
+    with news.subscribe("places", where=where) as live, news.subscribe("news", where=where, since=ts) as told:
+        assert follow(live, ts) == ["a", "b"]
+        with news.transaction() as tx:
+            put(tx, {"t1": None, "t2": "t0"})
+        for name in ("places", "news"):
+            news.alter_table(name, add_columns={"more": "int64"})
+        assert follow(live, write(d="t1", e="t2")) == ["a", "b", "d"]
+        assert [change.row["topic"] for change in told.next(10).changes] == ["t1"]
+        since, rows = live.ts, live.rows
+    with news.subscribe("places", where=where, since=since, rows=rows) as live:
+        assert follow(live, write(f="t2")) == ["a", "c", "e", "f"]
 
 
 def test_what_has_no_answer_is_refused(news: Any) -> None:
