@@ -220,6 +220,34 @@ def test_calls_that_a_service_makes_and_models_that_it_asks(tmp_path: Path) -> N
             assert (rule["judged"], rule["raised"], rule["missing"], rule["failed"]) == (12, 3, 9, 0)
 
 
+def test_a_call_costs_nothing_yet_while_a_price_that_it_needs_is_missing(tmp_path: Path) -> None:
+    """A row of prices may have one of the two: a call is as one without a price only if it has tokens of the other."""
+    with Server(tmp_path / "data") as server:
+        recorder = Recorder()
+
+        def ask(model: str, inputs: int, outputs: int) -> None:
+            said = {
+                "gen_ai.request.model": model,
+                "gen_ai.usage.input_tokens": inputs,
+                "gen_ai.usage.output_tokens": outputs,
+            }
+            recorder.tracer.start_span("a", kind=SpanKind.CLIENT, attributes=said).end()
+
+        ask("first", 1, 1)
+        export(server.otlp, recorder.memory.get_finished_spans())
+        with server.connect() as db, db.transaction() as tx:
+            tx.put("llm_prices", ("", "embedding"), input_price="0.5")
+            tx.put("llm_prices", ("", "half"), output_price="0.25")
+            tx.put("llm_prices", ("", "none"))
+        recorder.memory.clear()
+        for model in ("embedding", "half", "none"):
+            for tokens in ((4, 0), (0, 4), (4, 4)):
+                ask(model, *tokens)
+        export(server.otlp, recorder.memory.get_finished_spans())
+        costs = {row["model"]: (row["calls"], row["cost"]) for row in server.read("llm_costs_5m")}
+        assert costs == {"embedding": (1, 2), "half": (1, 1)}
+
+
 def test_costs_that_cannot_be_declared_stop_no_call_from_being_counted(tmp_path: Path) -> None:
     with Server(tmp_path / "data", "--http", "localhost:0") as server:
         with server.connect() as db:
