@@ -145,7 +145,8 @@ def test_what_cannot_be_used_is_told(server: Server) -> None:
 
 def test_exporters_need_a_token_that_may_write(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
-    tokens.write_text("root admin\nread reader\nsend writer tables=invocations\nother writer tables=b\n")
+    tokens.write_text("root admin\nread reader\nsend writer tables=invocations\nother writer tables=b\n"
+                      "models writer tables=llm_calls\n")  # fmt: skip
     with ServerProcess(tmp_path / "data", "--http", "localhost:0", "--token-file", str(tokens)) as server:
         url = f"{base(server)}/v1/traces"
         for token, result in (
@@ -156,6 +157,16 @@ def test_exporters_need_a_token_that_may_write(tmp_path: Path) -> None:
             exporter = OTLPSpanExporter(url, headers={"Authorization": f"Bearer {token}"})
             assert exporter.export(Recorder().spans(1)) is result
         assert httpx.post(url, content=b"", headers=PROTOBUF).status_code == 401
+        recorder = Recorder()
+        asked = recorder.tracer.start_span("ask", kind=SpanKind.CLIENT, attributes={"gen_ai.request.model": "m"})
+        asked.end()
+        content = encode_spans((*recorder.memory.get_finished_spans(), *recorder.spans(2))).SerializeToString()
+        reply = httpx.post(url, content=content, headers={**PROTOBUF, "Authorization": "Bearer models"})
+        said = pb.ExportTraceServiceResponse.FromString(reply.content).partial_success
+        assert reply.status_code == 200 and said.rejected_spans == 2
+        assert said.error_message == "2 spans left out: the access token is not for table 'invocations'"
+        with server.connect(access_token="root") as db, db.snapshot() as snap:
+            assert len(list(snap.scan("llm_calls"))) == len(list(snap.scan("invocations"))) == 1
 
 
 def test_calls_that_a_service_makes_and_models_that_it_asks(tmp_path: Path) -> None:
