@@ -16,7 +16,9 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from kivi.errors import AlreadyExists, KiviError
+from kivi_server.otlp.making import made
+
+from kivi.errors import AlreadyExists, InvalidArgument
 from kivi.model import surface
 from kivi.model.declarations import TimeSlot, aggregate_schema, event_table_schema, row_table_schema, time_slot
 from kivi.model.expressions import Expr, Value, coalesce, col
@@ -51,21 +53,14 @@ def declare(store: Store, calls: TableSchema) -> None:
         "cost": _MONEY, "ts": "timestamp", "trace_id": "bytes", "span_id": "bytes",
     }  # fmt: skip
     try:
-        _create(store, row_table_schema("llm_prices", _MODEL, {"input_price": _MONEY, "output_price": _MONEY}))
-        events = _create(store, event_table_schema("llm_costs", "ts", costs, calls.retention_us))
+        made(store, row_table_schema("llm_prices", _MODEL, {"input_price": _MONEY, "output_price": _MONEY}))
+        events = made(store, event_table_schema("llm_costs", "ts", costs, calls.retention_us))
         groups: list[str | TimeSlot] = [*_GROUPS, time_slot("ts", "5m")]
         sums = aggregate_schema("llm_costs_5m", events, groups, {"cost": surface.sum("cost"), "calls": surface.count()})
-        _create(store, with_role(sums, COSTS))
+        made(store, with_role(sums, COSTS))
         against = lookup("llm_prices", by=list(_MODEL))
         store.create_rule(named("llm_costs", calls.name, against, _IS_KNOWN, "llm_costs", {"cost": _COST}, False))
     except AlreadyExists:
         pass  # the rule: another node, or client, was quicker
-    except KiviError as error:
+    except InvalidArgument as error:  # what may be in a moment is tried again, with the calls
         _log.error("calls to language models have no costs: %s", error.message)
-
-
-def _create(store: Store, schema: TableSchema) -> TableSchema:
-    try:
-        return store.create(schema)
-    except AlreadyExists:
-        return store.table(schema.name)

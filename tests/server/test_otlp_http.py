@@ -237,7 +237,7 @@ def test_a_call_costs_nothing_yet_while_a_price_that_it_needs_is_missing(tmp_pat
         recorder = Recorder()
 
         def ask(model: str, inputs: int, outputs: int) -> None:
-            said = {
+            said: dict[str, str | int] = {
                 "gen_ai.request.model": model,
                 "gen_ai.usage.input_tokens": inputs,
                 "gen_ai.usage.output_tokens": outputs,
