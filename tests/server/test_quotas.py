@@ -135,12 +135,21 @@ def test_bytes_and_query_time_and_subscriptions_have_an_end(server: ServerProces
         db.get("accounts", ("acme", 0))
 
         def ask() -> None:
-            for read in (lambda: db.get("accounts", ("acme", 0)), lambda: scan(db), lambda: question(db)):
+            def follow() -> Any:
+                with db.subscribe("calls", limit=1) as subscription:
+                    return next(iter(subscription))
+
+            for read in (lambda: db.get("accounts", ("acme", 0)), lambda: scan(db), lambda: question(db), follow):
                 assert refused(read, "client_query") > 0
 
         ask()
         with httpx.Client(base_url=base(server), headers={"Authorization": f"Bearer {READER}"}, timeout=60) as http:
-            for where in ("/v1/tables/calls/rows", "/rows?table=calls", "/api/v1/query?query=x"):
+            for where in (
+                "/v1/tables/calls/rows",
+                "/rows?table=calls",
+                "/api/v1/query?query=x",
+                "/v1/live?table=calls",
+            ):
                 assert http.get(where).status_code in (429, 422), where
     with server.connect(access_token=FOLLOWER) as db:
         with db.subscribe("calls"), db.subscribe("calls", limit=3):
