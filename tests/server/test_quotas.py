@@ -30,12 +30,14 @@ from tests.serverproc import ServerProcess
 
 BEGIN_US: Final = 1_767_225_600_000_000  # 2026-01-01
 ROOT, METERED, BYTES, READER, FOLLOWER = "root-q1", "metered-q2", "bytes-q3", "reader-q4", "follower-q5"
+WATCHERS: Final = ("watcher-q6", "watcher-q7")
 LINES = [
     f"{ROOT} admin",
     f"{METERED} writer rows=customer:acme events=100/d",
     f"{BYTES} writer rows=customer:acme bytes=1KiB/h",
     f"{READER} reader rows=customer:acme query=0.000001/h",
     f"{FOLLOWER} reader rows=customer:acme subscriptions=2",
+    *(f"{watcher} reader rows=customer:acme query=0.000001/h" for watcher in WATCHERS),
 ]
 
 
@@ -169,6 +171,18 @@ def test_bytes_and_query_time_and_subscriptions_have_an_end(server: ServerProces
             except ResourceExhausted:
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
+
+
+@pytest.mark.parametrize("where", ["/v1/live?table=calls&limit=2&order_by=us", "/v1/live?table=calls&since=0"])
+def test_what_a_stream_begins_with_is_a_read(server: ServerProcess, where: str) -> None:
+    token = WATCHERS["since" in where]
+    with server.connect(access_token=ROOT) as root:
+        root.append("calls", [event(0)])
+    with httpx.Client(base_url=base(server), headers={"Authorization": f"Bearer {token}"}, timeout=60) as http:
+        with http.stream("GET", where) as live:
+            assert any(line.startswith("data: ") for line in live.iter_lines())
+        with http.stream("GET", where) as again:
+            assert again.status_code == 429
 
 
 def scan(db: Any) -> list[Any]:
