@@ -159,6 +159,7 @@ class Subscriptions:
         began = time.monotonic()
         try:
             self._require(one.table)
+            self._client.check_reads()  # what it begins with is read
             if (beside := self._sessions.subscriptions_beside) is not None and not wanted.HasField("durable"):
                 self._calls_ended(began)
                 self._put(one, beside())
@@ -184,9 +185,12 @@ class Subscriptions:
     async def _opened(self, wanted: pb.BeginSubscription) -> Live:
         hub = self._hub
         pool = self._sessions.openings if wanted.HasField("durable") else self._sessions.reads
-        opening = self._loop.run_in_executor(
-            pool, live_queries.subscribe, hub, self._sessions.translator, wanted, self._grant
-        )
+
+        def opened() -> Live:
+            with self._client.reading():
+                return live_queries.subscribe(hub, self._sessions.translator, wanted, self._grant)
+
+        opening = self._loop.run_in_executor(pool, opened)
         try:
             return await asyncio.shield(opening)
         except asyncio.CancelledError:  # the client has gone, and its subscription is still being made

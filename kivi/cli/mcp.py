@@ -14,6 +14,7 @@ told to the model in the store's words, so that it can ask better.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
@@ -27,6 +28,8 @@ from kivi.model.predicate_text import split_names, type_names, where
 __all__ = ["ROWS_MAX", "serve"]
 
 ROWS_MAX: Final = 500
+_ROWS: Final = 100
+"""Where no limit is given."""
 _WHERE: Final = "a predicate such as status >= 500 & route == '/pay' & ts >= '2026-03-20T10:00:00Z'"
 
 
@@ -68,12 +71,13 @@ def _tools(db: Any) -> Iterable[Callable[..., Any]]:
         where: str = "",
         columns: str = "",
         order_by: str = "",
-        limit: int = 100,
+        limit: int | None = None,
         as_of: int | None = None,
     ) -> dict[str, Any]:
         """Rows of a table. prefix: values of its first key columns; columns: names with commas between; order_by: names
         of columns, with - from the largest down."""
-        return _answer(db, as_of, lambda snap: _scanned(snap, table, prefix or [], where, columns, order_by, limit))
+        ask = functools.partial(_scanned, table=table, prefix=prefix or [], predicate=where, columns=columns)
+        return _answer(db, as_of, limit, lambda snap, most: ask(snap, order_by=order_by, limit=most))
 
     def query(
         table: str,
@@ -86,7 +90,7 @@ def _tools(db: Any) -> Iterable[Callable[..., Any]]:
         having: str = "",
         order_by: str = "",
         size: str = "",
-        limit: int = 100,
+        limit: int | None = None,
         as_of: int | None = None,
     ) -> dict[str, Any]:
         """A question of events, or of an aggregate's rows. measures: {"calls": "count()", "p": "quantiles(us)"}, of an
@@ -94,10 +98,10 @@ def _tools(db: Any) -> Iterable[Callable[..., Any]]:
         {"p99": "quantile(p, 0.99)"}; size: windows of event time so long, such as 5m."""
         args = argparse.Namespace(
             table=table, measure=_words(measures), by=group_by or [], derived=_words(derived), start=start, end=end,
-            where=where, having=having, order_by=order_by, limit=min(limit, ROWS_MAX + 1), offset=0, columns="",
+            where=where, having=having, order_by=order_by, offset=0, columns="",
             size=size or None, slide=None, session=None, tz=None,
         )  # fmt: skip
-        return _answer(db, as_of, lambda snap: querying.asked(snap, args))
+        return _answer(db, as_of, limit, lambda snap, most: querying.asked(snap, _limited(args, most)))
 
     def match(
         table: str,
@@ -110,20 +114,20 @@ def _tools(db: Any) -> Iterable[Callable[..., Any]]:
         end: str = "",
         where: str = "",
         skip: str = "past_last_row",
-        limit: int = 100,
+        limit: int | None = None,
         as_of: int | None = None,
     ) -> dict[str, Any]:
         """Events that follow each other as a pattern says, as SQL's MATCH_RECOGNIZE. pattern: "A B+ C"; define:
         {"B": "us > prev(us)"}; measures: {"began": "first(A.ts)", "n": "count(B)"}; within: 15m."""
         args = argparse.Namespace(
             table=table, pattern=pattern, by=partition_by or [], within=within or None, define=_words(define),
-            measure=_words(measures), skip=skip, start=start, end=end, where=where, limit=min(limit, ROWS_MAX + 1),
+            measure=_words(measures), skip=skip, start=start, end=end, where=where,
         )  # fmt: skip
-        return _answer(db, as_of, lambda snap: matching.asked(snap, args))
+        return _answer(db, as_of, limit, lambda snap, most: matching.asked(snap, _limited(args, most)))
 
     def sql(text: str, as_of: int | None = None) -> dict[str, Any]:
         """A SELECT over all tables, in DuckDB's dialect."""
-        return _answer(db, as_of, lambda snap: objects(snap.sql(text)))
+        return _answer(db, as_of, ROWS_MAX + 1, lambda snap, _: objects(snap.sql(text)))
 
     scan.__doc__ = f"{scan.__doc__} where: {_WHERE}."
     query.__doc__ = f"{query.__doc__} where: {_WHERE}."
@@ -132,6 +136,10 @@ def _tools(db: Any) -> Iterable[Callable[..., Any]]:
 
 def _words(given: Mapping[str, str] | None) -> list[str]:
     return [f"{name}={text}" for name, text in (given or {}).items()]
+
+
+def _limited(args: argparse.Namespace, limit: int) -> argparse.Namespace:
+    return argparse.Namespace(**vars(args), limit=limit)
 
 
 def _scanned(
@@ -144,17 +152,25 @@ def _scanned(
         where=where(predicate, type_names(found), "where") if predicate else None,
         columns=outputs(found, columns) if columns else None,
         order_by=split_names(order_by) if order_by else (),
-        limit=min(limit, ROWS_MAX + 1),
+        limit=limit,
     )
     return rows
 
 
-def _answer(db: Any, as_of: int | None, ask: Callable[[Any], Iterable[Any]]) -> dict[str, Any]:
+def _answer(db: Any, as_of: int | None, limit: int | None, ask: Callable[[Any, int], Iterable[Any]]) -> dict[str, Any]:
+    """``ask`` is given how many rows it may give: one more than are told, where it is said that there are more. That is
+    where nobody has asked for so few."""
+
     def answered() -> dict[str, Any]:
+        if limit is not None and limit < 0:
+            raise InvalidArgument(f"limit is a number of rows, not {limit}")
+        most = _ROWS if limit is None else min(limit, ROWS_MAX)
+        asked = most + (most != limit)
         with db.snapshot(as_of=as_of) as snap:
-            rows = list(itertools.islice(ask(snap), ROWS_MAX + 1))
-            told = {"snapshot": snap.ts, "rows": rows[:ROWS_MAX]}
-            return told | ({"more": f"only the first {ROWS_MAX} rows: ask for less"} if len(rows) > ROWS_MAX else {})
+            rows = list(itertools.islice(ask(snap, asked), asked))
+            told = {"snapshot": snap.ts, "rows": rows[:most]}
+            why = f"ask for less, or for up to {ROWS_MAX} by limit" if most < ROWS_MAX else "ask for less"
+            return told | ({"more": f"only the first {most} rows: {why}"} if len(rows) > most else {})
 
     return _told(answered)
 

@@ -33,7 +33,6 @@ from kivi.model.expressions import Expr, names
 from kivi.model.rollups import Rollup, range_of_last, rolled_schema, stored_slot
 from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
-from kivi.model.types import ColumnType
 from kivi.mvcc.leases import Lease
 from kivi.store.shards import asked_shards
 from kivi.store.slot_ranges import KeyRange, Places, Times
@@ -245,8 +244,7 @@ class Selection:
     def __init__(self, schema: TableSchema, where: Expr) -> None:
         self._schema, self._where = schema, where
         self._columns = Projection(schema, sorted(names(where)) or schema.output_names[:1], None)
-        derived = dict.fromkeys((name for name, _ in schema.derived), ColumnType("float64"))
-        self._types = {name: column.type for name, column in schema.by_name.items()} | derived
+        self._types = {name: schema.output_type(name) for name in names(where)}
 
     def selected(self, portion: FixedRows) -> FixedRows:
         if not len(portion.rows):

@@ -119,9 +119,13 @@ def _bound(host: str, port: int, endpoint: str, flag: str) -> socket.socket:
         # IPv4 where the host has both, as clients may know no other.
         family, *_ = min(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
         both = family == socket.AF_INET6 and host == "::" and socket.has_dualstack_ipv6()
-        return socket.create_server((host, port), family=family, backlog=2_048, dualstack_ipv6=both)
+        bound = socket.create_server((host, port), family=family, backlog=2_048, dualstack_ipv6=both)
     except OSError as error:
         raise InvalidArgument(f"{flag}: cannot serve on {endpoint}: {error}") from None
+    # Connections inherit it. asyncio sets it only on sockets that name TCP as their protocol, and what follows a head
+    # would wait for the client's delayed acknowledgement, 40 ms.
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return bound
 
 
 def _connections_max() -> int:

@@ -57,7 +57,7 @@ from typing import Any, Final
 
 from kivi_server.auth import Access, Grant
 from kivi_server.clients import Client
-from kivi_server.http.access import Door
+from kivi_server.http.access import Door, client_of
 from kivi_server.http.errors import body_of
 from kivi_server.http.rendering import compact, plain
 from kivi_server.http.rows import LIMIT_MAX, moment_us, names_of, parameters, prefix_of, slot_from, whole
@@ -69,6 +69,7 @@ from starlette.types import Receive, Scope, Send
 from kivi.api.arguments import SubscribeArguments, type_of
 from kivi.api.subscription import told
 from kivi.errors import InvalidArgument, KiviError, Unauthenticated
+from kivi.live.lives import Live
 from kivi.model.predicate_text import split_names, where
 from kivi.model.schema import TableSchema
 from kivi.model.subscriptions import Change, Query, Update, applied
@@ -91,7 +92,10 @@ _MANY: Final = 256
 class Wanted:
     """One query of a request. ``last``: the Last-Event-ID. Raises InvalidArgument, NotFound, SchemaError."""
 
-    def __init__(self, door: Door, grant: Grant, query: str, last: str = "", *, is_part: bool = False) -> None:
+    def __init__(
+        self, door: Door, grant: Grant, client: Client, query: str, last: str = "", *, is_part: bool = False
+    ) -> None:
+        self.client = client
         self.given, several = parameters(query, _PARAMETERS, ("prefix",))
         self.is_part = is_part
         if "table" not in self.given:
@@ -120,12 +124,13 @@ class Wanted:
     @staticmethod
     def all_of(door: Door, grant: Grant, request: Request) -> list[Wanted]:
         """Those of a request: one, or the parts that it names. Raises likewise."""
+        client = client_of(request)
         if "of" not in request.query_params:
-            return [Wanted(door, grant, request.url.query, request.headers.get("last-event-id", ""))]
+            return [Wanted(door, grant, client, request.url.query, request.headers.get("last-event-id", ""))]
         names, texts = zip(*request.query_params.multi_items(), strict=True)
         if {*names} != {"of"} or len(texts) > _PARTS_MAX:
             raise InvalidArgument(f"up to {_PARTS_MAX} queries are each in a parameter of, and there are no others")
-        return [Wanted(door, grant, text, is_part=True) for text in texts]
+        return [Wanted(door, grant, client, text, is_part=True) for text in texts]
 
     def _arguments(self, door: Door, schema: TableSchema, prefix: list[str], last: str) -> SubscribeArguments:
         given = self.given
@@ -366,7 +371,12 @@ async def _subscribed(door: Door, wanted: Wanted) -> AsyncIterator[AsyncIterator
     hub, loop = door.sessions.hub, asyncio.get_running_loop()
     schema = door.store.table(wanted.table)
     terms = wanted.arguments.terms(schema)
-    opening = loop.run_in_executor(door.sessions.reads, hub.subscribe, wanted.table, wanted.bound, terms)
+
+    def opened() -> Live:
+        with wanted.client.reading():  # of several who follow it, the first one's
+            return hub.subscribe(wanted.table, wanted.bound, terms)
+
+    opening = loop.run_in_executor(door.sessions.reads, opened)
     try:
         live = await asyncio.shield(opening)
     except asyncio.CancelledError:  # the client has gone, and its subscription is still being made

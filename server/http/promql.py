@@ -163,7 +163,7 @@ class Evaluation:
             if said not in known and not 0 < at_ms < _MS_MAX:  # the parser makes 0 of what is before
                 raise Unanswerable("@ is of a moment after 1970, in seconds")
             times = np.full_like(times, round(at_ms))
-        return times if node.offset is None else times - _ms(node.offset)
+        return times - (_ms(node, "offset") or 0)
 
     def _scalar(self, number: Any) -> Value:
         numbers = np.broadcast_to(np.asarray(number, np.float64), (1, len(self.times_ms))).copy()
@@ -255,7 +255,7 @@ class Evaluation:
         function, least = RANGES[name]
         parts, (*scalars, node) = list[Value](), arguments
         parameters = [self.value(each).numbers[0] for each in scalars]
-        range_ms = _above_0(node.range)
+        range_ms = _above_0(node, "range")
         selector = getattr(node, "vector_selector", node)
         high_ms = self._times(selector)
         of_range = (
@@ -276,8 +276,8 @@ class Evaluation:
 
     def _subquery(self, node: Any, high_ms: Times) -> list[Series]:
         """Of each series of the answer, at the multiples of its step in all ranges, those of its samples there are."""
-        step = _SUBQUERY_STEP_MS if node.step is None else _above_0(node.step)
-        low = -(-(int(high_ms[0]) - _above_0(node.range)) // step)
+        step = _above_0(node, "step", _SUBQUERY_STEP_MS)
+        low = -(-(int(high_ms[0]) - _above_0(node, "range")) // step)
         steps = int(high_ms[-1]) // step - low + 1
         if steps > _STEPS_MAX:
             raise Unanswerable(
@@ -354,16 +354,23 @@ _WORDS: Final = {
 }  # fmt: skip
 
 
-def _ms(span: dt.timedelta) -> int:
-    """Raises Unanswerable."""
+def _ms(node: Any, name: str) -> int | None:
+    """The time span of that name; None where there is none. Raises Unanswerable."""
+    try:
+        span: dt.timedelta | None = getattr(node, name)
+    except ValueError:  # it is found when it is asked for that no timedelta holds it
+        span = dt.timedelta.max
+    if span is None:
+        return None
     if not abs(ms := span.total_seconds() * 1_000) < _MS_MAX:
         raise Unanswerable("a range, an offset or a step is of less than 3,000 years")
     return round(ms)
 
 
-def _above_0(span: dt.timedelta) -> int:
+def _above_0(node: Any, name: str, otherwise_ms: int = 0) -> int:
     """Raises InvalidArgument: the parser takes a 0 without a unit."""
-    if (ms := _ms(span)) <= 0:
+    ms = _ms(node, name)
+    if (ms := otherwise_ms if ms is None else ms) <= 0:
         raise InvalidArgument("this is no PromQL: a range, or the step of a subquery, is longer than 0")
     return ms
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from typing import Any, Final, Protocol, TypeVar
 from urllib.parse import parse_qs
@@ -70,9 +70,6 @@ class Exported(Protocol):
 
     @property
     def signals(self) -> Sequence[str]: ...
-
-    @property
-    def tables(self) -> Mapping[str, Sequence[str]]: ...
 
     async def export(self, signal: str, body: bytes, media: str, allows: Callable[[str], bool]) -> bytes: ...
 
@@ -370,7 +367,7 @@ class Routes:
             if media not in otlp.media:
                 raise UnsupportedMediaType(f"{signal} are {' or '.join(otlp.media)}, not {media!r}: set Content-Type")
             try:
-                grant = self._door.enter(request, Access.WRITE, f"exporting {signal}", *otlp.tables[signal])
+                grant = self._door.enter(request, Access.WRITE, f"exporting {signal}")
                 async with self._bodies.read(request, otlp.bytes_max) as body:
                     return Response(await otlp.export(signal, body, media, grant.allows), media_type=media)
             except KiviError as error:

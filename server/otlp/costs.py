@@ -7,7 +7,8 @@ Beside ``llm_calls``, by the first such call::
     llm_costs_5m   (tenant, service, provider, model, slot)  cost, calls
 
 The rule, ``llm_costs``, judges a call by the prices as they are when it is committed. One whose model has none costs
-nothing yet: ``db.rules()`` counts it as ``missing``. Numbers are decimals, so sums are exact.
+nothing yet: ``db.rules()`` counts it as ``missing``. Neither does one with tokens whose price is null, and is in no
+sum; a model that only reads, for embeddings, needs no ``output_price``. Numbers are decimals, so sums are exact.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-from kivi.errors import AlreadyExists, KiviError
+from kivi_server.otlp.making import made
+
+from kivi.errors import AlreadyExists, InvalidArgument
 from kivi.model import surface
 from kivi.model.declarations import TimeSlot, aggregate_schema, event_table_schema, row_table_schema, time_slot
-from kivi.model.expressions import col
+from kivi.model.expressions import Expr, Value, coalesce, col
 from kivi.model.roles import COSTS, with_role
 from kivi.model.rules import lookup, named, ref
 from kivi.model.schema import TableSchema
@@ -30,7 +33,16 @@ _log = logging.getLogger("kivi.server")
 _MONEY: Final = "decimal(18,9)"
 _MODEL: Final = {"provider": "string", "model": "string"}
 _GROUPS: Final = ("tenant", "service", "provider", "model")
-_COST: Final = col("input_tokens") * ref("input_price") + col("output_tokens") * ref("output_price")
+
+
+def _paid(tokens: str, price: str) -> tuple[Expr, Value]:
+    """Whether it is known what some tokens cost, and how much."""
+    return (col(tokens) == 0) | ~ref(price).is_null(), coalesce(col(tokens) * ref(price), 0)
+
+
+_IN, _OUT = _paid("input_tokens", "input_price"), _paid("output_tokens", "output_price")
+_IS_KNOWN: Final = _IN[0] & _OUT[0]
+_COST: Final = _IN[1] + _OUT[1]
 
 
 def declare(store: Store, calls: TableSchema) -> None:
@@ -41,21 +53,14 @@ def declare(store: Store, calls: TableSchema) -> None:
         "cost": _MONEY, "ts": "timestamp", "trace_id": "bytes", "span_id": "bytes",
     }  # fmt: skip
     try:
-        _create(store, row_table_schema("llm_prices", _MODEL, {"input_price": _MONEY, "output_price": _MONEY}))
-        events = _create(store, event_table_schema("llm_costs", "ts", costs, calls.retention_us))
+        made(store, row_table_schema("llm_prices", _MODEL, {"input_price": _MONEY, "output_price": _MONEY}))
+        events = made(store, event_table_schema("llm_costs", "ts", costs, calls.retention_us))
         groups: list[str | TimeSlot] = [*_GROUPS, time_slot("ts", "5m")]
         sums = aggregate_schema("llm_costs_5m", events, groups, {"cost": surface.sum("cost"), "calls": surface.count()})
-        _create(store, with_role(sums, COSTS))
+        made(store, with_role(sums, COSTS))
         against = lookup("llm_prices", by=list(_MODEL))
-        store.create_rule(named("llm_costs", calls.name, against, None, "llm_costs", {"cost": _COST}, False))
+        store.create_rule(named("llm_costs", calls.name, against, _IS_KNOWN, "llm_costs", {"cost": _COST}, False))
     except AlreadyExists:
         pass  # the rule: another node, or client, was quicker
-    except KiviError as error:
+    except InvalidArgument as error:  # what may be in a moment is tried again, with the calls
         _log.error("calls to language models have no costs: %s", error.message)
-
-
-def _create(store: Store, schema: TableSchema) -> TableSchema:
-    try:
-        return store.create(schema)
-    except AlreadyExists:
-        return store.table(schema.name)

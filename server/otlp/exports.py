@@ -2,7 +2,8 @@
 
 An export is answered once all of it is durable and visible, or left out for a reason. Where a part of it fails
 in a way that sending it again may mend, the whole export fails, and what was stored counts once all the same. Spans
-whose table does not fit, or that the sender's token is not for, are told as left out, and the others are stored.
+whose table does not fit, or that the sender's token is not for, are told as left out, and the others are stored. A
+token that is for no table of spans, or of points, sends none.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from kivi_server.otlp.tables import INVOCATIONS_KIND, DoesNotFit
 from kivi_server.requests import stopping
 from kivi_server.sessions import Sessions
 
-from kivi.errors import ResourceExhausted
+from kivi.errors import PermissionDenied, ResourceExhausted
 
 __all__ = ["Exports"]
 
@@ -38,11 +39,6 @@ class Exports:
         self.invocations = intake(table)
         self._others = {kind.name: intake(kind.name, kind=kind) for kind in NAMED_KINDS if kind.name != table}
         self._bytes = 0
-
-    @property
-    def tables(self) -> list[str]:
-        """Those that the token of every exporter of spans has to be for."""
-        return [self.invocations.table]
 
     @property
     def _all(self) -> Sequence[Intake]:
@@ -69,13 +65,17 @@ class Exports:
     async def take(
         self, data: bytes, decode: Callable[[bytes], Sequence[Spans]], allows: Callable[[str], bool]
     ) -> Taken:
-        """An export as it was sent: ``decode`` reads it, off the event loop. Raises what it deserves."""
+        """An export as it was sent: ``decode`` reads it, off the event loop. Raises what it deserves: PermissionDenied
+        where ``allows``, the sender's token, is for no table that the signal has."""
         if self.sessions.stopping:
             raise stopping()
         nbytes = len(data)
         self._reserve(nbytes)
         try:
             brought = await asyncio.get_running_loop().run_in_executor(self.sessions.writes, decode, data)
+            tables = [self.invocations.table if each.kind is INVOCATIONS_KIND else each.kind.name for each in brought]
+            if not any(map(allows, tables)):
+                raise PermissionDenied(f"this access token is for none of the tables {', '.join(tables)}")
             parts = [(intake, spans) for spans in brought if (intake := self._of(spans))]
             for intake, spans in parts:
                 intake.check(spans)

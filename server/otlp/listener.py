@@ -1,7 +1,7 @@
 """The calls ``Export`` of OpenTelemetry's ``TraceService`` and ``MetricsService``, on a listener of their own.
 
-Tokens, TLS and clients' allowances are those of the main listener; an exporter needs a token that may write to the
-tables. Exporters decide by the status what becomes of what they sent (OTLP, "Failures"): ``answers``.
+Tokens, TLS and clients' allowances are those of the main listener; an exporter needs a token that may write to one
+of the tables at least. Exporters decide by the status what becomes of what they sent (OTLP, "Failures"): ``answers``.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Listener:
 
     async def Export(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> ExportTraceServiceResponse:
         grant = self._tokens.grant(context.invocation_metadata() or ())
-        grant.require(self.NEEDS["Export"], "exporting spans", *self.exports.tables)
+        grant.require(self.NEEDS["Export"], "exporting spans")
         grant.require_all_rows("exporting spans")
         self.sessions.clients.of(grant, context.peer()).take(1)
         return response(await self.exports.take(data, decode, grant.allows))
@@ -75,7 +75,7 @@ class Listener:
     async def ExportMetrics(
         self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]
     ) -> ExportMetricsServiceResponse:
-        """``Export`` of the other service. Tokens that are for none of the tables have all points refused, and told."""
+        """``Export`` of the other service."""
         grant = self._tokens.grant(context.invocation_metadata() or ())
         grant.require(self.METRICS_NEEDS["ExportMetrics"], "exporting metrics")
         grant.require_all_rows("exporting metrics")

@@ -50,7 +50,7 @@ class Signal(NamedTuple):
 
 
 class OverHttp:
-    """``signals``: by the end of their path. ``tables``: of each those that every exporter's token has to be for."""
+    """``signals``: by the end of their path."""
 
     bytes_max: Final = MESSAGE_BYTES_MAX
     media: Final = (PROTOBUF, JSON)
@@ -58,7 +58,6 @@ class OverHttp:
 
     def __init__(self, exports: Exports) -> None:
         self._exports = exports
-        self.tables = {"traces": exports.tables, "metrics": list[str]()}
 
     async def export(self, signal: str, body: bytes, media: str, allows: Callable[[str], bool]) -> bytes:
         """Answers once all is durable and visible. Raises what the request deserves."""

@@ -44,10 +44,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kivi_server.otlp import costs
+from kivi_server.otlp.making import made
 
-from kivi.errors import AlreadyExists, InvalidArgument, NotFound
+from kivi.errors import InvalidArgument, NotFound
 from kivi.model import surface
-from kivi.model.declarations import aggregate_schema, event_table_schema, time_slot
+from kivi.model.declarations import TimeSlot, aggregate_schema, event_table_schema, time_slot
 from kivi.model.expressions import col
 from kivi.model.roles import TRACES, with_role
 from kivi.model.schema import OperatorCall, TableSchema
@@ -188,26 +189,20 @@ class DoesNotFit(InvalidArgument):
 def ensure(store: Store, name: str, retention_s: float, kind: Kind = INVOCATIONS_KIND) -> TableSchema:
     """The table, created with its aggregates if it is missing; ``retention_s`` 0 keeps events for ever.
 
-    Raises SchemaError for a name that is none, DoesNotFit.
+    Raises SchemaError for a name that is none, DoesNotFit, Unavailable while others make them.
     """
     try:
-        table, is_new = store.table(name), False
+        table = store.table(name)
     except NotFound:
         retention = None if not retention_s else int(retention_s * 1_000_000)
-        try:
-            declared = with_role(event_table_schema(name, EVENT_TIME, kind.columns, retention), kind.role)
-            table, is_new = store.create(declared), True
-        except AlreadyExists:  # a client was quicker
-            table, is_new = store.table(name), False
+        table = made(store, with_role(event_table_schema(name, EVENT_TIME, kind.columns, retention), kind.role))
     if reason := misfit(table.description(), kind):
         raise DoesNotFit(reason)
-    if is_new or not store.statistics(table).get("rows"):
-        taken = {schema.name for schema in store.tables()}
+    if not store.statistics(table).get("rows"):
         for ending, groups in kind.groups.items():
-            if (aggregate := f"{name}_{ending}") not in taken:
-                slots = time_slot(EVENT_TIME, "5m")
-                declared = aggregate_schema(aggregate, table, [*groups, slots], kind.measures, kind.derived)
-                store.create(with_role(declared, kind.roles.get(ending, "")))
+            keys: list[str | TimeSlot] = [*groups, time_slot(EVENT_TIME, "5m")]
+            declared = aggregate_schema(f"{name}_{ending}", table, keys, kind.measures, kind.derived)
+            made(store, with_role(declared, kind.roles.get(ending, "")))
         if kind.beside is not None:
             kind.beside(store, table)
     return table

@@ -186,6 +186,12 @@ def test_order_by_and_measures(memory: Any) -> None:
         whole = [(row["app"], row["n"], row["latency"].quantile(0.5)) for row in snap.rollup("fine", by=["app"])]
         assert [tuple(row.values()) for row in named] == whole
         assert named.to_arrow().column_names == ["app", "n", median]
+        slow = [row for row in snap.scan("fine") if (row["latency"].quantile(0.5) or 0) > 900]
+        assert 0 < len(slow) < len(list(snap.scan("fine")))  # of the stored rows, by what is asked here alone
+        picked = snap.rollup("fine", where=kivi.col(median) > 900, measures=["n"])
+        assert list(picked) == [{"n": sum(row["n"] for row in slow)}]
+        picked = snap.windows("fine", size="600m", where=kivi.col(median) > 900, measures={"n": kivi.combine("n")})
+        assert sum(row["n"] for row in picked) == sum(row["n"] for row in slow)
 
 
 def test_last_ends_with_the_newest_slot(memory: Any) -> None:

@@ -79,8 +79,11 @@ async def _asked(server: ServerProcess) -> None:
         ):
             some = await call(name, table="calls", limit=ROWS_MAX, **arguments)
             assert len(some["rows"]) == ROWS_MAX and "more" not in some, name  # it asked for no more
+            few = await call(name, table="calls", **arguments)
+            assert few["rows"] == some["rows"][:100] and "only the first 100 rows" in few["more"], name
             many = await call(name, table="calls", limit=ROWS_MAX + 100, **arguments)
             assert many["rows"] == some["rows"] and "ask for less" in many["more"], name
+        assert "limit is a number of rows" in await call("scan", table="calls", limit=-1)
         odd = await call("sql", text="select 1 as a, 2 as a, 'infinity'::timestamp as t")
         assert odd["rows"] == [{"a": 1, "a_1": 2, "t": "infinity"}]
         for name, arguments, said in (

@@ -231,6 +231,16 @@ def test_any_aggregate_is_charted_and_any_table_shown(stand: Stand, browser: Any
     assert cells_of(browser, ".chart h2") == ["Calls", "Cost"]
 
 
+def test_money_is_shown_as_it_is(stand: Stand, browser: Any) -> None:
+    """Decimals come as texts, floats as numbers: no digit before the point is a zero that was none."""
+    opened(browser, stand, "#/tables")
+    found = browser.execute_async_script(
+        "const [numbers, done] = arguments; import('/console/format.js').then((by) => done(numbers.map(by.count)))",
+        ["12345.670000000", "12345.000000000", "0.000000123", "-999.990000000", 12345.67, 0.123456, 7],
+    )
+    assert found == ["12,345.67", "12,345", "0.000000123", "-999.99", "12,346", "0.1235", "7"]
+
+
 def test_sql_rules_and_health(stand: Stand, browser: Any) -> None:
     opened(browser, stand, "#/sql", state="ready")
     for text in ("select name, balance from accounts", "selec"):  # what was answered stays

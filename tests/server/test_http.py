@@ -656,3 +656,17 @@ def test_each_parameter_is_described(http: httpx.Client, path: str) -> None:
     names = {each["name"] for each in described if each["in"] == "query"}
     said = http.get(path.format(table="quiet"), params={"no_such": "x"}).json()["error"]
     assert names - {"of"} == set(re.findall(r"\w+", said.partition("there are ")[2]))  # of: in place of all others
+
+
+def test_no_answer_waits_for_a_delayed_acknowledgement(tmp_path: Path) -> None:
+    """A head and a body that leave one after the other, on a connection that is kept: 40 ms where the second waits."""
+    with (
+        ServerProcess(tmp_path / "data", "--http", "localhost:0") as server,
+        httpx.Client(base_url=base(server)) as http,
+    ):
+        took = []
+        for _ in range(60):
+            began = time.perf_counter()
+            assert http.get("/v1/tables").json() == {"tables": []}
+            took.append(time.perf_counter() - began)
+        assert sorted(took[30:])[3] < 0.03  # after the first ones, which Linux acknowledges at once

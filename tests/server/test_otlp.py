@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ import numpy as np
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 from kivi_server.options import Options
-from kivi_server.otlp.tables import COLUMNS, ensure
+from kivi_server.otlp.tables import COLUMNS, LLM_KIND, ensure
 from kivi_server.process.serve import credentials
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
@@ -30,6 +32,7 @@ from opentelemetry.trace import SpanKind, Status, StatusCode
 
 import kivi
 from kivi.arrow.id_window import ID, Window, first_ones
+from kivi.model.schema import TableSchema
 from tests.otlp import EXPORT, PLACE, Recorder, Server, export
 from tests.ports import Port
 from tests.serverproc import ROOT
@@ -471,6 +474,23 @@ def test_what_cannot_be_is_refused_at_the_start(tmp_path: Path) -> None:
             assert db.tables() == ["rows", "taken"]
     with pytest.raises(RuntimeError, match="otlp_window_s is between"):
         Server(tmp_path / "data", "--otlp-window", "2d").start()
+
+
+def test_intakes_that_make_the_same_tables_at_the_same_moment_fail_no_export(tmp_path: Path) -> None:
+    """As those of two nodes of a cluster do, by the first spans of a kind: each has them, or is told to come again."""
+    for turn in range(5):
+        with kivi.open(tmp_path / f"{turn}") as db, ThreadPoolExecutor(4) as pool:
+            together = threading.Barrier(4)
+
+            def make(_: int, store: Any = db.store, together: threading.Barrier = together) -> TableSchema:
+                together.wait()
+                while True:
+                    with contextlib.suppress(kivi.Unavailable):
+                        return ensure(store, LLM_KIND.name, 0, LLM_KIND)
+
+            assert len({table.id for table in pool.map(make, range(4))}) == 1
+            assert db.tables() == ["llm_calls", "llm_calls_5m", "llm_costs", "llm_costs_5m", "llm_prices"]
+            assert [rule["name"] for rule in db.rules()] == ["llm_costs"]
 
 
 def test_the_tables_of_an_older_server_are_used_as_they_are(tmp_path: Path) -> None:

@@ -145,7 +145,8 @@ def test_what_cannot_be_used_is_told(server: Server) -> None:
 
 def test_exporters_need_a_token_that_may_write(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
-    tokens.write_text("root admin\nread reader\nsend writer tables=invocations\nother writer tables=b\n")
+    tokens.write_text("root admin\nread reader\nsend writer tables=invocations\nother writer tables=b\n"
+                      "models writer tables=llm_calls\n")  # fmt: skip
     with ServerProcess(tmp_path / "data", "--http", "localhost:0", "--token-file", str(tokens)) as server:
         url = f"{base(server)}/v1/traces"
         for token, result in (
@@ -156,6 +157,16 @@ def test_exporters_need_a_token_that_may_write(tmp_path: Path) -> None:
             exporter = OTLPSpanExporter(url, headers={"Authorization": f"Bearer {token}"})
             assert exporter.export(Recorder().spans(1)) is result
         assert httpx.post(url, content=b"", headers=PROTOBUF).status_code == 401
+        recorder = Recorder()
+        asked = recorder.tracer.start_span("ask", kind=SpanKind.CLIENT, attributes={"gen_ai.request.model": "m"})
+        asked.end()
+        content = encode_spans((*recorder.memory.get_finished_spans(), *recorder.spans(2))).SerializeToString()
+        reply = httpx.post(url, content=content, headers={**PROTOBUF, "Authorization": "Bearer models"})
+        said = pb.ExportTraceServiceResponse.FromString(reply.content).partial_success
+        assert reply.status_code == 200 and said.rejected_spans == 2
+        assert said.error_message == "2 spans left out: the access token is not for table 'invocations'"
+        with server.connect(access_token="root") as db, db.snapshot() as snap:
+            assert len(list(snap.scan("llm_calls"))) == len(list(snap.scan("invocations"))) == 1
 
 
 def test_calls_that_a_service_makes_and_models_that_it_asks(tmp_path: Path) -> None:
@@ -218,6 +229,34 @@ def test_calls_that_a_service_makes_and_models_that_it_asks(tmp_path: Path) -> N
             assert [tuple(row.values()) for row in costs] == [("acme", "shop", "p", "m1", 3 * each, 3)]
             (rule,) = db.rules()
             assert (rule["judged"], rule["raised"], rule["missing"], rule["failed"]) == (12, 3, 9, 0)
+
+
+def test_a_call_costs_nothing_yet_while_a_price_that_it_needs_is_missing(tmp_path: Path) -> None:
+    """A row of prices may have one of the two: a call is as one without a price only if it has tokens of the other."""
+    with Server(tmp_path / "data") as server:
+        recorder = Recorder()
+
+        def ask(model: str, inputs: int, outputs: int) -> None:
+            said: dict[str, str | int] = {
+                "gen_ai.request.model": model,
+                "gen_ai.usage.input_tokens": inputs,
+                "gen_ai.usage.output_tokens": outputs,
+            }
+            recorder.tracer.start_span("a", kind=SpanKind.CLIENT, attributes=said).end()
+
+        ask("first", 1, 1)
+        export(server.otlp, recorder.memory.get_finished_spans())
+        with server.connect() as db, db.transaction() as tx:
+            tx.put("llm_prices", ("", "embedding"), input_price="0.5")
+            tx.put("llm_prices", ("", "half"), output_price="0.25")
+            tx.put("llm_prices", ("", "none"))
+        recorder.memory.clear()
+        for model in ("embedding", "half", "none"):
+            for tokens in ((4, 0), (0, 4), (4, 4)):
+                ask(model, *tokens)
+        export(server.otlp, recorder.memory.get_finished_spans())
+        costs = {row["model"]: (row["calls"], row["cost"]) for row in server.read("llm_costs_5m")}
+        assert costs == {"embedding": (1, 2), "half": (1, 1)}
 
 
 def test_costs_that_cannot_be_declared_stop_no_call_from_being_counted(tmp_path: Path) -> None:

@@ -30,12 +30,14 @@ from tests.serverproc import ServerProcess
 
 BEGIN_US: Final = 1_767_225_600_000_000  # 2026-01-01
 ROOT, METERED, BYTES, READER, FOLLOWER = "root-q1", "metered-q2", "bytes-q3", "reader-q4", "follower-q5"
+WATCHERS: Final = ("watcher-q6", "watcher-q7")
 LINES = [
     f"{ROOT} admin",
     f"{METERED} writer rows=customer:acme events=100/d",
     f"{BYTES} writer rows=customer:acme bytes=1KiB/h",
     f"{READER} reader rows=customer:acme query=0.000001/h",
     f"{FOLLOWER} reader rows=customer:acme subscriptions=2",
+    *(f"{watcher} reader rows=customer:acme query=0.000001/h" for watcher in WATCHERS),
 ]
 
 
@@ -135,12 +137,21 @@ def test_bytes_and_query_time_and_subscriptions_have_an_end(server: ServerProces
         db.get("accounts", ("acme", 0))
 
         def ask() -> None:
-            for read in (lambda: db.get("accounts", ("acme", 0)), lambda: scan(db), lambda: question(db)):
+            def follow() -> Any:
+                with db.subscribe("calls", limit=1) as subscription:
+                    return next(iter(subscription))
+
+            for read in (lambda: db.get("accounts", ("acme", 0)), lambda: scan(db), lambda: question(db), follow):
                 assert refused(read, "client_query") > 0
 
         ask()
         with httpx.Client(base_url=base(server), headers={"Authorization": f"Bearer {READER}"}, timeout=60) as http:
-            for where in ("/v1/tables/calls/rows", "/rows?table=calls", "/api/v1/query?query=x"):
+            for where in (
+                "/v1/tables/calls/rows",
+                "/rows?table=calls",
+                "/api/v1/query?query=x",
+                "/v1/live?table=calls",
+            ):
                 assert http.get(where).status_code in (429, 422), where
     with server.connect(access_token=FOLLOWER) as db:
         with db.subscribe("calls"), db.subscribe("calls", limit=3):
@@ -160,6 +171,18 @@ def test_bytes_and_query_time_and_subscriptions_have_an_end(server: ServerProces
             except ResourceExhausted:
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
+
+
+@pytest.mark.parametrize("where", ["/v1/live?table=calls&limit=2&order_by=us", "/v1/live?table=calls&since=0"])
+def test_what_a_stream_begins_with_is_a_read(server: ServerProcess, where: str) -> None:
+    token = WATCHERS["since" in where]
+    with server.connect(access_token=ROOT) as root:
+        root.append("calls", [event(0)])
+    with httpx.Client(base_url=base(server), headers={"Authorization": f"Bearer {token}"}, timeout=60) as http:
+        with http.stream("GET", where) as live:
+            assert any(line.startswith("data: ") for line in live.iter_lines())
+        with http.stream("GET", where) as again:
+            assert again.status_code == 429
 
 
 def scan(db: Any) -> list[Any]:

@@ -3,9 +3,15 @@
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const compact = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
 const few = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
+const exact = new Intl.NumberFormat("en", { maximumFractionDigits: 18 });
 const DASH = "–";
 
-export const count = (n) => (n === null || n === undefined ? DASH : Number.isInteger(n) ? whole.format(n) : few.format(n));
+// Decimals come as texts: money, of which no digit is left out. Of other numbers none before the point is.
+export const count = (n) => {
+  if (n === null || n === undefined) return DASH;
+  if (typeof n === "string") return exact.format(n);
+  return (Number.isInteger(n) || Math.abs(n) >= 1000 ? whole : few).format(n);
+};
 export const short = (n) => (n === null || n === undefined ? DASH : compact.format(n));
 
 // Microseconds.
