@@ -30,7 +30,9 @@ from kivi.store.facade import Store
 __all__ = ["declare"]
 
 _log = logging.getLogger("kivi.server")
-_MONEY: Final = "decimal(18,9)"
+_MONEY: Final = "decimal(18,10)"
+"""As prices are told for a million tokens, with up to four digits behind the point."""
+_PRICES: Final = "llm_prices"
 _MODEL: Final = {"provider": "string", "model": "string"}
 _GROUPS: Final = ("tenant", "service", "provider", "model")
 
@@ -45,20 +47,23 @@ _IS_KNOWN: Final = _IN[0] & _OUT[0]
 _COST: Final = _IN[1] + _OUT[1]
 
 
-def declare(store: Store, calls: TableSchema) -> None:
-    """What is missing of it. What cannot be, as a table of that name has other columns, is told by the log alone: the
-    calls are counted all the same."""
+def declare(store: Store, calls: TableSchema, is_fresh: bool) -> None:
+    """What is missing of it; of calls that are not ``is_fresh`` nothing, unless prices are: then an older server has
+    made them, and else somebody has dropped what is missing. What cannot be, as a table of that name has other columns,
+    is told by the log alone: the calls are counted all the same."""
+    if not is_fresh and any(table.name == _PRICES for table in store.tables()):
+        return
     costs = {
         "namespace": "string", "service": "string", "tenant": "string", **_MODEL,
         "cost": _MONEY, "ts": "timestamp", "trace_id": "bytes", "span_id": "bytes",
     }  # fmt: skip
     try:
-        made(store, row_table_schema("llm_prices", _MODEL, {"input_price": _MONEY, "output_price": _MONEY}))
         events = made(store, event_table_schema("llm_costs", "ts", costs, calls.retention_us))
         groups: list[str | TimeSlot] = [*_GROUPS, time_slot("ts", "5m")]
         sums = aggregate_schema("llm_costs_5m", events, groups, {"cost": surface.sum("cost"), "calls": surface.count()})
         made(store, with_role(sums, COSTS))
-        against = lookup("llm_prices", by=list(_MODEL))
+        made(store, row_table_schema(_PRICES, _MODEL, {"input_price": _MONEY, "output_price": _MONEY}))
+        against = lookup(_PRICES, by=list(_MODEL))
         store.create_rule(named("llm_costs", calls.name, against, _IS_KNOWN, "llm_costs", {"cost": _COST}, False))
     except AlreadyExists:
         pass  # the rule: another node, or client, was quicker

@@ -32,8 +32,8 @@ span does not say is "" or 0.
 ``invocations`` is created when a server with ``--otlp`` starts, the others by the first span of their kind. A table
 that is there already is used as it is, with its own retention and aggregates, if it has these columns; others are null.
 If it has not, its spans are refused, and the log, the metric ``kivi_otlp_tables_unfit`` and ``kivi status`` say so.
-Aggregates, and costs, are only created while a table has no events, so those that somebody dropped stay away; those of
-an older server keep the measures that they have (``db.alter_aggregate`` adds others), and its tables the columns
+Aggregates are only created while a table has no events, so those that somebody dropped stay away; those of an older
+server keep the measures that they have (``db.alter_aggregate`` adds others), and its tables the columns
 (``db.alter_table``): without ``Kind.later`` of them they fit, too.
 """
 
@@ -153,8 +153,8 @@ class Kind:
     """What an exporter calls what it sends."""
     later: frozenset[str] = frozenset()
     """Columns that tables of older servers do not have."""
-    beside: Callable[[Store, TableSchema], None] | None = None
-    """Declares what else belongs to the table."""
+    beside: Callable[[Store, TableSchema, bool], None] | None = None
+    """Declares what else belongs to the table, which has no events yet if that is true."""
 
 
 INVOCATIONS_KIND: Final = Kind(
@@ -198,13 +198,13 @@ def ensure(store: Store, name: str, retention_s: float, kind: Kind = INVOCATIONS
         table = made(store, with_role(event_table_schema(name, EVENT_TIME, kind.columns, retention), kind.role))
     if reason := misfit(table.description(), kind):
         raise DoesNotFit(reason)
-    if not store.statistics(table).get("rows"):
+    if is_fresh := not store.statistics(table).get("rows"):
         for ending, groups in kind.groups.items():
             keys: list[str | TimeSlot] = [*groups, time_slot(EVENT_TIME, "5m")]
             declared = aggregate_schema(f"{name}_{ending}", table, keys, kind.measures, kind.derived)
             made(store, with_role(declared, kind.roles.get(ending, "")))
-        if kind.beside is not None:
-            kind.beside(store, table)
+    if kind.beside is not None:
+        kind.beside(store, table, is_fresh)
     return table
 
 

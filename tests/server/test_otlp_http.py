@@ -176,7 +176,7 @@ def test_calls_that_a_service_makes_and_models_that_it_asks(tmp_path: Path) -> N
             db.create_table(
                 "outgoing_calls_5m", key={"id": "int64"}, columns={}
             )  # the aggregate of that name is not made
-            money = {"input_price": "decimal(18,9)", "output_price": "decimal(18,9)"}
+            money = {"input_price": "decimal(18,10)", "output_price": "decimal(18,10)"}
             db.create_table("llm_prices", key={"provider": "string", "model": "string"}, columns=money)
             with db.transaction() as tx:
                 tx.put("llm_prices", ("p", "m1"), input_price="0.0000025", output_price="0.00001")
@@ -257,6 +257,36 @@ def test_a_call_costs_nothing_yet_while_a_price_that_it_needs_is_missing(tmp_pat
         export(server.otlp, recorder.memory.get_finished_spans())
         costs = {row["model"]: (row["calls"], row["cost"]) for row in server.read("llm_costs_5m")}
         assert costs == {"embedding": (1, 2), "half": (1, 1)}
+
+
+def test_calls_of_an_older_server_have_costs_from_now_on_and_what_was_dropped_stays_away(tmp_path: Path) -> None:
+    def called(server: Server, name: str) -> None:
+        recorder = Recorder()
+        usage = {"gen_ai.usage.input_tokens": 1_000_000}
+        attributes: dict[str, Any] = {"gen_ai.request.model": "m", "gen_ai.provider.name": "p", **usage}
+        recorder.tracer.start_span(name, kind=SpanKind.CLIENT, attributes=attributes).end()
+        export(server.otlp, recorder.memory.get_finished_spans())
+
+    def costs(server: Server) -> list[Decimal]:
+        return [row["cost"] for row in server.read("llm_costs")]
+
+    with Server(tmp_path / "data", "--http", "localhost:0") as server:
+        called(server, "before")
+        with server.connect() as db:
+            db.drop_rule("llm_costs")
+            for table in ("llm_costs_5m", "llm_costs", "llm_prices"):  # an older server has none of them
+                db.drop(table)
+    with Server(tmp_path / "data", "--http", "localhost:0") as server:
+        called(server, "first")
+        with server.connect() as db, db.transaction() as tx:
+            tx.put("llm_prices", ("p", "m"), input_price="0.0000000375")
+        called(server, "second")
+        assert costs(server) == [Decimal("0.0375")] and len(server.read("llm_calls")) == 3
+        with server.connect() as db:
+            db.drop_rule("llm_costs")
+    with Server(tmp_path / "data", "--http", "localhost:0") as server:
+        called(server, "third")
+        assert costs(server) == [Decimal("0.0375")]
 
 
 def test_costs_that_cannot_be_declared_stop_no_call_from_being_counted(tmp_path: Path) -> None:
