@@ -1,7 +1,8 @@
 """Delivering notifications over HTTP: at least once each, those of one alert in order, with a pause after a failure.
 
 A notification is a row until a server has answered it with success (2xx). After a failure its alert waits, twice as
-long each time up to a minute; other alerts do not wait for it. One that has failed for a day is given up, and counted:
+long each time up to a minute; other alerts do not wait for it. A server gets one message at a time, so one that does
+not answer keeps a thread, and not those for other servers. One that has failed for a day is given up, and counted:
 the day begins with the first failure that this process saw, as one that waited for a process has not failed.
 Redirects are not followed: what is signed for one server is not for another.
 
@@ -35,7 +36,8 @@ __all__ = ["Delivery"]
 
 _log = logging.getLogger("kivi.alerts")
 _TIMEOUT_S: Final = 10.0
-_AT_ONCE: Final = 4
+_AT_ONCE: Final = 16
+"""Servers that are told something at the same time."""
 _TOGETHER: Final = 64
 _LOOKED_AT: Final = 1_024
 _PAUSE_S: Final = 1.0
@@ -52,7 +54,6 @@ class _Line:
         self.failing_since_us = 0
         self.next_at = 0.0
         self.repeated_at = -REPEAT_S
-        self.busy: Future[None] | None = None
         self.waiting = 0
 
 
@@ -65,6 +66,8 @@ class Delivery:
         self._rows = rows
         self._pool = ThreadPoolExecutor(_AT_ONCE, "kivi-alerts-notify", initializer=use_batch_scheduling)
         self._lines: dict[str, _Line] = {}
+        self._busy: dict[str, Future[None]] = {}
+        """By server."""
         self._counting = threading.Lock()
         self.sent = self.failed = self.given_up = 0
 
@@ -81,9 +84,13 @@ class Delivery:
             name: known[name] if name in known and known[name].notify == notify else _Line(notify)
             for name, notify in told.items()
         }
+        self._busy = {server: future for server, future in self._busy.items() if not future.done()}
+        waiting: dict[str, list[tuple[str, _Line]]] = {}
         for name, line in self._lines.items():
-            if line.busy is None or line.busy.done():
-                line.busy = self._pool.submit(self._deliver, name, line)
+            if (server := line.notify.shown) not in self._busy:
+                waiting.setdefault(server, []).append((name, line))
+        for server, lines in waiting.items():
+            self._busy[server] = self._pool.submit(self._deliver_all, lines)
 
     def close(self) -> None:
         """What is on its way is not waited for: it is a row, and delivered again."""
@@ -91,6 +98,14 @@ class Delivery:
 
     def _now_us(self) -> int:
         return self._store.committer.now_us()
+
+    def _deliver_all(self, lines: list[tuple[str, _Line]]) -> None:
+        """Up to the first failure, those first that have had none, or none for the longest time."""
+        for name, line in sorted(lines, key=lambda each: each[1].next_at):
+            failures = line.failures
+            self._deliver(name, line)
+            if line.failures > failures:
+                return
 
     def _deliver(self, name: str, line: _Line) -> None:
         try:

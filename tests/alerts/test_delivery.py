@@ -7,7 +7,9 @@ import datetime as dt
 import hashlib
 import hmac
 import json
+import socket
 import subprocess
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -161,6 +163,19 @@ def test_a_receiver_has_answered_though_its_answer_does_not_end(db: Any, receive
     assert sorted(one.message["groupLabels"]["alertname"] for one in receiver.received) == sorted(names)
 
 
+def test_a_receiver_that_does_not_answer_holds_up_no_other_one(db: Any, receiver: Receiver) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=500) as silent:
+        for number in range(40):
+            notify = f"http://127.0.0.1:{silent.getsockname()[1]}/{number}"
+            db.create_alert(f"slow{number}", on="ep_5m", where=kivi.col("worst") > 100, notify=notify)
+        create(db, receiver.url)
+        append(db, 1, "a", 500)
+        append(db, 7.5)
+        began = time.monotonic()
+        wait_until(lambda: receiver.taken)
+        assert time.monotonic() - began < delivery._TIMEOUT_S
+
+
 def test_an_alert_that_is_made_anew_does_not_pause_for_another_receiver(
     tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,9 +243,8 @@ def look(alerts: Alerts) -> None:
     """A round, and all that it has begun to send."""
     alerts.round()
     assert alerts._delivery is not None
-    for line in alerts._delivery._lines.values():
-        assert line.busy is not None
-        line.busy.result()
+    for busy in alerts._delivery._busy.values():
+        busy.result()
 
 
 def test_a_silenced_alert_tells_nobody_until_it_is_over(db: Any, receiver: Receiver) -> None:
@@ -278,7 +292,8 @@ def test_an_alert_that_was_made_anew_tells_its_own_receiver_though_the_old_one_w
 
         def waits() -> bool:  # what fires is seen before it is told
             line = db._alerts._delivery._lines.get("slow")
-            return line is not None and line.busy is not None and not line.busy.done()
+            begun = None if line is None else db._alerts._delivery._busy.get(line.notify.shown)
+            return begun is not None and not begun.done()
 
         wait_until(waits)
         anew(db, new.url)

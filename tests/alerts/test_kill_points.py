@@ -211,7 +211,7 @@ def looks(road: Road) -> None:
     road.points.counts = True
     alerts.round()
     if alerts._delivery is not None:
-        sending = [line.busy for line in alerts._delivery._lines.values() if line.busy is not None]
+        sending = [*alerts._delivery._busy.values()]
         wait(sending)
         for one in sending:
             one.result()
