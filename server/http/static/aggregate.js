@@ -23,10 +23,11 @@ const GROUPS = [
 const MINOR = new Set(["p50_us", "p95_us", "apdex", "slowest_us", "slowest_trace_id", "input_tokens", "output_tokens"]);
 const INTERVAL_MS = 500;
 const DOWN = { services: "endpoints" };
-// Roles of aggregates that are shown beside others whose keys they have, the measure that is, and after which it stands.
+// Roles of aggregates that are shown beside others whose keys they have (of one role alone: `beside`), the measure that
+// is, and after which it stands.
 const BESIDE = [
   { role: "anomalies", measure: "anomalies", after: "error_rate", none: 0 },
-  { role: "costs", measure: "cost", after: "output_tokens", none: null }, // no price is known
+  { role: "costs", measure: "cost", after: "output_tokens", none: null, beside: "models" }, // null: no price is known
 ];
 
 function stepOf(table, range) {
@@ -50,8 +51,10 @@ export function openAggregate({ main, ofRole }, table, named, extra = null) {
   const columns = measures.join(",");
   const namings = namingsOf(table, ofRole);
   const beside = table.slotText !== null ? [] : BESIDE.flatMap((each) => {
-    const other = ofRole(each.role).find(({ name, keys }) => name !== table.name && table.keys.every((key) => keys.includes(key)));
-    return other && !measures.includes(each.measure) ? [{ ...each, other }] : [];
+    if (measures.includes(each.measure) || (each.beside ?? table.role) !== table.role) return [];
+    const isBeside = ({ name, keys, history_us: kept }) => name !== table.name && table.keys.every((key) => keys.includes(key)) && (place.asOf === null || kept);
+    const other = ofRole(each.role).find(isBeside);
+    return other ? [{ ...each, other }] : [];
   });
   const common = { table: table.name, ...selection, slot: table.slot, interval_ms: INTERVAL_MS };
 
