@@ -689,7 +689,7 @@ class TransactionCore:
             page: Page = yield asked if meanwhile is None else Work(meanwhile, asked)
         except ConnectionLost:
             # A shared snapshot outlasts the session, and whoever has its name may scan again.
-            kind = errors.Unavailable if self.shared else errors.SnapshotTooOld
+            kind = errors.Unavailable if self.lease else errors.SnapshotTooOld
             raise kind("the connection was lost during a scan: begin it again") from None
         return page._replace(at=last.at)
 
