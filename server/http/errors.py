@@ -15,7 +15,15 @@ import grpc
 from kivi.errors import CommitUnknown, InvalidArgument, KiviError, ResourceExhausted, SnapshotTooOld
 from kivi.wire.status import status_code
 
-__all__ = ["BodyTooLarge", "NotAcceptable", "RequestTimeout", "UnsupportedMediaType", "body_of", "status_of"]
+__all__ = [
+    "BodyTooLarge",
+    "NotAcceptable",
+    "RequestTimeout",
+    "UnsupportedMediaType",
+    "body_of",
+    "retry_after",
+    "status_of",
+]
 
 
 class BodyTooLarge(ResourceExhausted):
@@ -54,6 +62,13 @@ _BY_CODE: Final = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: HTTPStatus.TOO_MANY_REQUESTS,
     grpc.StatusCode.UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE,
 }
+
+
+def retry_after(status: int, error: KiviError) -> list[tuple[str, str]]:
+    """The header of an answer that it helps to wait for."""
+    if status not in (429, 503):
+        return []
+    return [("Retry-After", str(max(1, round(float(error.details.get("retry_s", 1.0))))))]
 
 
 def status_of(error: KiviError) -> HTTPStatus:

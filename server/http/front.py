@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 from typing import Any, Final
 
-from kivi_server.http.errors import body_of, status_of
+from kivi_server.http.errors import body_of, retry_after, status_of
 from kivi_server.logs import request_id
 from kivi_server.sessions import Sessions
 from kivi_server.status import told
@@ -121,8 +121,7 @@ async def _send_error(send: Send, error: KiviError, failure: Exception) -> None:
     headers = [("Content-Type", "application/json; charset=utf-8"), ("Cache-Control", "no-store")]
     if status == 401:
         headers.append(("WWW-Authenticate", "Bearer"))
-    if status in (429, 503):
-        headers.append(("Retry-After", str(max(1, round(float(error.details.get("retry_s", 1.0)))))))
+    headers += retry_after(status, error)
     if isinstance(failure, HTTPException):
         headers += [(name, value) for name, value in (failure.headers or {}).items()]
     await _send(send, int(status), headers, body_of(error))

@@ -157,6 +157,8 @@ def failure(error: KiviError) -> tuple[int, dict[str, str]]:
     if isinstance(error, (Unauthenticated, PermissionDenied)):
         status = 401 if isinstance(error, Unauthenticated) else 403
         return status, {"status": "error", "errorType": "unauthorized", "error": error.message}
+    if isinstance(error, ResourceExhausted) and "retry_s" in error.details:  # a quota, and no limit of a question
+        return 429, {"status": "error", "errorType": "unavailable", "error": error.message}
     if isinstance(error, (ResourceExhausted, OutOfRange)):
         return 422, {"status": "error", "errorType": "execution", "error": error.message}
     if isinstance(error, InvalidArgument):

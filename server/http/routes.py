@@ -36,7 +36,7 @@ from kivi_server.http.access import Door, client_of
 from kivi_server.http.bodies import Bodies
 from kivi_server.http.console import Console
 from kivi_server.http.description import described
-from kivi_server.http.errors import UnsupportedMediaType, status_of
+from kivi_server.http.errors import UnsupportedMediaType, retry_after, status_of
 from kivi_server.http.front import CALL, ERROR
 from kivi_server.http.live import Channels, Wanted
 from kivi_server.http.questions import Query, Sql
@@ -352,7 +352,7 @@ class Routes:
             except KiviError as error:
                 request.scope[ERROR] = error
                 status, said = prometheus_api.failure(error)
-                return Response(compact(said), status, media_type=JSON)
+                return Response(compact(said), status, dict(retry_after(status, error)), JSON)
             return _json({"status": "success", "data": data})
 
         return prometheus
