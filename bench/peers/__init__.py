@@ -86,7 +86,7 @@ def asked(module: str, arguments: dict[str, Any], python: str) -> dict[str, Any]
             outcome: dict[str, Any] = json.loads(line.removeprefix(_MARK))
             return outcome
     said = (ended.stderr or ended.stdout).strip().splitlines()
-    raise PeerFailed(f"exit code {ended.returncode}: {' | '.join(said[-3:])}")
+    raise PeerFailed(f"exit code {ended.returncode}: {''.join(said[-1:])}")  # lines before it name files of a machine
 
 
 def answer(main: Callable[[Job], Outcome]) -> None:

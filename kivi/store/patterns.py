@@ -5,6 +5,8 @@
     definitions of symbols that each match has  --statistics, value sets-->  the one that needs least to be read
     its candidates, by time and partition       --within-->  what is near them: the rest is not matched
 
+A pattern of few rows without ``within`` has as near what so many rows of the partition lie in, before and behind each
+candidate. In how much time they lie is guessed, and more is read of the partitions where that was too little.
 Candidates that turn out to be many are given up before all are read: then everything is, and that took little longer.
 """
 
