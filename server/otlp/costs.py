@@ -48,9 +48,12 @@ _COST: Final = _IN[1] + _OUT[1]
 
 
 def declare(store: Store, calls: TableSchema, is_fresh: bool) -> None:
-    """What is missing of it. ``is_fresh``: there are no calls yet. Where there are, and prices, somebody has dropped what
-    is missing, and it stays away; where there are no prices, an older server has taken the calls. What cannot be, as a
-    table of that name has other columns, is told by the log alone: the calls are counted all the same."""
+    """What is missing of it. ``is_fresh``: there are no calls yet.
+
+    Where there are calls, and prices, somebody has dropped what is missing, and it stays away; where there are no
+    prices, an older server has taken the calls. What cannot be, as a table of that name has other columns, is told by
+    the log alone: the calls are counted all the same.
+    """
     if not is_fresh and any(table.name == _PRICES for table in store.tables()):
         return
     costs = {
