@@ -71,6 +71,16 @@ def test_what_compose_names_is_there(name: str) -> None:
         assert set(service.get("secrets", ())) <= set(compose.get("secrets", ()))
 
 
+def test_images_of_others_are_named_by_their_digest() -> None:
+    """What a tag names today another image may be tomorrow."""
+    built = re.findall(r"^FROM (\S+) AS (\S+)", (DOCKER / "Dockerfile").read_text(), re.MULTILINE)
+    others = {image for image, _ in built} - {name for _, name in built}
+    others |= {service["image"] for name in COMPOSED for service in composed(name)["services"].values() if "image" in service}
+    assert len(others) == 3
+    for image in others:
+        assert re.fullmatch(r"[a-z/]+:[\w.-]+@sha256:[0-9a-f]{64}", image), image
+
+
 def test_each_node_of_the_cluster_is_one_of_its_peers(tmp_path: Path) -> None:
     """What each container is told makes a node, which finds its own address among the peers by its name."""
     services = composed("cluster.yaml")["services"]
