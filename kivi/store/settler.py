@@ -56,8 +56,8 @@ class Settler:
         self._damaged: set[int] = set()
         self._rounds = 0
         self._deleted_at = time.monotonic()
-        self._worked_from = self._rested_until = 0.0
-        self._came_in = 0
+        self._worked_from = 0.0
+        self._sealed_before = 0
         self.seconds = self.rested = 0.0
 
     def start(self) -> None:
@@ -150,18 +150,22 @@ class Settler:
         self._done[schema.id] = version, idle, self._rounds
         return False
 
+    def _begin_work(self) -> None:
+        self._worked_from, self._sealed_before = time.perf_counter(), self._sealed()
+
+    def _sealed(self) -> int:
+        """How many events have come into blocks."""
+        return sum(events.rows_sealed for _, events in self.tables())
+
     def _rest(self, rows: int) -> None:
-        """Rests as befits the work on a file of so many rows, if events have come in since the last time."""
-        now = time.perf_counter()
-        came_in = sum(events.rows_sealed for _, events in self.tables())
-        more, self._came_in = came_in - self._came_in, came_in
-        if more > 0:
-            worked = now - self._worked_from
-            could = rows / (1 + _REST) / worked
-            rest = _REST_IN_BURST if more / (now - self._rested_until) > could else _REST
-            self._stop.wait(rest * max(0.0, 1 - self.waiting() / _WAITING_MAX) * worked)
-        self._worked_from = self._rested_until = time.perf_counter()
-        self.rested += self._worked_from - now
+        """Rests as befits the work on a file of so many rows, if events came in during it. Only then: what it was like
+        before a burst says nothing about the burst."""
+        if came_in := self._sealed() - self._sealed_before:
+            now = time.perf_counter()
+            rest = _REST if came_in <= rows / (1 + _REST) else _REST_IN_BURST
+            self._stop.wait(rest * max(0.0, 1 - self.waiting() / _WAITING_MAX) * (now - self._worked_from))
+            self.rested += time.perf_counter() - now
+        self._begin_work()
 
     def _step(
         self,
@@ -174,7 +178,8 @@ class Settler:
     ) -> bool:
         if schema.id in self._damaged:
             return False
-        started = self._worked_from = time.perf_counter()
+        self._begin_work()
+        started = self._worked_from
         consolidator = self._store.consolidator
         try:
             return events.settling.step(

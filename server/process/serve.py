@@ -384,7 +384,7 @@ async def _watch(
             sessions.regrant(tokens)
         try:
             sessions.store.check_open()
-            if sessions.store.stats().get("log_failed"):
+            if sessions.store.log.stats().get("failed"):
                 raise Unavailable("the commit log failed")
         except KiviError as error:
             failures.append(error.message)
