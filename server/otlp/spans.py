@@ -5,15 +5,16 @@ repeat. ``gathered`` makes Arrow of what is committed together, since columns of
 
 A span that cannot be used is left out and reported (``rejected``): no valid ids, no times or such as no span has
 (``TIME_MIN_NS``, ``AHEAD_NS``), an end before its beginning, a kind or status code that OTLP has not, or a name of more
-than ``NAME_BYTES_MAX`` bytes. What names are looked for is stated in ``kivi_server.otlp.tables``; the older names of
-the semantic conventions are understood too.
+than ``NAME_BYTES_MAX`` bytes by which its table's aggregates group (``Kind.groups``): cut, it would be that of others.
+Another text that is longer is cut, as OpenTelemetry's limits of attributes do, and its call counts. What names are
+looked for is stated in ``kivi_server.otlp.tables``; the older names of the semantic conventions are understood too.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final
 
@@ -160,8 +161,9 @@ def spans_of(request: ExportTraceServiceRequest) -> Export:
         place = _named(resource_spans.resource.attributes, _PLACES)
         namespace, service, instance = (_text(place, name) for name in _PLACES)
         service = service or "unknown_service"
+        instance = _cut(instance)
         lengths = [_length(name) for name in (namespace, service, instance)]
-        nowhere = f"its service's name, namespace or instance id {_LONG}" if max(lengths) > NAME_BYTES_MAX else ""
+        nowhere = f"its service's name or namespace {_LONG}" if max(lengths) > NAME_BYTES_MAX else ""
         fixed = _EVENT_BYTES + sum(lengths)
         for scope_spans in resource_spans.scope_spans:
             for span in scope_spans.spans:
@@ -175,9 +177,9 @@ def spans_of(request: ExportTraceServiceRequest) -> Export:
                 route, method = _route(said) or span.name, _text(said, *_METHODS)
                 code = span.status.code
                 error = int(code == Status.STATUS_CODE_ERROR)
-                error_type = _error_type(span, said, error)
-                named = _length(route), _length(method), _length(error_type)
-                if fault := nowhere or _fault(trace_id, span_id, began, ended, latest, code, named):
+                error_type = _cut(_error_type(span, said, error))
+                grouped = {"route": _length(route), "method": _length(method)}
+                if fault := nowhere or _fault(trace_id, span_id, began, ended, latest, code, grouped):
                     spans.rejected[fault] += 1
                     continue
                 values = (
@@ -186,7 +188,7 @@ def spans_of(request: ExportTraceServiceRequest) -> Export:
                 )  # fmt: skip
                 for append, value in zip(add, values, strict=True):
                     append(value)
-                spans.nbytes += fixed + sum(named)
+                spans.nbytes += fixed + sum(grouped.values()) + _length(error_type)
     return export
 
 
@@ -206,27 +208,27 @@ def _made(
     spans = export.llm if is_llm else export.outgoing
     code = span.status.code
     error = int(code == Status.STATUS_CODE_ERROR)
-    error_type = _error_type(span, said, error)
+    error_type = _cut(_error_type(span, said, error))
     began, ended = span.start_time_unix_nano, span.end_time_unix_nano
     over = (ended // 1_000, (ended - began) // 1_000, span.trace_id, span.span_id)
-    names: tuple[str, ...]
     values: tuple[Any, ...]
     if is_llm:
-        names = (_text(said, *_TENANTS), _text(said, *_PROVIDERS), model, operation, error_type)
+        grouping = {"tenant": _text(said, *_TENANTS), "provider": _text(said, *_PROVIDERS), "model": model}
+        others = (_cut(operation),)
         tokens = _number(said, _INPUTS), _number(said, _OUTPUTS)
-        values = (*place, *names[:4], *tokens, error, error_type, *over)
+        values = (*place, *grouping.values(), *others, *tokens, error, error_type, *over)
     else:
         method = _text(said, *_METHODS)
-        system = _text(said, *_SYSTEMS) or ("http" if method else "")
-        names = (_text(said, *_PEERS), system, _route(said) or span.name, method, error_type)
-        values = (*place, *names[:4], kind, _status_code(said), error, error_type, *over)
-    named = tuple(map(_length, names))
-    if fault := nowhere or _fault(span.trace_id, span.span_id, began, ended, latest, code, named):
+        grouping = {"peer": _text(said, *_PEERS), "system": _text(said, *_SYSTEMS) or ("http" if method else "")}
+        others = (_cut(_route(said) or span.name), _cut(method))
+        values = (*place, *grouping.values(), *others, kind, _status_code(said), error, error_type, *over)
+    grouped = {name: _length(value) for name, value in grouping.items()}
+    if fault := nowhere or _fault(span.trace_id, span.span_id, began, ended, latest, code, grouped):
         spans.rejected[fault] += 1
         return
     for column, value in zip(spans.columns.values(), values, strict=True):
         column.append(value)
-    spans.nbytes += fixed + sum(named)
+    spans.nbytes += fixed + sum(grouped.values()) + sum(map(_length, (*others, error_type)))
 
 
 def _error_type(span: Any, said: dict[str, str | int], error: int) -> str:
@@ -300,10 +302,16 @@ def _length(name: str) -> int:
     return len(name) if name.isascii() else len(name.encode())
 
 
+def _cut(text: str) -> str:
+    """Its first whole characters of ``NAME_BYTES_MAX`` bytes at most."""
+    return text if _length(text) <= NAME_BYTES_MAX else text.encode()[:NAME_BYTES_MAX].decode(errors="ignore")
+
+
 def _fault(
-    trace_id: bytes, span_id: bytes, began: int, ended: int, latest: int, code: int, named: Sequence[int]
+    trace_id: bytes, span_id: bytes, began: int, ended: int, latest: int, code: int, grouped: Mapping[str, int]
 ) -> str:
-    """Why a span cannot be used; empty if it can. ``latest``: after which no span ends."""
+    """Why a span cannot be used; empty if it can. ``latest``: after which no span ends; ``grouped``: the bytes of the
+    names that it is grouped by."""
     if len(trace_id) != 16 or trace_id == _NO_TRACE:
         return "the trace id is not 16 bytes, or all zero"
     if len(span_id) != 8 or span_id == _NO_SPAN:
@@ -318,6 +326,6 @@ def _fault(
         return AHEAD
     if code not in _CODES_OF_STATUS:
         return "its status code is none that OTLP has, which are the numbers 0 to 2"
-    if max(named) > NAME_BYTES_MAX:
-        return f"one of its names, like its route or method, {_LONG}"
+    if max(grouped.values()) > NAME_BYTES_MAX:
+        return f"its {max(grouped, key=grouped.__getitem__)} {_LONG}: a name that calls are grouped by is not cut"
     return ""
