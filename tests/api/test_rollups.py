@@ -318,7 +318,7 @@ def test_one_name_is_a_list_of_one(db: Any) -> None:
             asked: dict[str, Any] = {"group_by": name, "measures": {"n": kivi.count()}, "order_by": f"-{name}"}
             assert list(snap.query("e", **asked, columns=name)) == list(snap.query("e", **asked, columns=[name]))
         with db.subscribe("a", rollup={"by": "kk", "measures": "n"}) as live:
-            next(live)
+            live.next(timeout_s=30)
             assert live.rows == list(snap.rollup("a", by=["kk"], measures=["n"]))
 
 

@@ -389,7 +389,8 @@ def test_a_table_made_of_text_has_all_that_the_text_says(cli: Any, server: Serve
             for same in ("ts", "ok", "n", "x", "s"):
                 assert repr(row[same]) == repr(found[same])
             assert (found["raw"] and bytes.fromhex(found["raw"].removeprefix("0x"))) == row["raw"]
-            assert (found["at"] and dt.datetime.fromisoformat(found["at"])) == row["at"]
+            at = found["at"]  # of years that Arrow's times of CSV do not reach
+            assert (dt.datetime.fromisoformat(at) if at and style == "csv" else at) == row["at"]
             assert (found["big"] and decimal.Decimal(found["big"])) == row["big"]
             assert found["cost"] == (float(row["cost"]) if style == "csv" and row["cost"] is not None else
                                      None if row["cost"] is None else str(row["cost"]))  # fmt: skip

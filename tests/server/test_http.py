@@ -297,7 +297,7 @@ def test_whole_numbers_that_no_double_holds_are_texts_to_readers_that_say_so(
     for _ in range(2):
         for accept, expected in (("application/json", wide), ("application/json; integers=text", texts)):
             reply = http.get("/v1/tables/widest/rows", params=names, headers={"Accept": accept})
-            assert reply.json()["rows"] == [expected] and reply.headers["Vary"] == "Accept"
+            assert reply.json()["rows"] == [expected] and "Accept" in reply.headers["Vary"]
             tags.add(reply.headers["ETag"])
             asked = {"table": "wide", "group_by": "id", "measures": {"n": "max(n)", "x": "min(x)"}}
             told = http.post("/v1/query", json=asked, headers={"Accept": accept}).json()["rows"]
