@@ -29,6 +29,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from kivi.arrow.columns import TIMESTAMP
 from kivi.arrow.id_window import ID, Ids
 from kivi.errors import InvalidArgument
+from kivi.model.rollups import AHEAD_US
 from kivi.model.types import LIKELY_US
 
 __all__ = [
@@ -52,9 +53,8 @@ TIME_MIN_NS: Final = LIKELY_US[0] * 1_000
 TIME_MAX_NS: Final = LIKELY_US[1] * 1_000 - 1
 """Of spans and points. What is in another unit is not within them, nor 2**64 - 1 for "never"."""
 TIMELESS: Final = "not within the years 1990 to 2099: they are nanoseconds since 1970"
-AHEAD_NS: Final = 600 * 10**9
-"""A clock may be ahead of the server's. What is later than that would be the newest for as long: the last hour of a
-table ends with its newest slot, and the ranges of all consoles with it."""
+AHEAD_NS: Final = AHEAD_US * 1_000
+"""A clock may be ahead of the server's. What is later than that is of a wrong one, as ``last`` has it, too."""
 AHEAD: Final = "it is of more than 10 minutes after this server's clock: set the clock of the machine that sends it"
 _KINDS: Final = {
     Span.SPAN_KIND_SERVER: "server",
