@@ -130,12 +130,12 @@ def rolled_again(store: Store, lease: Lease, schema: TableSchema, shared: Shared
         [key for key in keys if (low is None or key >= low) and (high is None or key < high)], pa.large_binary()
     )
     window = shared.window
-    if rollup.last_us is not None and len(found) and (high := window.ends.high_us) is not None:
-        early = KeySlot.of(schema).slots(found) < high
+    if rollup.last_us is not None and len(found) and (ends := window.ends.high_us) is not None:
+        early = KeySlot.of(schema).slots(found) < ends
         if window.ends.alone and early.any():
             return False
         if not window.ends.alone and not early.all():
-            found, window.ends = found.filter(pa.array(early)), Ends(high, beyond=True)
+            found, window.ends = found.filter(pa.array(early)), Ends(ends, beyond=True)
             if window.low_us is None:  # they may be alone
                 return False
     newest = _newest_slot(schema, found, rollup)

@@ -212,6 +212,7 @@ def _made(
     began, ended = span.start_time_unix_nano, span.end_time_unix_nano
     over = (ended // 1_000, (ended - began) // 1_000, span.trace_id, span.span_id)
     values: tuple[Any, ...]
+    others: tuple[str, ...]
     if is_llm:
         grouping = {"tenant": _text(said, *_TENANTS), "provider": _text(said, *_PROVIDERS), "model": model}
         others = (_cut(operation),)

@@ -39,7 +39,7 @@ def expected(events: Iterable[tuple[str, int, int]], now: int, width: int = 5 * 
     """The sum of ``n`` by app in the last 15 minutes."""
     slots = {ts // width * width for _, ts, _ in events}
     newest = max((slot for slot in slots if slot <= now + AHEAD), default=max(slots, default=0))
-    found = defaultdict(int)
+    found: dict[str, int] = defaultdict(int)
     for app, ts, n in events:
         if newest + width - LAST <= ts // width * width <= newest:
             found[app] += n
@@ -122,9 +122,9 @@ def test_an_event_of_a_wrong_clock_leaves_everybody_elses_last_hour_as_it_is(tmp
                 asked = {"by": "app", "last": "15m", **asked}
                 rows = sums(http.get("/v1/tables/calls_5m/rows", params=asked).json()["rows"])
                 with db.snapshot(as_of=int(asked["as_of"]) if "as_of" in asked else None) as snap:
-                    assert sums(snap.rollup("calls_5m", by="app", last="15m")) == rows
+                    assert sums(snap.rollup("calls_5m", by=["app"], last="15m")) == rows
                 if "as_of" not in asked:
-                    with db.subscribe("calls_5m", rollup={"by": "app"}, last="15m") as live:
+                    with db.subscribe("calls_5m", rollup={"by": ["app"]}, last="15m") as live:
                         live.next(timeout_s=30)
                         assert sums(live.rows) == rows
                 return rows
@@ -137,4 +137,4 @@ def test_an_event_of_a_wrong_clock_leaves_everybody_elses_last_hour_as_it_is(tmp
             assert said(as_of=str(before)) == {"shop": 3}
             assert said(step="5m") == {"shop": 3}
             with db.snapshot() as snap:  # it is there, for who asks for its time
-                assert sums(snap.rollup("calls_5m", by="app", start=FAR)) == {"shop": 100}
+                assert sums(snap.rollup("calls_5m", by=["app"], start=FAR)) == {"shop": 100}
