@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Sequence
 from itertools import chain
 from typing import Any, Final
 
@@ -162,9 +162,9 @@ def spans_of(request: ExportTraceServiceRequest) -> Export:
         namespace, service, instance = (_text(place, name) for name in _PLACES)
         service = service or "unknown_service"
         instance = _cut(instance)
-        lengths = [_length(name) for name in (namespace, service, instance)]
-        nowhere = f"its service's name or namespace {_LONG}" if max(lengths) > NAME_BYTES_MAX else ""
-        fixed = _EVENT_BYTES + sum(lengths)
+        of_place = [_length(name) for name in (namespace, service, instance)]
+        nowhere = f"its service's name or namespace {_LONG}" if max(of_place) > NAME_BYTES_MAX else ""
+        fixed = _EVENT_BYTES + sum(of_place)
         for scope_spans in resource_spans.scope_spans:
             for span in scope_spans.spans:
                 kind = _KINDS.get(span.kind)
@@ -177,9 +177,11 @@ def spans_of(request: ExportTraceServiceRequest) -> Export:
                 route, method = _route(said) or span.name, _text(said, *_METHODS)
                 code = span.status.code
                 error = int(code == Status.STATUS_CODE_ERROR)
-                error_type = _cut(_error_type(span, said, error))
-                grouped = {"route": _length(route), "method": _length(method)}
-                if fault := nowhere or _fault(trace_id, span_id, began, ended, latest, code, grouped):
+                error_type = _error_type(span, said, error)
+                lengths = _length(route), _length(method)
+                if fault := nowhere or _fault(
+                    trace_id, span_id, began, ended, latest, code, ("route", "method"), lengths
+                ):
                     spans.rejected[fault] += 1
                     continue
                 values = (
@@ -188,7 +190,7 @@ def spans_of(request: ExportTraceServiceRequest) -> Export:
                 )  # fmt: skip
                 for append, value in zip(add, values, strict=True):
                     append(value)
-                spans.nbytes += fixed + sum(grouped.values()) + _length(error_type)
+                spans.nbytes += fixed + sum(lengths) + _length(error_type)
     return export
 
 
@@ -208,7 +210,7 @@ def _made(
     spans = export.llm if is_llm else export.outgoing
     code = span.status.code
     error = int(code == Status.STATUS_CODE_ERROR)
-    error_type = _cut(_error_type(span, said, error))
+    error_type = _error_type(span, said, error)
     began, ended = span.start_time_unix_nano, span.end_time_unix_nano
     over = (ended // 1_000, (ended - began) // 1_000, span.trace_id, span.span_id)
     values: tuple[Any, ...]
@@ -223,22 +225,22 @@ def _made(
         grouping = {"peer": _text(said, *_PEERS), "system": _text(said, *_SYSTEMS) or ("http" if method else "")}
         others = (_cut(_route(said) or span.name), _cut(method))
         values = (*place, *grouping.values(), *others, kind, _status_code(said), error, error_type, *over)
-    grouped = {name: _length(value) for name, value in grouping.items()}
-    if fault := nowhere or _fault(span.trace_id, span.span_id, began, ended, latest, code, grouped):
+    lengths = [*map(_length, grouping.values())]
+    if fault := nowhere or _fault(span.trace_id, span.span_id, began, ended, latest, code, [*grouping], lengths):
         spans.rejected[fault] += 1
         return
     for column, value in zip(spans.columns.values(), values, strict=True):
         column.append(value)
-    spans.nbytes += fixed + sum(grouped.values()) + sum(map(_length, (*others, error_type)))
+    spans.nbytes += fixed + sum(lengths) + sum(map(_length, (*others, error_type)))
 
 
 def _error_type(span: Any, said: dict[str, str | int], error: int) -> str:
-    """As it says; of an error that does not, the type of the last exception that it recorded."""
+    """As it says; of an error that does not, the type of the last exception that it recorded. Cut, if it is long."""
     if (found := _text(said, _ERROR_TYPE)) or not error:
-        return found
+        return _cut(found) if found else found
     for event in reversed(span.events):
         if event.name == "exception":
-            return _text(_named(event.attributes, ("exception.type",)), "exception.type")
+            return _cut(_text(_named(event.attributes, ("exception.type",)), "exception.type"))
     return ""
 
 
@@ -309,10 +311,17 @@ def _cut(text: str) -> str:
 
 
 def _fault(
-    trace_id: bytes, span_id: bytes, began: int, ended: int, latest: int, code: int, grouped: Mapping[str, int]
+    trace_id: bytes,
+    span_id: bytes,
+    began: int,
+    ended: int,
+    latest: int,
+    code: int,
+    grouping: Sequence[str],
+    lengths: Sequence[int],
 ) -> str:
-    """Why a span cannot be used; empty if it can. ``latest``: after which no span ends; ``grouped``: the bytes of the
-    names that it is grouped by."""
+    """Why a span cannot be used; empty if it can. ``latest``: after which no span ends; ``grouping``: the columns that
+    it is grouped by, of so many bytes."""
     if len(trace_id) != 16 or trace_id == _NO_TRACE:
         return "the trace id is not 16 bytes, or all zero"
     if len(span_id) != 8 or span_id == _NO_SPAN:
@@ -327,6 +336,6 @@ def _fault(
         return AHEAD
     if code not in _CODES_OF_STATUS:
         return "its status code is none that OTLP has, which are the numbers 0 to 2"
-    if max(grouped.values()) > NAME_BYTES_MAX:
-        return f"its {max(grouped, key=grouped.__getitem__)} {_LONG}: a name that calls are grouped by is not cut"
+    if (longest := max(lengths)) > NAME_BYTES_MAX:
+        return f"its {grouping[lengths.index(longest)]} {_LONG}: a name that calls are grouped by is not cut"
     return ""
