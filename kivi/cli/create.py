@@ -32,7 +32,6 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kivi.arrow.columns import TIMESTAMP
 from kivi.cli.aggregate import pairs
 from kivi.cli.alter import declared
 from kivi.cli.append import MANY, ZEROS, Batch, Progress, Rows, batches, format_of, located, loses_digits, reading
@@ -249,7 +248,10 @@ def _of_json(path: str) -> pa.Schema:
             raise InvalidArgument(
                 f"{path}: column {name!r} would be float64, which has less digits than {shown(value)}: write it as text"
             )
-    times = [pa.field(f.name, TIMESTAMP) if moments.get(f.name) and pa.types.is_string(f.type) else f for f in schema]
+    times = [
+        pa.field(f.name, pa.timestamp("us")) if moments.get(f.name) and pa.types.is_string(f.type) else f
+        for f in schema
+    ]
     return pa.schema(times)
 
 

@@ -78,8 +78,11 @@ class Timeline:
         raise SnapshotTooOld("no commit that old is remembered: ask for a later moment")
 
     def time_of(self, ts: int) -> int | None:
-        """The commit time of the snapshot ``ts``, that of its newest commit; None: it is no longer known. Raises
-        DataLoss."""
+        """The commit time of the snapshot ``ts``, that of its newest commit; None: it is no longer known.
+
+        Of those that have been folded a row has the last of each microsecond: a CTS before it may be one of these, or
+        that of no commit, whose time then is the next commit's. Raises DataLoss.
+        """
         asked = self._asked
         if asked is None or asked[0] != ts:
             asked = self._asked = ts, self._time_of(ts)
@@ -87,14 +90,15 @@ class Timeline:
 
     def _time_of(self, ts: int) -> int | None:
         with self._mutex:
-            i = bisect_right(self._stamps, ts)
-            if i:
+            if i := bisect_right(self._stamps, ts):
                 return self._times[i - 1]
-        first = space_prefix(Space.TIME)
+        first, later = space_prefix(Space.TIME), None
         for key, value in self._engine.scan(first, prefix_end(first), reverse=True):
             times, stamps = decode_moments(key, value)
             if stamps[0] <= ts:
-                return int(times[np.searchsorted(stamps, np.uint64(ts), "right") - 1])
+                at = int(np.searchsorted(stamps, np.uint64(ts)))
+                return int(times[at]) if at < len(times) else int(times[-1]) if later is None else later
+            later = int(times[0])
         return None
 
     def times_of(self, stamps: Stamps) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
