@@ -49,7 +49,7 @@ def moved(store: Store, lease: Lease, schema: TableSchema, shared: Shared) -> bo
     rollup = shared.query.scan.rollup
     if rollup is None or rollup.last_us is None:
         return False
-    known, high = shared.window.partials or shared.window, store.reads.rollups.ends_before(lease, schema)
+    known, high = shared.window.partials or shared.window, store.reads.rollups.ends_before(lease.ts, schema)
     if known.ends.beyond:
         return high != known.ends.high_us
     known.ends = Ends(high)

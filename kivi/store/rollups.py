@@ -122,15 +122,15 @@ class Rollups:
         explanation = _explained(schema, target, rollup, lease, read, len(rows.rows))
         return RolledUp(target, rows, explanation, low_us, read.newest, ends)
 
-    def ends_before(self, lease: Lease, schema: TableSchema) -> int | None:
-        """Before which slots of an aggregate begin that are not of the future; None: that is not known."""
-        time_us = self.timeline.time_of(lease.ts)
+    def ends_before(self, ts: int, schema: TableSchema) -> int | None:
+        """Before which slots of an aggregate begin that are not of the future at a snapshot; None: it is not known."""
+        time_us = self.timeline.time_of(ts)
         return None if time_us is None else ends_before(schema, time_us)
 
     def _of_last(
         self, lease: Lease, schema: TableSchema, wanted: Scan, bounds: KeyRange, rollup: Rollup, bytes_max: int | None
     ) -> tuple[FixedRows, RowsRead, int | None, Ends]:
-        places, high = self._places(lease, schema, bounds), self.ends_before(lease, schema)
+        places, high = self._places(lease, schema, bounds), self.ends_before(lease.ts, schema)
         newest = places.newest(*bounds)
         asked = self.asked & asked_shards(schema, Scan(where=wanted.where))
         is_beyond = newest is not None and high is not None and newest >= high

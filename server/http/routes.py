@@ -278,6 +278,8 @@ class Routes:
             await self._reached(asked.min_snapshot)
             return _answered(await self._asked(request, self._sessions.questions, work))
         upto, changed = self._shared.changed([asked.table])
+        if "last" in asked.given:
+            form = f"{form}-{self._shared.ends(asked.table, upto)}"
         tag = self._shared.tag(changed, form if grant.tenant is None else f"{form}-{grant.name}")
         if _matches(request, tag):
             return _unchanged(tag, upto)
