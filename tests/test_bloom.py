@@ -162,7 +162,9 @@ def test_an_index_is_a_filter_of_values_that_repeat(tmp_path: Path, monkeypatch:
             with pytest.raises(SchemaError, match="index="):
                 db.create_event_table("calls", event_time="ts", columns=columns, index=wrong)
         with pytest.raises(InvalidArgument, match="a list of names"):
-            db.create_event_table("calls", event_time="ts", columns=columns, index="user")
+            db.create_event_table("calls", event_time="ts", columns=columns, index=7)  # type: ignore[arg-type]
+        db.create_event_table("calls", event_time="ts", columns=columns, index="user")
+        assert db.describe("calls")["index"] == ["user"]
 
 
 def test_no_byte_of_a_file_is_without_a_checksum(store: Any) -> None:

@@ -63,7 +63,8 @@ def text() -> str:
     paths = api["paths"]
     parts = [
         HEAD,
-        "/** A value of a row. Times are ISO 8601 in UTC, decimals text; bytes are 0x and hexadecimal. */",
+        "/** A value of a row. Times are ISO 8601 in UTC, bytes 0x and hexadecimal; decimals, and whole numbers beyond",
+        " * 2^53 - 1, are text. */",
         "export type Value = null | boolean | number | string | Value[] | { [name: string]: Value };",
         "export type Row = Record<string, Value>;\n",
     ]

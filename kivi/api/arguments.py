@@ -128,11 +128,12 @@ def type_of(schema: TableSchema, name: str) -> ColumnType:
 
 
 def _columns(columns: Iterable[str] | None) -> Sequence[str] | None:
-    if columns is None or isinstance(columns, str):  # which the schema refuses, in its own words
-        return columns
-    if not isinstance(columns, Iterable):
+    if columns is None:
+        return None
+    names = (columns,) if isinstance(columns, str) else columns
+    if not isinstance(names, Iterable):
         raise InvalidArgument(f"columns is a list of names, not {shown(columns)}")
-    names = tuple(columns)
+    names = tuple(names)
     if not names:
         raise InvalidArgument("columns names no column: leave it out to read all of them")
     return names

@@ -7,9 +7,10 @@
     kivi append calls calls.csv --create
 
 A file's columns and types are those that Arrow reads of its first megabyte: Parquet and Arrow files say theirs. Where a
-number would have less digits than the file, as a postal code of ``01234`` or a long id would, a column is text. The
-event time is the column that is a time, if only one is; whole numbers (microseconds since 1970) and texts may be one
-too, if ``--event-time`` names them. Those that must be seconds or milliseconds are refused, so that nothing is made of
+number would have less digits than the file, as a postal code of ``01234`` or a long id would, a column is text. Texts
+of JSON that are all times are times, also those with fractions of seconds, which Arrow has for texts. The event time is
+the column that is a time, if only one is; whole numbers (microseconds since 1970) and texts may be one too, if
+``--event-time`` names them. Those that must be seconds or milliseconds are refused, so that nothing is made of
 them. On a terminal the columns are shown and asked for before the table is there.
 
 **Invariant.** No table is made for a file that has a row which does not fit it: ``create_for`` reads the file to its
@@ -23,6 +24,7 @@ import argparse
 import codecs
 import io
 import itertools
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -36,12 +38,14 @@ from kivi.cli.append import MANY, ZEROS, Batch, Progress, Rows, batches, format_
 from kivi.cli.text import print_value
 from kivi.errors import InvalidArgument, KiviError, SchemaError
 from kivi.model.declarations import event_table_schema
+from kivi.model.predicate_text import parse_moment
 from kivi.model.schema import TableSchema
 from kivi.model.types import shown
 
 __all__ = ["create", "create_for", "drop"]
 
 _LINES_MIN: Final = 2
+_MOMENT: Final = r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[-+]\d\d:?\d\d)?)?"
 _READ: Final = 1 << 20
 """Of a file of lines, to see its types by."""
 
@@ -115,7 +119,7 @@ def create_for(db: Any, args: argparse.Namespace) -> None:
                 f"say --event-time, with one of {', '.join(columns)}"
             )
         (args.event_time,) = times
-    elif columns.get(args.event_time) in ("int64", "string"):  # Arrow takes times with a zone in JSON for text
+    elif columns.get(args.event_time) in ("int64", "string"):
         columns[args.event_time] = "timestamp"
     words = " ".join(f"{name}={type_}" for name, type_ in columns.items())
     print(f"kivi create {args.table} {words} --event-time {args.event_time}", file=sys.stderr)
@@ -227,10 +231,14 @@ def _of_json(path: str) -> pa.Schema:
 
     lines = _first_lines(path).removeprefix(codecs.BOM_UTF8)
     check = Rows("json", {"key": {}, "columns": {}}, path)
-    long = dict[str, int]()
+    long, moments = dict[str, int](), dict[str, bool]()
     for line in io.TextIOWrapper(io.BytesIO(lines), encoding="utf-8", newline=""):
         row = check(line)  # Arrow takes what is no line, and what is nested too deeply is the end of the process
-        long |= {name: value for name, value in (row or {}).items() if type(value) is int and abs(value) > 1 << 53}
+        for name, value in (row or {}).items():
+            if type(value) is int and abs(value) > 1 << 53:
+                long[name] = value
+            elif isinstance(value, str):
+                moments[name] = moments.get(name, True) and _is_moment(value)
     if not lines.strip():
         return pa.schema([])
     alone = reader.ReadOptions(use_threads=False, block_size=len(lines) + 1)
@@ -240,7 +248,20 @@ def _of_json(path: str) -> pa.Schema:
             raise InvalidArgument(
                 f"{path}: column {name!r} would be float64, which has less digits than {shown(value)}: write it as text"
             )
-    return schema
+    times = [
+        pa.field(f.name, pa.timestamp("us")) if moments.get(f.name) and pa.types.is_string(f.type) else f
+        for f in schema
+    ]
+    return pa.schema(times)
+
+
+def _is_moment(text: str) -> bool:
+    if not re.fullmatch(_MOMENT, text):
+        return False
+    try:
+        return bool(parse_moment(text, ""))
+    except InvalidArgument:
+        return False
 
 
 def _of_parquet(path: str) -> pa.Schema:

@@ -100,10 +100,12 @@ class Conflict(Retryable):
         column: str | None = None,
     ) -> None:
         if not message:
-            what = f"{table}{key!r}" + (f".{column}" if column else "")
             won = "a transaction still in flight" if commit_ts is None else f"the commit at {commit_ts}"
+            what = f"{table}{key!r}" + (f".{column}" if column else "") + " was written"
+            if not key and column is None:
+                what = f"table {table!r} itself was created, altered, overwritten, dropped or retracted from"
             message = (
-                f"{what} was written by {won}, after this transaction's snapshot {start_ts}; "
+                f"{what} by {won}, after this transaction's snapshot {start_ts}; "
                 "nothing was applied: run the transaction again on a new snapshot"
             )
         super().__init__(message, table=table, key=key, start_ts=start_ts, commit_ts=commit_ts, column=column)

@@ -26,7 +26,7 @@ from kivi.live.lives import EventsLive, Live, RowsLive
 from kivi.live.matching import BatchColumns, Columns, Matcher
 from kivi.live.partials import TABLE_BYTES, Partials, deltas_of
 from kivi.live.reading import event_key, floor_of, promising, read_window, types_of
-from kivi.live.rollups import rolled_again, rolled_on
+from kivi.live.rollups import moved, rolled_again, rolled_on
 from kivi.live.shared import ATTEMPTS, Shared, key_of
 from kivi.live.windows import Window
 from kivi.model.changes import COMMIT_TS
@@ -402,7 +402,9 @@ class RowGroup(Group):
         """Brings a rollup up to date, given the rows that changed. Whether it is touched."""
         known = True
         try:
-            if shared.window.partials is not None:
+            if moved(self.store, lease, self.schema, shared):
+                known = False
+            elif shared.window.partials is not None:
                 known = rolled_on(self.store, lease, self.schema, shared)
             elif keys:
                 known = rolled_again(self.store, lease, self.schema, shared, keys)
@@ -423,7 +425,7 @@ class RowGroup(Group):
             if total <= TABLE_BYTES or window.partials is None:
                 break
             total -= sizes[window]
-            window.low_us, window.partials = window.partials.low_us, None
+            window.let_go_of_partials()
 
     def _forgotten(self, lease: Lease) -> set[bytes]:
         """The rows that somebody holds and that a retention floor has taken away."""

@@ -48,7 +48,7 @@ from kivi.encoding.base_rows import RowLayout
 from kivi.encoding.key_slots import KeySlot
 from kivi.errors import KiviError
 from kivi.model.expressions import Expr, all_of, names, terms_of
-from kivi.model.rollups import range_of_last, rolled_schema, stored_slot
+from kivi.model.rollups import Ends, range_of_last, rolled_schema, stored_slot
 from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
 from kivi.mvcc.feed import Committed
@@ -123,6 +123,8 @@ class Partials:
         """What they are, as one reads it."""
         self.low_us: int | None = None
         """With ``last``: where that begins."""
+        self.ends = Ends()
+        """With ``last``: which slots it may end with."""
         self.bounds = key_range(schema, scan)
         self._schema, self._rollup = schema, rollup
         self.target, self.result = rolled_schema(schema, level), rolled_schema(schema, rollup)
@@ -157,7 +159,7 @@ class Partials:
 
     def begin(self, rolled: RolledUp, floor: int | None) -> None:
         """As they were read, at a snapshot that sees what is above the floor."""
-        self.low_us, self._floor = rolled.low_us, floor
+        self.low_us, self.ends, self._floor = rolled.low_us, rolled.ends, floor
         self._put(rolled.rows)
         self._touched.clear()
 
@@ -196,12 +198,26 @@ class Partials:
         mine = np.ones(len(keys), np.bool_)
         if stored_slot(self._schema) is not None:
             slots = KeySlot.of(self._schema).slots(keys)
-            for low in (self._rollup.start_us, self.low_us, self._floor):
+            for low in (self._rollup.start_us, None if self.ends.alone else self.low_us, self._floor):
                 mine &= True if low is None else slots >= low
             mine &= True if self._rollup.end_us is None else slots < self._rollup.end_us
         if self.wanted.where is not None and mine.any():
             mine &= Selection(self._schema, self.wanted.where).of_keys(keys)
+        if self._rollup.last_us is not None:
+            mine[mine] = self._of_now(KeySlot.of(self._schema).slots(keys)[mine])
         return mine
+
+    def _of_now(self, slots: Array) -> Array:
+        """Which slots are not of the future, or all where there are no others; and whether that is so still."""
+        if (high := self.ends.high_us) is None:
+            return np.ones(len(slots), np.bool_)
+        early: Array = slots < high
+        if self.ends.alone:
+            self._failed = self._failed or bool(early.any())
+            return ~early if self.low_us is None else slots >= self.low_us
+        if not early.all():
+            self.ends = Ends(high, beyond=True)
+        return early
 
     # -- to a snapshot ---------------------------------------------------------------------------------------
 
@@ -240,7 +256,7 @@ class Partials:
         if self._rollup.last_us is None:
             return True
         if not self._slots:
-            return self.low_us is None
+            return self.low_us is None and (not self.ends.beyond or self.ends.alone)
         begins = range_of_last(self._schema, self._rollup, max(self._slots))
         if self.low_us is not None and begins < self.low_us:
             return False

@@ -9,7 +9,9 @@ partial results that are kept in memory (``kivi.live.partials``), or where these
 of the table's rows (``Rollups.roll(only=...)``).
 
 A range of the ``last`` time begins where it did as long as the newest slot of the result is the same. When that moves,
-partial results of slots before it are let go of; where there are none all of the range is read again.
+partial results of slots before it are let go of; where there are none all of the range is read again. Rows of the
+future do not belong to it (``kivi.model.rollups``): where there are some, all of it is read again when another slot may
+have come.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from kivi.delta.rolling import Rolling
 from kivi.encoding.key_slots import KeySlot
 from kivi.live.partials import WINDOW_BYTES, partials_of
 from kivi.live.windows import Window
-from kivi.model.rollups import Rollup, range_of_last, rolled_schema, stored_slot
+from kivi.model.rollups import Ends, Rollup, range_of_last, rolled_schema, stored_slot
 from kivi.model.schema import TableSchema
 from kivi.model.subscriptions import Query
 from kivi.mvcc.leases import Lease
@@ -38,7 +40,20 @@ from kivi.store.shards import asked_shards
 if TYPE_CHECKING:
     from kivi.live.shared import Shared
 
-__all__ = ["rolled_again", "rolled_on", "rolled_window"]
+__all__ = ["moved", "rolled_again", "rolled_on", "rolled_window"]
+
+
+def moved(store: Store, lease: Lease, schema: TableSchema, shared: Shared) -> bool:
+    """Whether a range of the ``last`` time has rows of the future, of which some may have come at a snapshot. If there
+    are none, it may end with later slots from then on."""
+    rollup = shared.query.scan.rollup
+    if rollup is None or rollup.last_us is None:
+        return False
+    known, high = shared.window.partials or shared.window, store.reads.rollups.ends_before(lease.ts, schema)
+    if known.ends.beyond:
+        return high != known.ends.high_us
+    known.ends = Ends(high)
+    return False
 
 
 def rolled_window(store: Store, lease: Lease, schema: TableSchema, query: Query) -> Window:
@@ -59,7 +74,7 @@ def rolled_window(store: Store, lease: Lease, schema: TableSchema, query: Query)
             return window
     rolled = reads.roll(lease, schema, query.scan, key_range(schema, query.scan))
     _put(query, schema, rolled.rows, window)
-    window.low_us = rolled.low_us
+    window.low_us, window.ends = rolled.low_us, rolled.ends
     return window
 
 
@@ -74,8 +89,8 @@ def rolled_on(store: Store, lease: Lease, schema: TableSchema, shared: Shared) -
     reads = store.reads.rollups_of(asked_shards(schema, query.scan))
 
     def read(only: pa.LargeBinaryArray) -> FixedRows:
-        wanted, low_us = partials.wanted, partials.low_us
-        return reads.roll(lease, schema, wanted, partials.bounds, only=only, low_us=low_us).rows
+        wanted, low_us, high_us = partials.wanted, partials.low_us, partials.ends.bound_us
+        return reads.roll(lease, schema, wanted, partials.bounds, only=only, low_us=low_us, high_us=high_us).rows
 
     touched = partials.advance(_floor(store, schema, lease), read)
     if touched is None:
@@ -99,7 +114,7 @@ def _bounded(window: Window) -> None:
     """Lets go of partial results that take too much; what changes from then on is read again."""
     partials = window.partials
     if partials is not None and partials.nbytes > WINDOW_BYTES:
-        window.partials, window.low_us = None, partials.low_us
+        window.let_go_of_partials()
 
 
 def rolled_again(store: Store, lease: Lease, schema: TableSchema, shared: Shared, keys: list[bytes]) -> bool:
@@ -114,7 +129,16 @@ def rolled_again(store: Store, lease: Lease, schema: TableSchema, shared: Shared
     found = pa.array(
         [key for key in keys if (low is None or key >= low) and (high is None or key < high)], pa.large_binary()
     )
-    window, newest = shared.window, _newest_slot(schema, found, rollup)
+    window = shared.window
+    if rollup.last_us is not None and len(found) and (ends := window.ends.high_us) is not None:
+        early = KeySlot.of(schema).slots(found) < ends
+        if window.ends.alone and early.any():
+            return False
+        if not window.ends.alone and not early.all():
+            found, window.ends = found.filter(pa.array(early)), Ends(ends, beyond=True)
+            if window.low_us is None:  # they may be alone
+                return False
+    newest = _newest_slot(schema, found, rollup)
     begins = None if newest is None else range_of_last(schema, rollup, newest)
     if begins is not None and (window.low_us is None or begins > window.low_us):
         return False  # unless ``where`` does not select it, which the reading finds out
@@ -123,8 +147,9 @@ def rolled_again(store: Store, lease: Lease, schema: TableSchema, shared: Shared
         return True
     only = pc.unique(Rolling.by_names(schema, rolled_schema(schema, rollup), rollup.step).keys(found))
     rolled = store.reads.rollups_of(asked_shards(schema, query.scan)).roll(
-        lease, schema, query.scan, shared.range, only=only.take(pc.array_sort_indices(only)), low_us=window.low_us
-    )
+        lease, schema, query.scan, shared.range, only=only.take(pc.array_sort_indices(only)), low_us=window.low_us,
+        high_us=window.ends.bound_us,
+    )  # fmt: skip
     _put(query, schema, rolled.rows, window, {*only.to_pylist()})
     if begins is None or begins != window.low_us:
         return True

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from kivi.errors import ResourceExhausted
+from kivi.model.rollups import Ends
 from kivi.model.subscriptions import Keyed, Query, Row
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Window:
         "_sort_key",
         "changed",
         "dropped",
+        "ends",
         "low_us",
         "partials",
         "slack",
@@ -57,8 +59,15 @@ class Window:
         """Of a rollup: what its rows are made of."""
         self.low_us: int | None = None
         """Of a rollup of the last time without partial results: where that begins."""
+        self.ends = Ends()
+        """Likewise, which slots it may end with."""
         self.dropped: list[bytes] = []
         """Keys that gave way to others; whoever indexes what is held empties it."""
+
+    def let_go_of_partials(self) -> None:
+        """What changes from then on is read again."""
+        if self.partials is not None:
+            self.low_us, self.ends, self.partials = self.partials.low_us, self.partials.ends, None
 
     def held(self) -> Iterable[bytes]:
         return self._rows.keys()

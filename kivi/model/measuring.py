@@ -60,8 +60,9 @@ def _measure(source: TableSchema, name: str, call: OperatorCall) -> tuple[Column
     for part in (call.expression, call.where):
         if part is not None and asks_hierarchy(part):
             raise SchemaError(
-                f"measure {name!r}: under() and covers() ask a hierarchy as it is now, and a measure observes events "
-                "once: group by the column, and ask for what is under a value in where= of reads"
+                f"measure {name!r}: under() and covers() ask a hierarchy as of a snapshot, and a measure observes "
+                "events once, whatever becomes of it: group by the column, and ask for what is under a value in where= "
+                "of the read, question or rollup, one for each value"
             )
     if call.expression is not None:
         _, type_ = bind_value(call.expression, lambda column: source.column(column).type)

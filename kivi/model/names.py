@@ -42,8 +42,10 @@ def is_text(value: object) -> TypeGuard[str]:
 
 
 def name_list(given: object, what: str) -> tuple[str, ...]:
-    """Names that are given as a list. Raises InvalidArgument, also for one name that is no list."""
-    if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
+    """Names that are given as a list, or one name as it is. Raises InvalidArgument."""
+    if isinstance(given, str):
+        return (given,)
+    if isinstance(given, bytes) or not isinstance(given, Iterable):
         raise InvalidArgument(f"{what} is a list of names, not {shown(given)}")
     names = tuple(given)
     for name in names:

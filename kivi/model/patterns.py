@@ -148,7 +148,7 @@ def pattern(
     """
     tree = parsed(text)
     known = symbols(tree)
-    names = name_list([partition_by] if isinstance(partition_by, str) else partition_by, "partition_by")
+    names = name_list(partition_by, "partition_by")
     for part, given in (("define", define), ("measures", measures)):
         if given is not None and not isinstance(given, Mapping):
             raise InvalidArgument(f"{part} of a pattern maps names to what they are, and is {shown(given)}")

@@ -11,7 +11,10 @@ States are combined, so a rollup equals what an aggregate declared at that level
 for bit (R21); sums of floats are equal up to the order of addition, which here is that of the rows' keys.
 
 Which rows: those whose slot begins in [``start``, ``end``), or, with ``last``, in the time before the end of the newest
-slot. ``Rollup`` is data, in stored form; ``rolled_schema`` is the table that the result is one of.
+slot that is not of the future: that begins at most ``AHEAD_US`` after the snapshot's commit time. So one event of a
+wrong clock does not move the range for all, and a snapshot has one answer, now and later; later slots enter when a
+commit comes that is so late. Where all rows are of the future, as of a simulation, it ends with the newest of them
+(decision 0115). ``Rollup`` is data, in stored form; ``rolled_schema`` is the table that the result is one of.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import dataclasses
 import datetime as dt
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from kivi.errors import InvalidArgument, SchemaError
 from kivi.model.derived_columns import inputs_of, parse_expression
@@ -31,9 +34,12 @@ from kivi.model.slots import MOMENT_MAX_US, Slot, parse_duration_us
 from kivi.model.types import ColumnType
 
 __all__ = [
+    "AHEAD_US",
+    "Ends",
     "Rollup",
     "aligned",
     "derived_from",
+    "ends_before",
     "range_of_last",
     "rolled_outputs",
     "rolled_schema",
@@ -42,6 +48,8 @@ __all__ = [
 ]
 
 _MOMENT = ColumnType("timestamp")
+AHEAD_US: Final = 600_000_000
+"""A clock may be ahead of the store's. What is later than that is of a wrong one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +209,30 @@ def _rolled(schema: TableSchema, rollup: Rollup) -> TableSchema:
 def rolled_outputs(schema: TableSchema, rollup: Rollup) -> tuple[str, ...]:
     """The columns of the result, in order: ``by``, the slot, measures and derived columns."""
     return (*rolled_schema(schema, rollup).key_names, *rollup.measures)
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Which slots a ``last`` time may end with at a snapshot: those that begin before ``high_us``; None: any.
+
+    ``beyond``: later ones may be there, which are left out; unless they are ``alone``.
+    """
+
+    high_us: int | None = None
+    beyond: bool = False
+    alone: bool = False
+
+    @property
+    def bound_us(self) -> int | None:
+        """Which slots belong to the range, if they are not before it."""
+        return None if self.alone else self.high_us
+
+
+def ends_before(schema: TableSchema, commit_time_us: int) -> int:
+    """Where the last slot ends that is not of the future at a snapshot of that commit time."""
+    stored = stored_slot(schema)
+    assert stored is not None
+    return stored[2].end(stored[2].start(commit_time_us + AHEAD_US))
 
 
 def range_of_last(schema: TableSchema, rollup: Rollup, newest_us: int) -> int:

@@ -48,6 +48,8 @@ class Timeline:
         self._mutex = threading.Lock()
         self._times = array("Q")
         self._stamps = array("Q")
+        self._asked: tuple[int, int | None] | None = None
+        """The CTS that ``time_of`` was asked for last, and the answer, which stays."""
 
     def note(self, first: int, time_us: int, commits: int = 1) -> None:
         """So many commits, with consecutive CTS, entered the log together. Called in log order."""
@@ -74,6 +76,30 @@ class Timeline:
             times, stamps = decode_moments(key, value)
             return int(stamps[np.searchsorted(times, np.uint64(time_us), "right") - 1])
         raise SnapshotTooOld("no commit that old is remembered: ask for a later moment")
+
+    def time_of(self, ts: int) -> int | None:
+        """The commit time of the snapshot ``ts``, that of its newest commit; None: it is no longer known.
+
+        Of those that have been folded a row has the last of each microsecond: a CTS before it may be one of these, or
+        that of no commit, whose time then is the next commit's. Raises DataLoss.
+        """
+        asked = self._asked
+        if asked is None or asked[0] != ts:
+            asked = self._asked = ts, self._time_of(ts)
+        return asked[1]
+
+    def _time_of(self, ts: int) -> int | None:
+        with self._mutex:
+            if i := bisect_right(self._stamps, ts):
+                return self._times[i - 1]
+        first, later = space_prefix(Space.TIME), None
+        for key, value in self._engine.scan(first, prefix_end(first), reverse=True):
+            times, stamps = decode_moments(key, value)
+            if stamps[0] <= ts:
+                at = int(np.searchsorted(stamps, np.uint64(ts)))
+                return int(times[at]) if at < len(times) else int(times[-1]) if later is None else later
+            later = int(times[0])
+        return None
 
     def times_of(self, stamps: Stamps) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
         """Of each CTS its commit time, and whether that is still known. Raises DataLoss."""

@@ -296,7 +296,7 @@ class Reads:
 
     def rollups_of(self, asked: int) -> Rollups:
         """Of rows of these shards alone."""
-        return Rollups(self.reader, self.pending, self.spanning, asked)
+        return Rollups(self.reader, self.pending, self.spanning, self.questions.timeline, asked)
 
     def few_rows(self, lease: Lease, schema: TableSchema, wanted: Scan) -> tuple[int, Sequence[Sequence[Any]]] | None:
         """A scan of some dozen rows of fixed width: how many there are, and their columns, if there are any, whose sums

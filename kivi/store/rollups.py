@@ -30,7 +30,7 @@ from kivi.encoding.keys import decode_key_columns, prefix_end
 from kivi.encoding.projection import Projection
 from kivi.log.shards import EVERY
 from kivi.model.expressions import Expr, names
-from kivi.model.rollups import Rollup, range_of_last, rolled_schema, stored_slot
+from kivi.model.rollups import Ends, Rollup, ends_before, range_of_last, rolled_schema, stored_slot
 from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
 from kivi.mvcc.leases import Lease
@@ -40,6 +40,7 @@ from kivi.store.slot_ranges import KeyRange, Places, Times
 if TYPE_CHECKING:
     from kivi.mvcc.pending import Pending
     from kivi.mvcc.snapshot import Reader
+    from kivi.mvcc.timeline import Timeline
     from kivi.store.spanning import Spanning
 
 __all__ = ["RolledUp", "Rollups", "RowsRead", "Selection", "TooManyRows", "rolled_batches"]
@@ -64,6 +65,8 @@ class RolledUp(NamedTuple):
     """With ``last``: where it begins; None: it has no rows."""
     newest_us: int | None
     """With ``last``: the newest slot of the rows that it was made of."""
+    ends: Ends
+    """With ``last``: which slots it may end with."""
 
 
 @dataclass(slots=True)
@@ -84,6 +87,7 @@ class Rollups:
     reader: Reader
     pending: Pending
     spanning: Spanning
+    timeline: Timeline
     asked: int = EVERY
 
     def roll(
@@ -95,35 +99,66 @@ class Rollups:
         *,
         only: Any = None,
         low_us: int | None = None,
+        high_us: int | None = None,
         last: Rollup | None = None,
         bytes_max: int | None = None,
     ) -> RolledUp:
         """The rollup of the rows of a range of keys. ``only``: a sorted LargeBinaryArray of keys of the result, and
-        ``low_us`` where the ``last`` time then begins. ``last``: the rollup whose ``last`` time it is of; None: itself.
+        ``low_us`` and ``high_us`` where the ``last`` time then begins and ends. ``last``: the rollup whose ``last``
+        time it is of; None: itself.
 
         Raises what a scan raises, OutOfRange for a sum of floats that is not finite, and TooManyRows for a result of
         more than ``bytes_max``.
         """
         rollup = wanted.rollup
         assert rollup is not None
-        target = rolled_schema(schema, rollup)
+        target, ends = rolled_schema(schema, rollup), Ends()
         if rollup.last_us is not None and only is None:
-            rows, read, low_us = self._of_last(lease, schema, wanted, bounds, last or rollup, bytes_max)
+            rows, read, low_us, ends = self._of_last(lease, schema, wanted, bounds, last or rollup, bytes_max)
         else:
-            times = (rollup.start_us if rollup.last_us is None else low_us, rollup.end_us)
+            times = (rollup.start_us, rollup.end_us) if rollup.last_us is None else (low_us, high_us)
             parts = [(bounds, times)] if only is None else _narrowed(schema, rollup, bounds, times, only)
             rows, read = self._combined(lease, schema, wanted, parts, only, bytes_max)
         explanation = _explained(schema, target, rollup, lease, read, len(rows.rows))
-        return RolledUp(target, rows, explanation, low_us, read.newest)
+        return RolledUp(target, rows, explanation, low_us, read.newest, ends)
+
+    def ends_before(self, ts: int, schema: TableSchema) -> int | None:
+        """Before which slots of an aggregate begin that are not of the future at a snapshot; None: it is not known."""
+        time_us = self.timeline.time_of(ts)
+        return None if time_us is None else ends_before(schema, time_us)
 
     def _of_last(
         self, lease: Lease, schema: TableSchema, wanted: Scan, bounds: KeyRange, rollup: Rollup, bytes_max: int | None
+    ) -> tuple[FixedRows, RowsRead, int | None, Ends]:
+        places, high = self._places(lease, schema, bounds), self.ends_before(lease.ts, schema)
+        newest = places.newest(*bounds)
+        asked = self.asked & asked_shards(schema, Scan(where=wanted.where))
+        is_beyond = newest is not None and high is not None and newest >= high
+        beyond = high is not None and (is_beyond or bool(self.spanning.missing(schema, asked, lease.ts)))
+        if beyond:
+            before = places.newest(*bounds, high)
+            rows, read, low = self._ending(lease, schema, wanted, bounds, rollup, bytes_max, before, high)
+            if read.newest is not None:
+                return rows, read, low, Ends(high, beyond)
+        rows, read, low = self._ending(lease, schema, wanted, bounds, rollup, bytes_max, newest, None)
+        return rows, read, low, Ends(high, beyond, alone=beyond)
+
+    def _ending(
+        self,
+        lease: Lease,
+        schema: TableSchema,
+        wanted: Scan,
+        bounds: KeyRange,
+        rollup: Rollup,
+        bytes_max: int | None,
+        newest: int | None,
+        high: int | None,
     ) -> tuple[FixedRows, RowsRead, int | None]:
-        """The newest slot is known when its rows are read: what is read first ends at the newest that there may be."""
-        newest = self._places(lease, schema, bounds).newest(*bounds)
+        """With the newest slot before ``high``, which is known when its rows are read: what is read first ends at the
+        newest that there may be."""
         low = None if newest is None else range_of_last(schema, rollup, newest)
         while True:
-            rows, read = self._combined(lease, schema, wanted, [(bounds, (low, None))], None, bytes_max)
+            rows, read = self._combined(lease, schema, wanted, [(bounds, (low, high))], None, bytes_max)
             if read.newest is None and low is None:
                 return rows, read, None
             begins = None if read.newest is None else range_of_last(schema, rollup, read.newest)

@@ -99,20 +99,20 @@ class Places:
         listed = next(self._engine.keys(self._space + start, stop, 4 * _SKIPPED_MIN), [])
         return len(listed)
 
-    def newest(self, start: bytes | None, end: bytes | None) -> int | None:
-        """No slot of a key in the range, visible or not, is newer; None: there is no key.
+    def newest(self, start: bytes | None, end: bytes | None, high: int | None = None) -> int | None:
+        """No slot of a key in the range that begins before ``high``, visible or not, is newer; None: there is no key.
 
         The last key of each group is sought, unless the first groups are so short that all keys are sooner read.
         """
         found: list[bytes] = []
         rows = 0
         for tried, group in enumerate(self._groups(start, end)):
-            after = prefix_end(group)
+            after = prefix_end(group) if high is None else group + slot_bound(high)
             after = after if end is None or (after and after < end) else end
             if tried < _GROUPS_TRIED:
                 rows += self._count(group, after)
             elif rows < _SKIPPED_MIN * _GROUPS_TRIED:
-                return self._newest_of_all(start, end)
+                return self._newest_of_all(start, end, high)
             stop = self._end if after is None else self._space + after
             base = next(self._engine.scan(self._space + max(start or b"", group), stop, reverse=True), None)
             keys = [] if base is None else [base[0][len(self._space) :]]
@@ -126,13 +126,19 @@ class Places:
             found += [key[self.slot.at(key) :][:SLOT_BYTES] for key in keys if key.startswith(group)]
         return None if not found else int.from_bytes(max(found), "big") + INT64_MIN
 
-    def _newest_of_all(self, start: bytes | None, end: bytes | None) -> int | None:
+    def _newest_of_all(self, start: bytes | None, end: bytes | None, high: int | None) -> int | None:
         found = [run.keys.slice(rows.start, len(rows)) for run in self._runs if (rows := run.slice_range(start, end))]
         if self._indexed:
             found.append(pa.array(self._indexed, pa.large_binary()))
-        newest = [int(self.slot.slots(keys).max()) for keys in found]
+
+        def newest_of(keys: pa.Array) -> list[int]:
+            slots = self.slot.slots(keys)
+            slots = slots if high is None else slots[slots < high]
+            return [int(slots.max())] if len(slots) else []
+
+        newest = [slot for keys in found for slot in newest_of(keys)]
         stop, before = self._end if end is None else self._space + end, len(self._space)
         for listed in self._engine.keys(self._space + (start or b""), stop, _KEYS_AT_ONCE):
             keys = pa.array([key[before:] for key in listed], pa.large_binary())
-            newest.append(int(self.slot.slots(keys).max()))
+            newest += newest_of(keys)
         return max(newest, default=None)

@@ -17,7 +17,7 @@ _WHOLE: Final = {"type": "integer", "minimum": 0, "maximum": (1 << 63) - 1}
 _SCHEMAS: Final[Mapping[str, Json]] = {
     TEXT: _TEXT,
     NUMBER: _WHOLE,
-    TEXTS: {"type": "array", "items": _TEXT},
+    TEXTS: {"type": ["string", "array"], "items": _TEXT},
     NAMED: {"type": "object", "additionalProperties": _TEXT},
     MOMENT: {"type": ["string", "integer"]},
     FLAG: {"type": "boolean"},
@@ -43,6 +43,7 @@ _ROWS: Final[Json] = {
         "snapshot": _WHOLE,
         "more": {"type": "boolean"},
         "rows": {"type": "array", "items": {"type": "object"}},
+        "types": {"type": "object", "additionalProperties": _TEXT},
         "explanation": _TEXT,
     },
 }
@@ -137,7 +138,7 @@ def described(version: str) -> Json:
                             "required": ["operations"],
                             "properties": {
                                 "operations": {"type": "array", "minItems": 1, "items": _OPERATION},
-                                "snapshot": _WHOLE,
+                                "snapshot": {**_WHOLE, "minimum": 1},
                             },
                         }
                     },

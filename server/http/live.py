@@ -59,7 +59,7 @@ from kivi_server.auth import Access, Grant
 from kivi_server.clients import Client
 from kivi_server.http.access import Door, client_of
 from kivi_server.http.errors import body_of
-from kivi_server.http.rendering import compact, plain
+from kivi_server.http.rendering import compact, plain, reads_doubles
 from kivi_server.http.rows import LIMIT_MAX, moment_us, names_of, parameters, prefix_of, slot_from, whole
 from kivi_server.status import told as told_error
 from starlette.requests import Request
@@ -93,9 +93,18 @@ class Wanted:
     """One query of a request. ``last``: the Last-Event-ID. Raises InvalidArgument, NotFound, SchemaError."""
 
     def __init__(
-        self, door: Door, grant: Grant, client: Client, query: str, last: str = "", *, is_part: bool = False
+        self,
+        door: Door,
+        grant: Grant,
+        client: Client,
+        query: str,
+        last: str = "",
+        *,
+        is_part: bool = False,
+        doubles: bool = False,
     ) -> None:
         self.client = client
+        self.doubles = doubles
         self.given, several = parameters(query, _PARAMETERS, ("prefix",))
         self.is_part = is_part
         if "table" not in self.given:
@@ -112,7 +121,8 @@ class Wanted:
             self.arguments.heartbeat_ms = max(self.arguments.interval_ms, _SOON_MS)
         self.bound(schema)  # says what is wrong with it, before there is an answer
         hierarchies = door.store.hierarchies_changed_at
-        self.key: Hashable = (self.tenant, is_part, hierarchies, *several["prefix"], None, *sorted(self.given.items()))
+        form = is_part, doubles
+        self.key: Hashable = (self.tenant, form, hierarchies, *several["prefix"], None, *sorted(self.given.items()))
 
     def bound(self, schema: TableSchema) -> Query:
         """The query, of the rows that the caller may see. Raises SchemaError, InvalidArgument, PermissionDenied."""
@@ -124,13 +134,14 @@ class Wanted:
     @staticmethod
     def all_of(door: Door, grant: Grant, request: Request) -> list[Wanted]:
         """Those of a request: one, or the parts that it names. Raises likewise."""
-        client = client_of(request)
+        client, doubles = client_of(request), reads_doubles(request.headers.get("accept", ""))
         if "of" not in request.query_params:
-            return [Wanted(door, grant, client, request.url.query, request.headers.get("last-event-id", ""))]
+            last = request.headers.get("last-event-id", "")
+            return [Wanted(door, grant, client, request.url.query, last, doubles=doubles)]
         names, texts = zip(*request.query_params.multi_items(), strict=True)
         if {*names} != {"of"} or len(texts) > _PARTS_MAX:
             raise InvalidArgument(f"up to {_PARTS_MAX} queries are each in a parameter of, and there are no others")
-        return [Wanted(door, grant, client, text, is_part=True) for text in texts]
+        return [Wanted(door, grant, client, text, is_part=True, doubles=doubles) for text in texts]
 
     def _arguments(self, door: Door, schema: TableSchema, prefix: list[str], last: str) -> SubscribeArguments:
         given = self.given
@@ -242,7 +253,7 @@ class Channels:
     async def _events(self, wanted: Wanted) -> AsyncIterator[bytes]:
         async with _subscribed(self._door, wanted) as following:
             async for update in following:
-                _, text = await _rendered(self._door, update, f"{update.ts}.{update.skip}")
+                _, text = await _rendered(self._door, update, f"{update.ts}.{update.skip}", wanted.doubles)
                 yield text
                 if update.ended:
                     return
@@ -304,7 +315,7 @@ class _Channel:
             self._ended(self)
 
     async def _tell(self, update: Update) -> None:
-        changes, text = await _rendered(self._door, update, str(update.ts))
+        changes, text = await _rendered(self._door, update, str(update.ts), self._wanted.doubles)
         if update.reset:
             self._rows = []
             self._last.clear()
@@ -408,21 +419,23 @@ def _set(said: asyncio.Future[Update | KiviError], update: Update | KiviError) -
         said.set_result(update)
 
 
-async def _rendered(door: Door, update: Update, name: str) -> tuple[list[Change], bytes]:
+async def _rendered(door: Door, update: Update, name: str, doubles: bool) -> tuple[list[Change], bytes]:
     """Its changes with rows as JSON has them, and its text; of what several channels are told, once."""
-    made: tuple[list[Change], bytes] | None = update.made.get("http")
+    form = "http.integers-as-text" if doubles else "http"
+    made: tuple[list[Change], bytes] | None = update.made.get(form)
     if made is None:
         if len(update.changes) <= _MANY:
-            made = _render(update, name)
+            made = _render(update, name, doubles)
         else:
-            made = await asyncio.get_running_loop().run_in_executor(door.sessions.reads, _render, update, name)
-        update.made["http"] = made
+            loop = asyncio.get_running_loop()
+            made = await loop.run_in_executor(door.sessions.reads, _render, update, name, doubles)
+        update.made[form] = made
     return made
 
 
-def _render(update: Update, name: str) -> tuple[list[Change], bytes]:
+def _render(update: Update, name: str, doubles: bool) -> tuple[list[Change], bytes]:
     changes = [
-        change if change.row is None else change._replace(row=plain(change.row, exact=True))
+        change if change.row is None else change._replace(row=plain(change.row, exact=True, doubles=doubles))
         for change in told(update).changes
     ]
     if not changes and not update.reset:

@@ -9,7 +9,8 @@
 
 Members of a query are the arguments of ``snap.query``, and with ``size`` (and ``slide``) or ``session`` those of
 ``snap.windows``; predicates, measures and expressions are texts, as the command line takes them. ``start`` and ``end``
-are ISO 8601, or microseconds since 1970. Both take ``as_of`` (a commit timestamp or a moment) and ``min_snapshot``.
+are ISO 8601, or microseconds since 1970. A list of one text may be that text. Both take ``as_of`` (a commit timestamp
+or a moment) and ``min_snapshot``.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ __all__ = ["QUERY", "SQL", "Answered", "Query", "Sql", "members", "parsed"]
 
 TEXT: Final = "a text"
 NUMBER: Final = "a whole number"
-TEXTS: Final = "a list of texts"
+TEXTS: Final = "a text or a list of texts"
 NAMED: Final = "an object of texts"
 MOMENT: Final = "a moment in ISO 8601, or a whole number"
 FLAG: Final = "true or false"
@@ -46,7 +47,7 @@ ANY: Final = "a list or an object"
 _CHECKS: Final[dict[str, Callable[[Any], bool]]] = {
     TEXT: lambda value: isinstance(value, str),
     NUMBER: lambda value: isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63,
-    TEXTS: lambda value: isinstance(value, list) and all(isinstance(each, str) for each in value),
+    TEXTS: lambda value: all(isinstance(each, str) for each in (value if isinstance(value, list) else [value])),
     NAMED: lambda value: isinstance(value, dict) and all(isinstance(each, str) for each in value.values()),
     MOMENT: lambda value: isinstance(value, (str, int)) and not isinstance(value, bool),
     FLAG: lambda value: isinstance(value, bool),
@@ -79,6 +80,8 @@ def members(data: bytes, known: Mapping[str, str], required: str) -> dict[str, A
             raise InvalidArgument(f"there is no member {name!r}; there are {', '.join(sorted(known))}")
         if not _CHECKS[known[name]](value):
             raise InvalidArgument(f"member {name!r} is {known[name]}")
+        if known[name] == TEXTS and isinstance(value, str):
+            given[name] = [value]
     if required not in given:
         raise InvalidArgument(f"member {required!r} is required")
     return given

@@ -9,7 +9,9 @@
 
 Of SQL's columns with one name the later ones are called ``name_1``, ``name_2``; NaN is null, the infinities are texts.
 In text times are ISO 8601 in UTC, decimals texts (``"12.50"``; a JSON number would be rounded by its reader), bytes
-``0x`` and hexadecimal. Of /rows decimals are numbers, as they always were.
+``0x`` and hexadecimal. Of /rows decimals are numbers, as they always were. Whole numbers are numbers; to a reader whose
+numbers are doubles, as JavaScript's are, and who says so by ``Accept: application/json;integers=text``, those beyond
+2^53 - 1 are texts.
 """
 
 from __future__ import annotations
@@ -31,7 +33,21 @@ from kivi.model.csv_texts import csv_line
 from kivi.model.quantiles import Quantiles
 from kivi.model.values import Top
 
-__all__ = ["ARROW", "CSV", "JSON", "MEDIA", "NDJSON", "accepted", "compact", "csv_of", "plain", "rendered", "rows_of"]
+__all__ = [
+    "ARROW",
+    "CSV",
+    "JSON",
+    "MEDIA",
+    "NDJSON",
+    "accepted",
+    "compact",
+    "csv_of",
+    "plain",
+    "reads_doubles",
+    "rendered",
+    "rows_of",
+    "types_of",
+]
 
 JSON: Final = "application/json"
 NDJSON: Final = "application/x-ndjson"
@@ -39,6 +55,8 @@ CSV: Final = "text/csv"
 ARROW: Final = "application/vnd.apache.arrow.stream"
 _FORMS: Final = {"json": JSON, "ndjson": NDJSON, "csv": CSV, "arrow": ARROW}
 MEDIA: Final = tuple(_FORMS.values())
+_SAFE_MAX: Final = (1 << 53) - 1
+"""JavaScript's ``Number.MAX_SAFE_INTEGER``."""
 _WILD: Final = {"*/*": JSON, "application/*": JSON, "text/*": CSV, "application/ndjson": NDJSON}
 
 
@@ -62,6 +80,11 @@ def accepted(accept: str, named: str | None = None) -> str:
     return found
 
 
+def reads_doubles(accept: str) -> bool:
+    """Whether an Accept header says that its reader's numbers are doubles: ``integers=text``."""
+    return any(part.strip().lower() == "integers=text" for part in accept.replace(",", ";").split(";"))
+
+
 def _weight(parameters: Iterable[str]) -> float:
     for parameter in parameters:
         if parameter.startswith("q="):
@@ -77,15 +100,20 @@ def rows_of(table: Any) -> list[dict[str, Any]]:
     return [row for batch in table.to_batches() for row in rows_from_batch(batch)]
 
 
-def rendered(media: str, table: pa.Table, about: Mapping[str, Any]) -> bytes:
-    """An Arrow table in a media type; ``about``: what JSON says beside the rows."""
+def types_of(table: pa.Table) -> dict[str, str]:
+    """What Arrow calls the types of the columns, by the names that ``rendered`` gives them."""
+    return dict(zip(distinct_names(table.column_names), map(str, table.schema.types), strict=True))
+
+
+def rendered(media: str, table: pa.Table, about: Mapping[str, Any], *, doubles: bool = False) -> bytes:
+    """An Arrow table in a media type; ``about``: what JSON says beside the rows; ``doubles``: of ``plain``."""
     if media == ARROW:
         return bytes(encode_ipc(table))
     table = table.rename_columns(distinct_names(table.column_names))  # of SQL
     rows = rows_of(table)
     if media == CSV:
         return csv_of(table.column_names, rows, exact=True)
-    flat = [{name: plain(value, exact=True) for name, value in row.items()} for row in rows]
+    flat = [{name: plain(value, exact=True, doubles=doubles) for name, value in row.items()} for row in rows]
     if media == NDJSON:
         return b"".join(compact(row) + b"\n" for row in flat)
     return compact({**about, "rows": flat})
@@ -107,8 +135,9 @@ def _cell(value: Any) -> str | None:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, (bool, dict, list)) else str(value)
 
 
-def plain(value: Any, *, exact: bool = False) -> Any:
-    """A value as JSON has it; ``exact``: decimals as text, else as numbers."""
+def plain(value: Any, *, exact: bool = False, doubles: bool = False) -> Any:
+    """A value as JSON has it; ``exact``: decimals as text, else as numbers; ``doubles``: whole numbers that no double
+    holds as text."""
     if isinstance(value, dt.datetime):
         return value.isoformat(timespec="microseconds" if value.microsecond else "seconds").replace("+00:00", "Z")
     if isinstance(value, bytes):
@@ -116,9 +145,11 @@ def plain(value: Any, *, exact: bool = False) -> Any:
     if isinstance(value, (Quantiles, Top)):
         value = value.to_plain()
     if isinstance(value, Mapping):
-        return {str(name): plain(each, exact=exact) for name, each in value.items()}
+        return {str(name): plain(each, exact=exact, doubles=doubles) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(each, exact=exact) for each in value]
+        return [plain(each, exact=exact, doubles=doubles) for each in value]
+    if doubles and type(value) is int and abs(value) > _SAFE_MAX:
+        return str(value)
     if isinstance(value, float) and not math.isfinite(value):
         return None if value != value else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, (dt.date, dt.time, dt.timedelta, uuid.UUID)):

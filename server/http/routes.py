@@ -31,6 +31,7 @@ from urllib.parse import parse_qs
 
 from kivi_server import metrics
 from kivi_server.auth import Access, Grant
+from kivi_server.clients import Client
 from kivi_server.http import prometheus as prometheus_api
 from kivi_server.http.access import Door, client_of
 from kivi_server.http.bodies import Bodies
@@ -40,7 +41,19 @@ from kivi_server.http.errors import UnsupportedMediaType, retry_after, status_of
 from kivi_server.http.front import CALL, ERROR
 from kivi_server.http.live import Channels, Wanted
 from kivi_server.http.questions import Query, Sql
-from kivi_server.http.rendering import CSV, JSON, MEDIA, accepted, compact, csv_of, plain, rendered, rows_of
+from kivi_server.http.rendering import (
+    CSV,
+    JSON,
+    MEDIA,
+    accepted,
+    compact,
+    csv_of,
+    plain,
+    reads_doubles,
+    rendered,
+    rows_of,
+    types_of,
+)
 from kivi_server.http.rows import TIMEOUT_S, Asked, read
 from kivi_server.http.shared import Answer, Shared
 from kivi_server.http.writes import Appended, Operations, committed, token_of
@@ -71,7 +84,9 @@ class Exported(Protocol):
     @property
     def signals(self) -> Sequence[str]: ...
 
-    async def export(self, signal: str, body: bytes, media: str, allows: Callable[[str], bool]) -> bytes: ...
+    async def export(
+        self, signal: str, body: bytes, media: str, allows: Callable[[str], bool], client: Client
+    ) -> bytes: ...
 
     def failure(self, error: KiviError, media: str) -> tuple[bytes, float | None]: ...
 
@@ -202,7 +217,8 @@ class Routes:
     async def alerts(self, request: Request) -> Response:
         grant = self._door.enter(request, Access.READ, "reading alerts")
         found = await self._in(self._sessions.reads, self._sessions.alerts.listed)
-        return _json({"alerts": plain([one.described() for one in found if grant.allows(one.on)], exact=True)})
+        listed = [one.described() for one in found if grant.allows(one.on)]
+        return _json({"alerts": plain(listed, exact=True, doubles=_doubles(request))})
 
     # -- reads ---------------------------------------------------------------------------------------------
 
@@ -246,13 +262,14 @@ class Routes:
     async def table_rows(self, request: Request) -> Response:
         grant = self._door.enter(request, Access.READ, "reading", request.path_params["table"])
         asked = Asked(request.url.query, request.path_params["table"])
-        media = accepted(request.headers.get("accept", ""), asked.given.get("format"))
+        media, doubles = accepted(request.headers.get("accept", ""), asked.given.get("format")), _doubles(request)
 
         def render() -> Answer:
             table, ts, more = read(self._sessions, asked, grant.tenant)
-            return Answer(rendered(media, table, {"snapshot": ts, "more": more}), media, ts, more)
+            return Answer(rendered(media, table, {"snapshot": ts, "more": more}, doubles=doubles), media, ts, more)
 
-        return await self._get(request, asked, _FORMS[media], grant, render)
+        form = f"{_FORMS[media]}.integers-as-text" if doubles else _FORMS[media]
+        return await self._get(request, asked, form, grant, render)
 
     async def _get(
         self, request: Request, asked: Asked, form: str, grant: Grant, work: Callable[[], Answer]
@@ -261,6 +278,8 @@ class Routes:
             await self._reached(asked.min_snapshot)
             return _answered(await self._asked(request, self._sessions.questions, work))
         upto, changed = self._shared.changed([asked.table])
+        if "last" in asked.given:
+            form = f"{form}-{self._shared.ends(asked.table, upto)}"
         tag = self._shared.tag(changed, form if grant.tenant is None else f"{form}-{grant.name}")
         if _matches(request, tag):
             return _unchanged(tag, upto)
@@ -273,7 +292,7 @@ class Routes:
 
     async def query(self, request: Request) -> Response:
         grant = self._door.enter(request, Access.READ, "reading")
-        media = accepted(request.headers.get("accept", ""))
+        media, doubles = accepted(request.headers.get("accept", "")), _doubles(request)
         async with self._bodies.read(request, _QUESTION_BYTES_MAX) as body:
             query = Query.of(body)
         self._door.require(grant, Access.READ, "reading", query.table)
@@ -281,14 +300,14 @@ class Routes:
         def work() -> Answer:
             table, ts, more, explanation = query.answer(self._sessions, grant)
             about = {"snapshot": ts, "more": more} | ({"explanation": explanation} if explanation else {})
-            return Answer(rendered(media, table, about), media, ts, more)
+            return Answer(rendered(media, table, about, doubles=doubles), media, ts, more)
 
         if not query.is_now:
             await self._reached(query.given.get("min_snapshot"))
             return _answered(await self._asked(request, self._sessions.questions, work))
         upto, changed = self._shared.changed([query.table])
         answer = await self._shared.answer(
-            (media, query.question, grant.tables, grant.tenant),
+            (media, doubles, query.question, grant.tables, grant.tenant),
             changed,
             lambda: self._asked(request, self._sessions.questions, work),
         )
@@ -296,13 +315,14 @@ class Routes:
 
     async def sql(self, request: Request) -> Response:
         grant = self._door.enter(request, Access.READ, "reading")
-        media = accepted(request.headers.get("accept", ""))
+        media, doubles = accepted(request.headers.get("accept", "")), _doubles(request)
         async with self._bodies.read(request, _QUESTION_BYTES_MAX) as body:
             asked = Sql.of(body)
 
         def work() -> Answer:
             table, ts, more, _ = asked.answer(self._sessions, grant)
-            return Answer(rendered(media, table, {"snapshot": ts, "more": more}), media, ts, more)
+            about = {"snapshot": ts, "more": more, "types": types_of(table)}
+            return Answer(rendered(media, table, about, doubles=doubles), media, ts, more)
 
         await self._reached(asked.given.get("min_snapshot"))
         return _answered(await self._asked(request, self._sessions.sql, work))
@@ -369,7 +389,8 @@ class Routes:
             try:
                 grant = self._door.enter(request, Access.WRITE, f"exporting {signal}")
                 async with self._bodies.read(request, otlp.bytes_max) as body:
-                    return Response(await otlp.export(signal, body, media, grant.allows), media_type=media)
+                    said = await otlp.export(signal, body, media, grant.allows, client_of(request))
+                    return Response(said, media_type=media)
             except KiviError as error:
                 request.scope[ERROR] = error
                 body, retry_s = otlp.failure(error, media)
@@ -410,6 +431,10 @@ def _matches(request: Request, tag: str) -> bool:
 def _unchanged(tag: str, ts: int | None = None) -> Response:
     snapshot = {} if ts is None else {"X-Kivi-Snapshot": str(ts)}
     return Response(status_code=304, headers={"ETag": tag, "Vary": "Accept", **_REVALIDATE, **snapshot})
+
+
+def _doubles(request: Request) -> bool:
+    return reads_doubles(request.headers.get("accept", ""))
 
 
 def _json(value: Any, **headers: str) -> Response:

@@ -14,8 +14,8 @@ from, to               of the time, ``to`` exclusive: milliseconds since 1970 (G
 step                   aggregates: slots of so long (``5m``, ``1h``) instead of the table's own, a multiple of these
 by                     aggregates: combined to these key columns, names with commas, none (``by=``): all in one;
                        without step there is no slot
-last                   aggregates: with by or step, the time up to the end of the newest slot (``15m``), in place of
-                       from and to
+last                   aggregates: with by or step, the time up to the end of the newest slot (``15m``) that is not of
+                       the future, in place of from and to
 tz                     the time zone of step, default the table's
 columns                names with commas; default all
 where                  a predicate: ``resp_time_us > 1000 & customer == 'acme'``

@@ -16,6 +16,7 @@ from typing import Final
 
 from kivi_server.sessions import Sessions
 
+from kivi.model.rollups import stored_slot
 from kivi.store.facade import Store
 
 __all__ = ["Answer", "Shared"]
@@ -52,6 +53,11 @@ class Shared:
         upto = self._store.watermark()
         schemas = [self._store.table(name) for name in tables]
         return upto, max(self._store.last_change(schema, upto) for schema in schemas)
+
+    def ends(self, table: str, upto: int) -> int | None:
+        """Where the ``last`` time of an aggregate may end at a snapshot, which another table's commit may move on."""
+        schema = self._store.table(table)
+        return self._store.reads.rollups.ends_before(upto, schema) if stored_slot(schema) is not None else None
 
     def tag(self, changed: int, form: str) -> str:
         return f'"{self._instance}-{changed}-{form}"'

@@ -110,8 +110,11 @@ class Operations:
         if not isinstance(found, dict) or not found.keys() <= {"operations", "snapshot"}:
             raise InvalidArgument('the body is a JSON object of "operations" and "snapshot"')
         self._snapshot = found.get("snapshot")
-        if self._snapshot is not None and (type(self._snapshot) is not int or not 0 <= self._snapshot < 1 << 63):
-            raise InvalidArgument("snapshot is a commit timestamp, a whole number")
+        if self._snapshot is not None and (type(self._snapshot) is not int or not 0 < self._snapshot < 1 << 63):
+            raise InvalidArgument(
+                f"snapshot is the one that was read (X-Kivi-Snapshot), a whole number from 1 on, not "
+                f"{shown(self._snapshot)}, at which there is no table: leave it out where nothing was read"
+            )
         operations = found.get("operations")
         if not isinstance(operations, list) or not operations:
             raise InvalidArgument('"operations" is a list of at least one operation')

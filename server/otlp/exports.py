@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from kivi_server.clients import Client
 from kivi_server.otlp.intake import Intake, Taken
 from kivi_server.otlp.metric_tables import NAMED_KINDS
 from kivi_server.otlp.spans import Spans
@@ -63,12 +64,14 @@ class Exports:
             intake.stop()
 
     async def take(
-        self, data: bytes, decode: Callable[[bytes], Sequence[Spans]], allows: Callable[[str], bool]
+        self, data: bytes, decode: Callable[[bytes], Sequence[Spans]], allows: Callable[[str], bool], client: Client
     ) -> Taken:
         """An export as it was sent: ``decode`` reads it, off the event loop. Raises what it deserves: PermissionDenied
-        where ``allows``, the sender's token, is for no table that the signal has."""
+        where ``allows``, the sender's token, is for no table that the signal has, and ResourceExhausted where
+        ``client``, the sender, has used its quota of writes, of which spans and points that can be used are events."""
         if self.sessions.stopping:
             raise stopping()
+        client.check_writes()
         nbytes = len(data)
         self._reserve(nbytes)
         try:
@@ -81,6 +84,9 @@ class Exports:
                 intake.check(spans)
             if self.sessions.stopping:
                 raise stopping()
+            client.check_writes()  # of many that were decoded together the first ones enter
+            entering = [spans for intake, spans in parts if allows(intake.table)]
+            client.take_writes(sum(spans.items for spans in entering), sum(spans.nbytes for spans in entering))
             taken = await asyncio.gather(*(_put(*part, allows) for part in parts), return_exceptions=True)
         finally:
             self._bytes -= nbytes

@@ -69,8 +69,9 @@ class Listener:
         grant = self._tokens.grant(context.invocation_metadata() or ())
         grant.require(self.NEEDS["Export"], "exporting spans")
         grant.require_all_rows("exporting spans")
-        self.sessions.clients.of(grant, context.peer()).take(1)
-        return response(await self.exports.take(data, decode, grant.allows))
+        client = self.sessions.clients.of(grant, context.peer())
+        client.take(1)
+        return response(await self.exports.take(data, decode, grant.allows, client))
 
     async def ExportMetrics(
         self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]
@@ -79,5 +80,6 @@ class Listener:
         grant = self._tokens.grant(context.invocation_metadata() or ())
         grant.require(self.METRICS_NEEDS["ExportMetrics"], "exporting metrics")
         grant.require_all_rows("exporting metrics")
-        self.sessions.clients.of(grant, context.peer()).take(1)
-        return metrics_response(await self.exports.take(data, decode_points, grant.allows))
+        client = self.sessions.clients.of(grant, context.peer())
+        client.take(1)
+        return metrics_response(await self.exports.take(data, decode_points, grant.allows, client))

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 from google.protobuf import json_format
 from google.protobuf.message import Message
 from google.rpc import status_pb2
+from kivi_server.clients import Client
 from kivi_server.otlp.answers import MESSAGE_BYTES_MAX, metrics_response, response, retry_s
 from kivi_server.otlp.exports import Exports
 from kivi_server.otlp.intake import Taken
@@ -59,10 +60,13 @@ class OverHttp:
     def __init__(self, exports: Exports) -> None:
         self._exports = exports
 
-    async def export(self, signal: str, body: bytes, media: str, allows: Callable[[str], bool]) -> bytes:
+    async def export(
+        self, signal: str, body: bytes, media: str, allows: Callable[[str], bool], client: Client
+    ) -> bytes:
         """Answers once all is durable and visible. Raises what the request deserves."""
         of = _SIGNALS[signal]
-        said = of.response(await self._exports.take(body, of.of_protobuf if media == PROTOBUF else of.of_json, allows))
+        decode = of.of_protobuf if media == PROTOBUF else of.of_json
+        said = of.response(await self._exports.take(body, decode, allows, client))
         return said.SerializeToString() if media == PROTOBUF else json_format.MessageToJson(said, indent=None).encode()
 
     def failure(self, error: KiviError, media: str) -> tuple[bytes, float | None]:

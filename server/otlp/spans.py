@@ -5,8 +5,9 @@ repeat. ``gathered`` makes Arrow of what is committed together, since columns of
 
 A span that cannot be used is left out and reported (``rejected``): no valid ids, no times or such as no span has
 (``TIME_MIN_NS``, ``AHEAD_NS``), an end before its beginning, a kind or status code that OTLP has not, or a name of more
-than ``NAME_BYTES_MAX`` bytes. What names are looked for is stated in ``kivi_server.otlp.tables``; the older names of
-the semantic conventions are understood too.
+than ``NAME_BYTES_MAX`` bytes by which its table's aggregates group (``Kind.groups``): cut, it would be that of others.
+Another text that is longer is cut, as OpenTelemetry's limits of attributes do, and its call counts. What names are
+looked for is stated in ``kivi_server.otlp.tables``; the older names of the semantic conventions are understood too.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from kivi.arrow.columns import TIMESTAMP
 from kivi.arrow.id_window import ID, Ids
 from kivi.errors import InvalidArgument
+from kivi.model.rollups import AHEAD_US
 from kivi.model.types import LIKELY_US
 
 __all__ = [
@@ -51,9 +53,8 @@ TIME_MIN_NS: Final = LIKELY_US[0] * 1_000
 TIME_MAX_NS: Final = LIKELY_US[1] * 1_000 - 1
 """Of spans and points. What is in another unit is not within them, nor 2**64 - 1 for "never"."""
 TIMELESS: Final = "not within the years 1990 to 2099: they are nanoseconds since 1970"
-AHEAD_NS: Final = 600 * 10**9
-"""A clock may be ahead of the server's. What is later than that would be the newest for as long: the last hour of a
-table ends with its newest slot, and the ranges of all consoles with it."""
+AHEAD_NS: Final = AHEAD_US * 1_000
+"""A clock may be ahead of the server's. What is later than that is of a wrong one, as ``last`` has it, too."""
 AHEAD: Final = "it is of more than 10 minutes after this server's clock: set the clock of the machine that sends it"
 _KINDS: Final = {
     Span.SPAN_KIND_SERVER: "server",
@@ -160,9 +161,10 @@ def spans_of(request: ExportTraceServiceRequest) -> Export:
         place = _named(resource_spans.resource.attributes, _PLACES)
         namespace, service, instance = (_text(place, name) for name in _PLACES)
         service = service or "unknown_service"
-        lengths = [_length(name) for name in (namespace, service, instance)]
-        nowhere = f"its service's name, namespace or instance id {_LONG}" if max(lengths) > NAME_BYTES_MAX else ""
-        fixed = _EVENT_BYTES + sum(lengths)
+        instance = _cut(instance)
+        of_place = [_length(name) for name in (namespace, service, instance)]
+        nowhere = f"its service's name or namespace {_LONG}" if max(of_place) > NAME_BYTES_MAX else ""
+        fixed = _EVENT_BYTES + sum(of_place)
         for scope_spans in resource_spans.scope_spans:
             for span in scope_spans.spans:
                 kind = _KINDS.get(span.kind)
@@ -176,8 +178,10 @@ def spans_of(request: ExportTraceServiceRequest) -> Export:
                 code = span.status.code
                 error = int(code == Status.STATUS_CODE_ERROR)
                 error_type = _error_type(span, said, error)
-                named = _length(route), _length(method), _length(error_type)
-                if fault := nowhere or _fault(trace_id, span_id, began, ended, latest, code, named):
+                lengths = _length(route), _length(method)
+                if fault := nowhere or _fault(
+                    trace_id, span_id, began, ended, latest, code, ("route", "method"), lengths
+                ):
                     spans.rejected[fault] += 1
                     continue
                 values = (
@@ -186,7 +190,7 @@ def spans_of(request: ExportTraceServiceRequest) -> Export:
                 )  # fmt: skip
                 for append, value in zip(add, values, strict=True):
                     append(value)
-                spans.nbytes += fixed + sum(named)
+                spans.nbytes += fixed + sum(lengths) + _length(error_type)
     return export
 
 
@@ -209,33 +213,34 @@ def _made(
     error_type = _error_type(span, said, error)
     began, ended = span.start_time_unix_nano, span.end_time_unix_nano
     over = (ended // 1_000, (ended - began) // 1_000, span.trace_id, span.span_id)
-    names: tuple[str, ...]
     values: tuple[Any, ...]
+    others: tuple[str, ...]
     if is_llm:
-        names = (_text(said, *_TENANTS), _text(said, *_PROVIDERS), model, operation, error_type)
+        grouping = {"tenant": _text(said, *_TENANTS), "provider": _text(said, *_PROVIDERS), "model": model}
+        others = (_cut(operation),)
         tokens = _number(said, _INPUTS), _number(said, _OUTPUTS)
-        values = (*place, *names[:4], *tokens, error, error_type, *over)
+        values = (*place, *grouping.values(), *others, *tokens, error, error_type, *over)
     else:
         method = _text(said, *_METHODS)
-        system = _text(said, *_SYSTEMS) or ("http" if method else "")
-        names = (_text(said, *_PEERS), system, _route(said) or span.name, method, error_type)
-        values = (*place, *names[:4], kind, _status_code(said), error, error_type, *over)
-    named = tuple(map(_length, names))
-    if fault := nowhere or _fault(span.trace_id, span.span_id, began, ended, latest, code, named):
+        grouping = {"peer": _text(said, *_PEERS), "system": _text(said, *_SYSTEMS) or ("http" if method else "")}
+        others = (_cut(_route(said) or span.name), _cut(method))
+        values = (*place, *grouping.values(), *others, kind, _status_code(said), error, error_type, *over)
+    lengths = [*map(_length, grouping.values())]
+    if fault := nowhere or _fault(span.trace_id, span.span_id, began, ended, latest, code, [*grouping], lengths):
         spans.rejected[fault] += 1
         return
     for column, value in zip(spans.columns.values(), values, strict=True):
         column.append(value)
-    spans.nbytes += fixed + sum(named)
+    spans.nbytes += fixed + sum(lengths) + sum(map(_length, (*others, error_type)))
 
 
 def _error_type(span: Any, said: dict[str, str | int], error: int) -> str:
-    """As it says; of an error that does not, the type of the last exception that it recorded."""
+    """As it says; of an error that does not, the type of the last exception that it recorded. Cut, if it is long."""
     if (found := _text(said, _ERROR_TYPE)) or not error:
-        return found
+        return _cut(found) if found else found
     for event in reversed(span.events):
         if event.name == "exception":
-            return _text(_named(event.attributes, ("exception.type",)), "exception.type")
+            return _cut(_text(_named(event.attributes, ("exception.type",)), "exception.type"))
     return ""
 
 
@@ -300,10 +305,23 @@ def _length(name: str) -> int:
     return len(name) if name.isascii() else len(name.encode())
 
 
+def _cut(text: str) -> str:
+    """Its first whole characters of ``NAME_BYTES_MAX`` bytes at most."""
+    return text if _length(text) <= NAME_BYTES_MAX else text.encode()[:NAME_BYTES_MAX].decode(errors="ignore")
+
+
 def _fault(
-    trace_id: bytes, span_id: bytes, began: int, ended: int, latest: int, code: int, named: Sequence[int]
+    trace_id: bytes,
+    span_id: bytes,
+    began: int,
+    ended: int,
+    latest: int,
+    code: int,
+    grouping: Sequence[str],
+    lengths: Sequence[int],
 ) -> str:
-    """Why a span cannot be used; empty if it can. ``latest``: after which no span ends."""
+    """Why a span cannot be used; empty if it can. ``latest``: after which no span ends; ``grouping``: the columns that
+    it is grouped by, of so many bytes."""
     if len(trace_id) != 16 or trace_id == _NO_TRACE:
         return "the trace id is not 16 bytes, or all zero"
     if len(span_id) != 8 or span_id == _NO_SPAN:
@@ -318,6 +336,6 @@ def _fault(
         return AHEAD
     if code not in _CODES_OF_STATUS:
         return "its status code is none that OTLP has, which are the numbers 0 to 2"
-    if max(named) > NAME_BYTES_MAX:
-        return f"one of its names, like its route or method, {_LONG}"
+    if (longest := max(lengths)) > NAME_BYTES_MAX:
+        return f"its {grouping[lengths.index(longest)]} {_LONG}: a name that calls are grouped by is not cut"
     return ""

@@ -284,7 +284,8 @@ def test_times_by_seeking_and_by_filtering(groups: int) -> None:
     [
         ({"by": ["slot"]}, kivi.SchemaError, "is a time slot"),
         ({"by": ["x"]}, kivi.SchemaError, "app, endpoint"),
-        ({"by": "app"}, kivi.InvalidArgument, "by is a list of names"),
+        ({"by": 7}, kivi.InvalidArgument, "by is a list of names"),
+        ({"by": "app,endpoint"}, kivi.SchemaError, "app, endpoint"),
         ({"by": ["app", "app"]}, kivi.InvalidArgument, "twice"),
         ({"step": "7m"}, kivi.InvalidArgument, "multiple of 5m"),
         ({"tz": "Europe/Madrid"}, kivi.InvalidArgument, "give that too"),
@@ -301,6 +302,24 @@ def test_times_by_seeking_and_by_filtering(groups: int) -> None:
 def test_refused(memory: Any, arguments: dict[str, Any], error: type[Exception], says: str) -> None:
     with memory.snapshot() as snap, pytest.raises(error, match=says):
         snap.rollup("fine", **arguments)
+
+
+def test_one_name_is_a_list_of_one(db: Any) -> None:
+    """Of key columns, measures and columns alike, also a name of one letter each of which is another column's."""
+    columns = {"ts": "timestamp", "k": "string", "kk": "string", "n": "int64"}
+    db.create_event_table("e", event_time="ts", columns=columns, index="k")
+    db.create_aggregate("a", source="e", group_by=["k", "kk"], measures={"n": kivi.sum("n"), "m": kivi.count()})
+    db.append("e", [{"ts": T0 + i, "k": f"k{i % 2}", "kk": f"kk{i % 3}", "n": i} for i in range(12)])
+    assert db.describe("e")["index"] == ["k"]
+    with db.snapshot() as snap:
+        for name in ("k", "kk"):
+            assert list(snap.rollup("a", by=name, measures="n")) == list(snap.rollup("a", by=[name], measures=["n"]))
+            assert list(snap.scan("a", columns=name)) == list(snap.scan("a", columns=[name]))
+            asked: dict[str, Any] = {"group_by": name, "measures": {"n": kivi.count()}, "order_by": f"-{name}"}
+            assert list(snap.query("e", **asked, columns=name)) == list(snap.query("e", **asked, columns=[name]))
+        with db.subscribe("a", rollup={"by": "kk", "measures": "n"}) as live:
+            live.next(timeout_s=30)
+            assert live.rows == list(snap.rollup("a", by=["kk"], measures=["n"]))
 
 
 def test_without_slots_there_are_no_times(memory: Any) -> None:

@@ -236,9 +236,58 @@ def test_money_is_shown_as_it_is(stand: Stand, browser: Any) -> None:
     opened(browser, stand, "#/tables")
     found = browser.execute_async_script(
         "const [numbers, done] = arguments; import('/console/format.js').then((by) => done(numbers.map(by.count)))",
-        ["12345.670000000", "12345.000000000", "0.000000123", "-999.990000000", 12345.67, 0.123456, 7],
+        [
+            "12345.670000000",
+            "12345.000000000",
+            "0.000000123",
+            "-999.990000000",
+            "-0.5",
+            "Infinity",
+            12345.67,
+            0.123456,
+            7,
+        ],
     )
-    assert found == ["12,345.67", "12,345", "0.000000123", "-999.99", "12,346", "0.1235", "7"]
+    assert found == ["12,345.67", "12,345", "0.000000123", "-999.99", "-0.5", "Infinity", "12,346", "0.1235", "7"]
+
+
+def test_whole_numbers_that_no_double_holds_keep_their_digits(stand: Stand, browser: Any) -> None:
+    """Of rows, live and of the past, of totals, of keys and the way down to one, of lists, and of SQL's answers."""
+    wide = [2**53 - 1, 2**53 + 1, 2**62 + 1, -(2**53) - 1]
+    text = {n: f"{n:,}" for n in wide}
+    with stand.server.connect() as db:
+        columns: dict[str, Any] = {"ts": "timestamp", "id": "int64", "n": "int64"}
+        db.create_table("wide", key={"id": "int64"}, columns={"n": kivi.sum("int64")}, history="1h")
+        db.create_event_table("wide_events", event_time="ts", columns=columns)
+        measures = {"total": kivi.sum("n"), "most": kivi.largest("n", 2)}
+        slots = ["id", kivi.time_slot("ts", "5m", name="slot")]
+        db.create_aggregate("wide_5m", source="wide_events", group_by=slots, measures=measures, history="1h")
+        db.append("wide_events", [{"ts": stand.now_s * 1_000_000, "id": n, "n": n} for n in wide])
+        with db.transaction() as tx:
+            for n in wide:
+                tx.delta("wide", (n,), n=n)
+    opened(browser, stand, "#/table/wide")
+    until(browser, lambda: table_of(browser) == {text[n]: [text[n]] for n in wide})
+    assert [*table_of(browser)] == [text[n] for n in sorted(wide)]
+    with stand.server.connect() as db, db.transaction() as tx:
+        tx.delta("wide", (wide[1],), n=2)
+    until(browser, lambda: table_of(browser)[text[wide[1]]] == [f"{2**53 + 3:,}"])
+
+    opened(browser, stand, "#/table/wide_5m")
+    until(browser, lambda: table_of(browser) == {str(n): [text[n]] for n in wide})
+    assert shown(browser, ".tiles").splitlines()[-1] == f"{sum(wide):,}"
+    browser.find_element("link text", str(wide[2])).click()
+    until(browser, lambda: shown(browser, "h1") == str(wide[2]) and shown(browser, ".tiles").endswith(text[wide[2]]))
+
+    opened(browser, stand, "#/sql", state="ready")
+    asked = f"select id, n, [n] as l, id::varchar as v from wide_events where id <> {2**53 - 1} order by id"
+    browser.execute_script(
+        "document.getElementById('sql').value = arguments[0]; document.querySelector('.sql button').click()", asked
+    )
+    listed = {text[n]: [text[n], str(n), str(n)] for n in sorted(wide) if n != 2**53 - 1}
+    until(browser, lambda: table_of(browser) == listed)
+    browser.find_element("css selector", "thead button").click()  # by number, the largest first, and not by text
+    until(browser, lambda: [*table_of(browser)] == [text[n] for n in sorted(wide, reverse=True) if n != 2**53 - 1])
 
 
 def test_sql_rules_and_health(stand: Stand, browser: Any) -> None:

@@ -109,6 +109,26 @@ def test_a_transaction_is_one_commit_and_its_values_are_exact(server: ServerProc
     assert http.get("/v1/tables/accounts/rows", params={"key": "77"}).status_code == 404
 
 
+def test_a_snapshot_before_all_tables_or_before_its_own_is_named(server: ServerProcess, http: httpx.Client) -> None:
+    """What is wrong is said: no read has told of snapshot 0, and a table that came later conflicts as a whole."""
+    operation = {"op": "append", "table": "later", "records": [{"ts": BEGIN_US}]}
+    with server.connect() as db:
+        before = db.watermark()
+        db.create_event_table("later", event_time="ts", columns={"ts": "timestamp"})
+        created = db.watermark()
+
+    def post(**body: Any) -> httpx.Response:
+        return http.post("/v1/transactions", json={"operations": [operation], **body})
+
+    zero = post(snapshot=0)
+    assert zero.status_code == 400 and "at which there is no table: leave it out" in zero.json()["error"]
+    earlier = post(snapshot=before)
+    assert earlier.status_code == 409 and earlier.json()["reason"] == "Conflict"
+    assert "table 'later' itself was created, altered" in earlier.json()["error"]
+    assert f"by the commit at {created}, after this transaction's snapshot {before}" in earlier.json()["error"]
+    assert post(snapshot=created).status_code == 200 and post().status_code == 200
+
+
 @pytest.mark.parametrize("unit_us", [1_000_000, 1_000])
 def test_times_that_must_be_in_another_unit_are_refused(
     server: ServerProcess, http: httpx.Client, unit_us: int
@@ -243,6 +263,13 @@ def test_questions_are_those_of_a_client(server: ServerProcess, http: httpx.Clie
             derived={"p90": "quantile(latency, 0.9)"}, columns=["endpoint", "total", "p90"],
         ).to_arrow().to_pylist()  # fmt: skip
     assert reply["rows"] == expected[:2] and reply["more"] and len(expected) == 3
+    one = {"table": "calls", "group_by": "endpoint", "where": "endpoint < 3", "measures": {"total": "sum(us)"}}
+    told = http.post("/v1/query", json={**one, "order_by": "-total", "columns": "endpoint"})  # one name, as in Python
+    assert told.json()["rows"] == [{"endpoint": row["endpoint"]} for row in expected]
+    for wrong in ({"order_by": 1}, {"order_by": ["total", 1]}, {"columns": {"endpoint": 1}}):
+        refused = http.post("/v1/query", json={**one, **wrong})
+        assert refused.status_code == 400 and "is a text or a list of texts" in refused.json()["error"]
+    assert http.post("/v1/query", json={**one, "order_by": "-total,endpoint"}).status_code == 400  # no column has it
     sql = {"sql": "select endpoint, sum(us)::bigint as total from calls where endpoint < $most group by 1 order by 1"}
     told = http.post("/v1/sql", json={**sql, "parameters": {"most": 3}}, headers={"Accept": "application/x-ndjson"})
     assert [json.loads(line) for line in told.text.splitlines()] == [
@@ -250,6 +277,43 @@ def test_questions_are_those_of_a_client(server: ServerProcess, http: httpx.Clie
     ]
     assert http.post("/v1/sql", json={"sql": "drop table calls"}).status_code == 400
     assert http.post("/v1/query", json={"table": "calls", "measures": {"n": "nothing(us)"}}).status_code == 400
+
+
+def test_whole_numbers_that_no_double_holds_are_texts_to_readers_that_say_so(
+    server: ServerProcess, http: httpx.Client
+) -> None:
+    """Each keeps the form that it asked for, also of what is kept for equal questions, and its tag is of that form."""
+    wide = {"id": 2**53 + 1, "n": 2**53 - 1, "x": -(2**53), "l": [2**62, 7]}
+    with server.connect() as db:
+        columns: dict[str, Any] = {"ts": "timestamp", **dict.fromkeys(("id", "n", "x", "y"), "int64")}
+        db.create_event_table("wide", event_time="ts", columns=columns)
+        measures = {"n": kivi.max("n"), "x": kivi.min("x"), "l": kivi.largest("y", 2)}
+        db.create_aggregate("widest", source="wide", group_by=["id"], measures=measures)
+    records = [{"id": wide["id"], "n": wide["n"], "x": wide["x"], "y": y, "ts": BEGIN_US} for y in (2**62, 7)]
+    assert http.post("/v1/tables/wide/append", json=records).status_code == 200
+    texts = {"id": str(2**53 + 1), "n": 2**53 - 1, "x": str(-(2**53)), "l": [str(2**62), 7]}
+    names = {"columns": "id,n,x,l"}
+    tags = set()
+    for _ in range(2):
+        for accept, expected in (("application/json", wide), ("application/json; integers=text", texts)):
+            reply = http.get("/v1/tables/widest/rows", params=names, headers={"Accept": accept})
+            assert reply.json()["rows"] == [expected] and "Accept" in reply.headers["Vary"]
+            tags.add(reply.headers["ETag"])
+            asked = {"table": "wide", "group_by": "id", "measures": {"n": "max(n)", "x": "min(x)"}}
+            told = http.post("/v1/query", json=asked, headers={"Accept": accept}).json()["rows"]
+            assert told == [{name: expected[name] for name in ("id", "n", "x")}]
+            sql = http.post("/v1/sql", json={"sql": "select id, n from widest"}, headers={"Accept": accept}).json()
+            assert sql["rows"] == [{name: expected[name] for name in ("id", "n")}]
+            assert sql["types"] == {"id": "int64", "n": "int64"}
+            with http.stream("GET", "/v1/live?table=widest", headers={"Accept": accept}) as stream:
+                data = next(line for line in stream.iter_lines() if line.startswith("data: "))
+            (change,) = json.loads(data.removeprefix("data: "))["changes"]
+            assert change["row"] == expected
+    assert len(tags) == 2
+    lines = http.get("/v1/tables/widest/rows", params=names, headers={"Accept": "application/x-ndjson;integers=text"})
+    assert json.loads(lines.text) == texts
+    empty = http.post("/v1/sql", json={"sql": "select id, 1.5 as d from widest where false"}).json()
+    assert (empty["rows"], empty["types"]) == ([], {"id": "int64", "d": "decimal128(2, 1)"})
 
 
 @pytest.mark.parametrize(

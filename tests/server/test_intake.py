@@ -11,6 +11,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from kivi_server.auth import Grant
 from kivi_server.otlp.exports import Exports
 from kivi_server.otlp.intake import Intake, Taken
 from kivi_server.otlp.recall import recall
@@ -189,15 +190,16 @@ def test_more_than_may_wait_is_refused() -> None:
         sessions = Sessions(store, "0")
         exports = Exports(sessions, "invocations", 0, 900, 1_000, drop_late=False)
         large = bytes([0x0A, 0x80, 0x80, 0x80, 0x1E, *bytes(60 << 20)])  # a field of 60 MiB, if it were one
-        first = asyncio.create_task(exports.take(large, decode, lambda table: True))
+        client = sessions.clients.of(Grant(), "")
+        first = asyncio.create_task(exports.take(large, decode, lambda table: True, client))
         await asyncio.sleep(0)
         with pytest.raises(kivi.ResourceExhausted) as error:
-            await exports.take(bytes(5 << 20), decode, lambda table: True)
+            await exports.take(bytes(5 << 20), decode, lambda table: True, client)
         assert error.value.details["retry_s"] > 0 and exports.stats()["otlp_waiting_bytes"] == len(large)
         with pytest.raises(kivi.InvalidArgument):
             await first
         with pytest.raises(kivi.InvalidArgument):
-            await exports.take(bytes(5 << 20), decode, lambda table: True)
+            await exports.take(bytes(5 << 20), decode, lambda table: True, client)
         assert exports.stats()["otlp_waiting_bytes"] == 0
         sessions.close()
 

@@ -17,10 +17,13 @@ import httpx
 import pytest
 from google.protobuf import json_format
 from google.rpc import status_pb2
+from kivi_server.otlp.spans import decode
+from kivi_server.otlp.tables import INVOCATIONS_KIND, LLM_KIND, OUTGOING_KIND, Kind
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.exporter.otlp.proto.http import Compression
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as pb
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
@@ -434,3 +437,36 @@ def test_what_is_refused_beside_a_table_that_is_not_the_tokens_is_told_too(tmp_p
             assert all(each in said["errorMessage"] for each in told) and "0 span" not in said["errorMessage"]
         reply = httpx.get(f"{base(server)}/metrics", headers={"Authorization": "Bearer root"})
         assert 'kivi_otlp_spans_total{outcome="rejected"} 3.0' in reply.text
+
+
+@pytest.mark.parametrize("kind", [INVOCATIONS_KIND, OUTGOING_KIND, LLM_KIND], ids=lambda kind: kind.name)
+def test_texts_that_are_too_long_are_cut_and_names_that_calls_are_grouped_by_are_refused(kind: Kind) -> None:
+    """So no call is lost for what an exception says, and none is counted under a name that is not its own."""
+    said = {
+        "namespace": "service.namespace", "service": "service.name", "instance": "service.instance.id",
+        "route": "http.route", "peer": "peer.service", "system": "db.system.name", "method": "http.request.method",
+        "tenant": "tenant.id", "provider": "gen_ai.provider.name", "model": "gen_ai.request.model",
+        "operation": "gen_ai.operation.name" if kind is LLM_KIND else "http.route", "error_type": "error.type",
+    }  # fmt: skip
+    texts = [name for name, type_ in kind.columns.items() if type_ == "string" and name != "kind"]
+    grouped = {name for names in kind.groups.values() for name in names} | {"namespace", "service"}
+    for name in texts:
+        attributes = {said["operation"]: "chat", said["model"]: "m"} if kind is LLM_KIND else {}
+        attributes[said[name]] = "x" + "é" * 2_100
+        request, now = pb.ExportTraceServiceRequest(), time.time_ns()
+        to = request.resource_spans.add()
+        span = to.scope_spans.add().spans.add(
+            trace_id=bytes([1] * 16), span_id=bytes([1] * 8), start_time_unix_nano=now, end_time_unix_nano=now,
+            kind=Span.SPAN_KIND_SERVER if kind is INVOCATIONS_KIND else Span.SPAN_KIND_CLIENT,
+        )  # fmt: skip
+        for key, text in attributes.items():
+            place = to.resource.attributes if key.startswith("service.") else span.attributes
+            place.add(key=key).value.string_value = text
+        (spans,) = [each for each in decode(request.SerializeToString()) if len(each) or each.rejected]
+        assert spans.kind is kind
+        if name in grouped:
+            assert not len(spans) and spans.rejected.total() == 1
+            assert name in min(spans.rejected) and "more than 4,096 bytes" in min(spans.rejected)
+        else:
+            assert not spans.rejected and spans.columns[name] == ["x" + "é" * 2_047]
+            assert 4_095 < spans.nbytes < 4_700

@@ -14,17 +14,24 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
+import grpc
 import httpx
 import pytest
+from google.rpc import status_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 from kivi_server.auth import Tokens
 from kivi_server.clients import Client
 from kivi_server.pages import Pages
 from kivi_server.quotas import Bucket, Quota
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 
 import kivi
 from kivi.errors import InvalidArgument, ResourceExhausted
+from tests.otlp import Recorder, Server, export
+from tests.server.test_otlp import retry_s
+from tests.server.test_otlp_http import PROTOBUF
+from tests.server.test_otlp_metrics import Meter
 from tests.serverproc import ROOT as ROOT_FOLDER
 from tests.serverproc import ServerProcess
 
@@ -127,6 +134,49 @@ def test_events_beyond_the_quota_are_refused_everywhere_and_told_when_to_come_ag
         with root.snapshot() as snap:
             assert len(list(snap.scan("calls"))) + len(list(snap.scan("accounts"))) == written
         root.append("calls", [event(0, "beta")])  # nobody else is refused
+
+
+def exported(server: Server, token: str, spans: int, over: str) -> float | None:
+    """After how many seconds the sender is to come again; None: the export was taken."""
+    request, headers = encode_spans(Recorder().spans(spans)), {"authorization": f"Bearer {token}"}
+    if over == "http":
+        content = request.SerializeToString()
+        reply = httpx.post(f"{base(server)}/v1/traces", content=content, headers=PROTOBUF | headers)
+        if reply.status_code == 200:
+            return None
+        assert reply.status_code == 429 and "quota" in status_pb2.Status.FromString(reply.content).message
+        return float(reply.headers["retry-after"])
+    try:
+        export(server.otlp, request, metadata=tuple(headers.items()))
+    except grpc.RpcError as error:
+        return retry_s(error) if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED else -1.0
+    return None
+
+
+@pytest.mark.parametrize("over", ["http", "grpc"])
+def test_spans_and_points_are_events_of_a_quota(over: str, tmp_path: Path) -> None:
+    """As many as appends bring; a refused export is sent again after as long as it is told, and nothing is lost."""
+    lines = ["feed writer events=100/d", "size writer bytes=10KiB/d", "points writer events=5/d", "read-me reader"]
+    (tmp_path / "tokens").write_text("\n".join(lines))
+    with Server(tmp_path / "data", "--http", "localhost:0", "--token-file", str(tmp_path / "tokens")) as server:
+        taken = [count for count in (60, 39, 0, 2, 1, 1) if exported(server, "feed", count, over) is None]
+        assert taken == [60, 39, 0, 2]
+        wait = exported(server, "feed", 1, over)
+        assert wait is not None and 600 < wait <= 864
+        assert exported(server, "size", 200, over) is None
+        assert exported(server, "size", 1, over) is not None
+        meter = Meter()
+        for route in range(6):
+            meter.calls.add(1, {"http.route": str(route)})
+            meter.latency.record(route + 1, {"http.route": "/"})
+            meter.latency.record(route + 100, {"http.route": "/"})
+        content, url = meter.request().SerializeToString(), f"{base(server)}/v1/metrics"
+        headers = PROTOBUF | {"Authorization": "Bearer points"}
+        assert httpx.post(url, content=content, headers=headers).status_code == 200
+        again = httpx.post(url, content=content, headers=headers)
+        assert again.status_code == 429  # 7 points of 5: two days' worth is owed, whatever the events of a point
+        assert 86_400 * 1 / 5 < int(again.headers["retry-after"]) <= 86_400 * 2 / 5
+        assert len(server.read("invocations", access_token="read-me")) == 301
 
 
 def test_bytes_and_query_time_and_subscriptions_have_an_end(server: ServerProcess) -> None:

@@ -28,6 +28,12 @@ say((await db.rows("scores", { key: ["2"] })).rows);
 say((await db.rows("scores", { order_by: "-n", limit: 1 })).rows);
 say((await db.query({ table: "calls", group_by: ["e"], measures: { n: "count()" }, order_by: ["e"] })).rows);
 say((await db.sql("select sum(n) as n from scores where id > $low", { parameters: { low: 1 } })).rows);
+const wide = (await db.rows("wide")).rows;
+say([wide, (await db.sql("select n from wide")).rows, wide.map(({ n }) => String(BigInt(n as number | string) + 1n))]);
+for await (const { rows } of db.live({ table: "wide" })) {
+  say(rows);
+  break;
+}
 try {
   await db.rows("nothing");
 } catch (error) {
@@ -88,9 +94,12 @@ def test_it_reads_and_follows_what_the_store_says_over_a_kill(tmp_path: Path) ->
         with server.connect() as db:
             db.create_table("scores", key={"id": "int64"}, columns={"n": kivi.sum("int64")}, history="1h")
             db.create_event_table("calls", event_time="ts", columns={"e": "int64", "ts": "timestamp", "us": "int64"})
+            db.create_table("wide", key={"id": "int64"}, columns={"n": "int64"})
             with db.transaction() as tx:
                 for i in range(5):
                     tx.delta("scores", (i,), n=i)
+                for i in range(2):
+                    tx.put("wide", (2**53 - 1 + i,), n=-(2**53) + 1 - i)
             db.append("calls", [{"e": i % 2, "ts": i, "us": i} for i in range(10)])
         address = base(server)
         server.arguments[1] = address.removeprefix("http://").rstrip("/")  # the same port again
@@ -102,12 +111,16 @@ def test_it_reads_and_follows_what_the_store_says_over_a_kill(tmp_path: Path) ->
             try:
                 assert program.stdout is not None and program.stderr is not None
                 lines = iter(json.loads(line) for line in program.stdout)
-                assert sorted(next(lines)) == ["calls", "scores"]
+                assert sorted(next(lines)) == ["calls", "scores", "wide"]
                 assert next(lines) == "row"
                 assert next(lines) == [{"id": 2, "n": 2}]
                 assert next(lines) == [{"id": 4, "n": 4}]
                 assert next(lines) == [{"e": 0, "n": 5}, {"e": 1, "n": 5}]
                 assert next(lines) == [{"n": "9"}]  # sums of SQL are wider than a number
+                least, beyond = 2**53 - 1, str(2**53)  # beyond what numbers hold, texts
+                wide: list[dict[str, Any]] = [{"id": least, "n": -least}, {"id": beyond, "n": f"-{beyond}"}]
+                assert next(lines) == [wide, [{"n": row["n"]} for row in wide], [str(1 - least), str(1 - 2**53)]]
+                assert next(lines) == wide
                 assert next(lines) == [404, "NotFound"]
                 snapshot, rows = next(lines)
                 assert [(row["id"], row["n"]) for row in rows] == [(4, 4), (3, 3), (2, 2)]

@@ -181,7 +181,7 @@ READS: dict[str, tuple[Call, type[KiviError]]] = {
     "a table that is no name": (lambda s: s.get(None, (1,)), InvalidArgument),
     "get on events": (lambda s: s.get(E, (1,)), SchemaError),
     "unknown column": (lambda s: s.get(T, (1, "a"), columns=["nothing"]), SchemaError),
-    "columns as one text": (lambda s: s.get(T, (1, "a"), columns="v"), InvalidArgument),
+    "several columns as one text": (lambda s: s.get(T, (1, "a"), columns="v,w"), SchemaError),
     "short key": (lambda s: s.get(T, (1,)), SchemaError),
     "a prefix of another type": (lambda s: list(s.scan(T, prefix=("x",))), SchemaError),
     "a prefix too long": (lambda s: list(s.scan(T, prefix=(1, "a", 2))), SchemaError),

@@ -1,6 +1,7 @@
 // Made by generate.py from the server's description of its routes: not to be edited.
 
-/** A value of a row. Times are ISO 8601 in UTC, decimals text; bytes are 0x and hexadecimal. */
+/** A value of a row. Times are ISO 8601 in UTC, bytes 0x and hexadecimal; decimals, and whole numbers beyond
+ * 2^53 - 1, are text. */
 export type Value = null | boolean | number | string | Value[] | { [name: string]: Value };
 export type Row = Record<string, Value>;
 
@@ -76,14 +77,14 @@ export interface Query {
   start?: string | number;
   end?: string | number;
   where?: string;
-  group_by?: string[];
+  group_by?: string | string[];
   measures?: Record<string, string>;
   derived?: Record<string, string>;
   having?: string;
-  order_by?: string[];
+  order_by?: string | string[];
   limit?: number;
   offset?: number;
-  columns?: string[];
+  columns?: string | string[];
   size?: string;
   slide?: string;
   session?: string;
@@ -106,6 +107,7 @@ export interface Rows {
   snapshot: number;
   more: boolean;
   rows: Row[];
+  types?: Record<string, string>;
   explanation?: string;
 }
 

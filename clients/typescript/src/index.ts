@@ -6,7 +6,7 @@
  *     for await (const state of db.live({ table: "endpoint_5m", order_by: "-p99_us", limit: 10 })) show(state.rows);
  *
  * Every answer names the snapshot that it is of; `minSnapshot` of a client keeps reads from going back behind one. Whole
- * numbers beyond 2^53 lose digits in JavaScript: ask for them as text, by `cast(n as varchar)` in SQL.
+ * numbers that JavaScript's numbers do not hold, beyond 2^53 - 1, come as texts, as decimals do: `BigInt(value)` takes both.
  */
 
 import type { Failure, LiveQuery, Query, Row, Rows, RowsQuery, Sql, Value } from "./api";
@@ -67,6 +67,8 @@ interface Message {
 }
 
 const AGAIN_MS = 500;
+/** Of an Accept header: whole numbers that no double holds are to be texts. */
+const EXACT = ";integers=text";
 
 export class Kivi {
   private readonly base: string;
@@ -127,7 +129,7 @@ export class Kivi {
     let connected = false;
     while (!signal?.aborted) {
       try {
-        const headers = this.headers(last ? { "Last-Event-ID": last } : {});
+        const headers = this.headers({ Accept: `text/event-stream${EXACT}`, ...(last ? { "Last-Event-ID": last } : {}) });
         const reply = await fetch(url, { headers, ...(signal ? { signal } : {}) });
         if (!reply.ok) throw await failure(reply);
         connected = true;
@@ -181,7 +183,7 @@ export class Kivi {
     try {
       const reply = await fetch(this.base + path, {
         ...init,
-        headers: this.headers({ Accept: "application/json", ...headers }),
+        headers: this.headers({ Accept: `application/json${EXACT}`, ...headers }),
         signal: stop.signal,
       });
       if (!reply.ok) throw await failure(reply);

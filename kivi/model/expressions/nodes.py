@@ -412,7 +412,8 @@ def check_own(expr: Expr, what: str) -> None:
     """Raises InvalidArgument for what asks a hierarchy. ``what`` is evaluated where there is none."""
     if asks_hierarchy(expr):
         raise InvalidArgument(
-            f"{what}: {expr}: under() and covers() are for where= of reads, subscriptions and retractions"
+            f"{what}: {expr}: under() and covers() are for where= of reads, questions, subscriptions and retractions, "
+            "which have a snapshot to ask the hierarchy at"
         )
 
 

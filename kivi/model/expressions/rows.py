@@ -61,7 +61,10 @@ def out_of_range(expr: Expr) -> OutOfRange:
 
 def unresolved(expr: Expr) -> InvalidArgument:
     """The error of a hierarchy where there is no snapshot that it could be of."""
-    return InvalidArgument(f"{expr}: under() and covers() are for where= of reads, subscriptions and retractions")
+    return InvalidArgument(
+        f"{expr}: under() and covers() are for where= of reads, questions, subscriptions and retractions, not for "
+        "having= or groups: give where=, or group by the column itself"
+    )
 
 
 def _evaluate(expr: Expr, row: Mapping[str, Any]) -> Any:

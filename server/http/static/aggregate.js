@@ -209,6 +209,7 @@ function list(table, named, free, keys, measures, namings, ofRole, beside) {
   const main = ["route", "model", "peer"].find((name) => order.includes(name)) ?? free.filter((name) => name !== "namespace").at(-1) ?? order[0];
   const columns = [main, ...order.filter((name) => name !== main)].map((name, n) => ({
     name, kind: table.kindOf(name) === "trace" ? "bytes" : table.kindOf(name) === "number" ? "text" : table.kindOf(name), isKey: true, wide: n === 0, href: n === 0 ? href : null,
+    isNumber: table.kindOf(name) === "number",
     isOptional: name === "namespace", isMinor: n > 1, ...calledBy(namings.find((each) => each.column === name)),
   }));
   const found = measured(table, measures);

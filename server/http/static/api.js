@@ -1,4 +1,5 @@
-// Requests under the token that the user has typed, and streams that come back by themselves.
+// Requests under the token that the user has typed, and streams that come back by themselves. Numbers are doubles here, so
+// whole numbers that none holds are asked for as texts, as which decimals come.
 
 const KEY = "kivi-token";
 const AGAIN_MS = [500, 1000, 2000, 4000];
@@ -24,7 +25,7 @@ export const token = {
 };
 
 async function send(path, options = {}) {
-  const headers = { Accept: "application/json", ...options.headers };
+  const headers = { ...options.headers, Accept: `${options.headers?.Accept ?? "application/json"};integers=text` };
   if (token.get()) headers.Authorization = `Bearer ${token.get()}`;
   let answer;
   try {

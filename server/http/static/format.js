@@ -3,13 +3,17 @@
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const compact = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
 const few = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
-const exact = new Intl.NumberFormat("en", { maximumFractionDigits: 18 });
 const DASH = "–";
 
-// Decimals come as texts: money, of which no digit is left out. Of other numbers none before the point is.
+// Decimals come as texts, and so do whole numbers that no double holds: of these no digit is left out. Of other numbers
+// none before the point is.
+function exact(text) {
+  const [, sign, digits, rest] = /^(-?)(\d+)(\.\d+)?$/.exec(text) ?? [];
+  return digits === undefined ? text : `${sign}${whole.format(BigInt(digits))}${(rest ?? "").replace(/\.?0+$/, "")}`;
+}
 export const count = (n) => {
   if (n === null || n === undefined) return DASH;
-  if (typeof n === "string") return exact.format(n);
+  if (typeof n === "string") return exact(n);
   return (Number.isInteger(n) || Math.abs(n) >= 1000 ? whole : few).format(n);
 };
 export const short = (n) => (n === null || n === undefined ? DASH : compact.format(n));
@@ -80,7 +84,7 @@ export const title = (name) => TITLES[name] ?? name.replace(/_us$/, "").replace(
 
 const SHOW = {
   duration, percent, number: count, size: bytes,
-  score: (n) => (n === null || n === undefined ? DASH : n.toFixed(2)),
+  score: (n) => (n === null || n === undefined ? DASH : Number(n).toFixed(2)),
   time: (moment) => (moment === null ? DASH : clock(moment, { seconds: true })),
   trace: (id) => (id ? String(id).replace(/^0x/, "").slice(0, 8) : DASH),
   bytes: (text) => (text === null ? DASH : text.length > 18 ? `${text.slice(0, 18)}…` : text),

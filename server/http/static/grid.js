@@ -6,7 +6,7 @@ import { count, isNumeric, shown, title } from "./format.js";
 const ROW = 34;
 const SPARE = 8;
 
-// columns: [{name, kind, title?, value?(row), text?(row), href?(row), wide?, isKey?}]; `key(row)`: what tells rows apart.
+// columns: [{name, kind, title?, value?(row), text?(row), href?(row), wide?, isKey?, isNumber?}]; `key(row)`: what tells rows apart.
 export class Grid {
   constructor(label, columns, { key = null, sort = null, empty = "Nothing here.", what = "rows", hasFilter = true } = {}) {
     this.columns = columns;
@@ -71,8 +71,8 @@ export class Grid {
   arrange() {
     const column = this.columns.find((each) => each.name === this.sort.name);
     const of = column?.value ?? ((row) => row[column.name]);
-    const number = (value) => (typeof value === "string" ? Number(value) : value); // decimals come as texts
-    const value = column && isNumeric(column.kind) ? (row) => number(of(row)) : of;
+    const number = (value) => (typeof value === "string" ? Number(value) : value); // some numbers come as texts
+    const value = column && (column.isNumber ?? isNumeric(column.kind)) ? (row) => number(of(row)) : of;
     const keys = this.columns.filter((each) => !isNumeric(each.kind));
     const found = this.text ? this.rows.filter((row) => keys.some((each) => String(row[each.name] ?? "").toLowerCase().includes(this.text))) : this.rows.slice();
     const way = this.sort.down ? -1 : 1;

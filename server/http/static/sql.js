@@ -36,10 +36,10 @@ export function openSql({ main, tables }) {
       const said = await post("/v1/sql", { sql: box.value, ...(place.asOf === null ? {} : { as_of: place.asOf }) }, mine.signal);
       wrong.hidden = true;
       trouble(null);
-      const names = Object.keys(said.rows[0] ?? {});
+      const names = Object.keys(said.types);
       grid?.close();
       grid = names.length ? new Grid("Answer", names.map((name) => {
-        const kind = kindOf(name, typeOf(said.rows.map((row) => row[name])));
+        const kind = kindOf(name, typeOf(said.types[name]));
         return { name, kind, title: name, isKey: !["number"].includes(kind), ...(kind === "trace" ? { href: (row) => (row[name] ? link("trace", row[name]) : null) } : {}) };
       }), { what: "rows", key: (row) => JSON.stringify(row), sort: { name: "", down: false }, empty: "No rows." }) : null;
       fill(answer, grid?.node ?? el("p", { class: "empty" }, "No rows."));
@@ -62,11 +62,9 @@ export function openSql({ main, tables }) {
   return { close() { running?.abort(); grid?.close(); } };
 }
 
-const ISO = /^\d{4}-\d\d-\d\dT[\d:.]+Z$/;
-function typeOf(values) {
-  const known = values.filter((value) => value !== null);
-  if (known.every((value) => typeof value === "number")) return "float64";
-  if (known.length && known.every((value) => typeof value === "object")) return "list(x)";
-  if (known.length && known.every((value) => ISO.test(value))) return "timestamp";
-  return "string";
+// What Arrow calls a type, as kivi calls it.
+function typeOf(type) {
+  if (/^(u?int|halffloat|float|double|decimal)/.test(type)) return "float64";
+  if (/^(list|large_list|fixed_size_list|struct|map)/.test(type)) return "list(x)";
+  return type.startsWith("timestamp") ? "timestamp" : "string";
 }
