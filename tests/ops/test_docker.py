@@ -75,7 +75,9 @@ def test_images_of_others_are_named_by_their_digest() -> None:
     """What a tag names today another image may be tomorrow."""
     built = re.findall(r"^FROM (\S+) AS (\S+)", (DOCKER / "Dockerfile").read_text(), re.MULTILINE)
     others = {image for image, _ in built} - {name for _, name in built}
-    others |= {service["image"] for name in COMPOSED for service in composed(name)["services"].values() if "image" in service}
+    others |= {
+        service["image"] for name in COMPOSED for service in composed(name)["services"].values() if "image" in service
+    }
     assert len(others) == 3
     for image in others:
         assert re.fullmatch(r"[a-z/]+:[\w.-]+@sha256:[0-9a-f]{64}", image), image
