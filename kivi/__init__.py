@@ -127,47 +127,28 @@ __all__ = [
     "within_km",
 ]
 
-_LAZY = {
+_ELSEWHERE = {
     "Quantiles": "kivi.model.quantiles",
     "Top": "kivi.model.values",
     "ABORTED": "kivi.model.outcomes",
     "UNKNOWN": "kivi.model.outcomes",
-    "argmax": "kivi.model.surface",
-    "argmin": "kivi.model.surface",
-    "avg": "kivi.model.surface",
     "case": "kivi.model.expressions",
     "coalesce": "kivi.model.expressions",
     "col": "kivi.model.expressions",
-    "combine": "kivi.model.surface",
     "connect": "kivi.client.database",
-    "count": "kivi.model.surface",
-    "distinct": "kivi.model.surface",
-    "first": "kivi.model.surface",
-    "largest": "kivi.model.surface",
-    "last": "kivi.model.surface",
     "lookup": "kivi.model.rules",
-    "max": "kivi.model.surface",
-    "measure": "kivi.model.surface",
-    "min": "kivi.model.surface",
     "next": "kivi.model.patterns",
     "open": "kivi.embedded.database",
     "pattern": "kivi.model.patterns",
     "prev": "kivi.model.patterns",
     "previous_slot": "kivi.model.rules",
     "quad": "kivi.model.expressions",
-    "quantiles": "kivi.model.surface",
     "ref": "kivi.model.rules",
     "register_measure": "kivi.states.own",
-    "smallest": "kivi.model.surface",
-    "stddev": "kivi.model.surface",
-    "sum": "kivi.model.surface",
     "time_slot": "kivi.model.declarations",
-    "top": "kivi.model.surface",
-    "transactional": "kivi.model.surface",
-    "var": "kivi.model.surface",
-    "weighted_quantiles": "kivi.model.surface",
     "within_km": "kivi.model.expressions",
 }
+"""Where names load from that are not in ``kivi.model.surface``, as most are."""
 _MODULES = ("aio", "client", "polars", "spark", "testing")
 _RENAMED = {"open": "open_database"}
 
@@ -175,8 +156,9 @@ _RENAMED = {"open": "open_database"}
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f"kivi.{name}")
-    if name in _LAZY:
-        value = getattr(importlib.import_module(_LAZY[name]), _RENAMED.get(name, name))
+    if name in __all__:
+        module = importlib.import_module(_ELSEWHERE.get(name, "kivi.model.surface"))
+        value = getattr(module, _RENAMED.get(name, name))
         globals()[name] = value
         return value
     raise AttributeError(f"module 'kivi' has no attribute {name!r}")

@@ -29,7 +29,7 @@ class AlertCalls:
     sessions: Sessions
     translator: Translator
 
-    def CreateAlert(self, request: pb.CreateAlertRequest, grant: Grant) -> pb.CreateAlertResponse:
+    def CreateAlert(self, request: pb.CreateAlertRequest, grant: Grant) -> None:
         if request.HasField("notify"):  # this machine calls there, wherever it is
             grant.require_everything("notify")
         if request.for_us < 0 or request.lateness_us < AUTO_US or not request.HasField("where"):
@@ -46,21 +46,18 @@ class AlertCalls:
                 Notify.of(notify) if request.HasField("notify") else None,
             )
         )
-        return pb.CreateAlertResponse()
 
     def ListAlerts(self, _: pb.ListAlertsRequest, grant: Grant) -> pb.ListAlertsResponse:
         found = self.sessions.alerts.listed()
         return pb.ListAlertsResponse(alerts=[_message(one) for one in found if grant.allows(one.on)])
 
-    def SilenceAlert(self, request: pb.SilenceAlertRequest, grant: Grant) -> pb.SilenceAlertResponse:
+    def SilenceAlert(self, request: pb.SilenceAlertRequest, grant: Grant) -> None:
         self._check("SilenceAlert", request.name, grant)
         self.sessions.alerts.silence(request.name, request.until_us if request.HasField("until_us") else None)
-        return pb.SilenceAlertResponse()
 
-    def DropAlert(self, request: pb.DropAlertRequest, grant: Grant) -> pb.DropAlertResponse:
+    def DropAlert(self, request: pb.DropAlertRequest, grant: Grant) -> None:
         self._check("DropAlert", request.name, grant)
         self.sessions.alerts.drop(request.name)
-        return pb.DropAlertResponse()
 
     def _check(self, method: str, name: str, grant: Grant) -> None:
         """Which table an alert is on, and so whether the caller may, is known once it is found."""

@@ -21,17 +21,11 @@ from kivi.errors import KiviError
 from kivi.runtime.histogram import Histogram
 from kivi.wire.status import status_code
 
-__all__ = ["Calls"]
+__all__ = ["WHOLE", "Calls", "Context"]
 
 _log = logging.getLogger("kivi.server")
-_LONG: Final = frozenset(
+WHOLE: Final = frozenset(
     {
-        "Session",
-        "Stage",
-        "CreateAggregate",
-        "CreateAggregates",
-        "AlterAggregate",
-        "CreateView",
         "Consolidate",
         "Checkpoint",
         "Backup",
@@ -40,9 +34,18 @@ _LONG: Final = frozenset(
         "RebalanceShards",
         "ForgetNode",
         "VerifyCluster",
-        "Subscribe",
     }
 )
+"""Calls about all of the store: not for tokens of some tables."""
+_LONG: Final = WHOLE | {
+    "Session",
+    "Stage",
+    "CreateAggregate",
+    "CreateAggregates",
+    "AlterAggregate",
+    "CreateView",
+    "Subscribe",
+}
 """Calls that last as long as their client or the disk takes."""
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Handler = Callable[[Any, Context], Awaitable[Any]]

@@ -25,19 +25,17 @@ class RuleCalls:
     store: Store
     sessions: Sessions
 
-    def CreateRule(self, request: pb.CreateRuleRequest, grant: Grant) -> pb.CreateRuleResponse:
+    def CreateRule(self, request: pb.CreateRuleRequest, grant: Grant) -> None:
         rule = Rule.from_json(request.definition)
         grant.require(Access.ADMIN, "CreateRule", *rule.tables)
         self.sessions.alerts.create_rule(rule, backfill=request.backfill)
-        return pb.CreateRuleResponse()
 
     def ListRules(self, _: pb.ListRulesRequest, grant: Grant) -> pb.ListRulesResponse:
         found = [(rule, listed) for rule, listed in self.store.rules() if all(map(grant.allows, rule.tables))]
         return pb.ListRulesResponse(rules=[json.dumps(listed) for _, listed in found])
 
-    def DropRule(self, request: pb.DropRuleRequest, grant: Grant) -> pb.DropRuleResponse:
+    def DropRule(self, request: pb.DropRuleRequest, grant: Grant) -> None:
         for rule, _ in self.store.rules():
             if rule.name == request.name:
                 grant.require(Access.ADMIN, "DropRule", *rule.tables)
         self.store.drop_rule(request.name)
-        return pb.DropRuleResponse()

@@ -16,7 +16,7 @@ import grpc
 import pyarrow as pa
 from kivi_server import alerting, limits, status, topics
 from kivi_server.auth import FOR_TENANTS, Access, Grant, Tokens
-from kivi_server.calls import Context
+from kivi_server.calls import WHOLE, Context
 from kivi_server.clients import Client
 from kivi_server.requests import stopping
 from kivi_server.rules import RuleCalls
@@ -32,7 +32,7 @@ from kivi.model.schema import TableSchema
 from kivi.store.checks import check_tenant
 from kivi.wire import methods
 from kivi.wire.codec import fill_values, to_table
-from kivi.wire.v1 import alerts_pb2, topics_pb2, types_pb2
+from kivi.wire.v1 import alerts_pb2, topics_pb2
 from kivi.wire.v1 import service_pb2 as pb
 
 __all__ = ["handlers"]
@@ -77,18 +77,6 @@ _NEEDS: Final = {
 }
 Progress = Callable[[int, int], None]
 _MANY: Final = frozenset({"Exchange", "Subscribe"})  # streams of requests, which are counted one by one
-_WHOLE: Final = frozenset(
-    {
-        "Consolidate",
-        "Checkpoint",
-        "Backup",
-        "MoveShards",
-        "CancelMove",
-        "RebalanceShards",
-        "ForgetNode",
-        "VerifyCluster",
-    }
-)  # not for tokens of some tables
 _PROGRESS_S: Final = 0.1
 """How often a client that creates an aggregate hears how far that is."""
 
@@ -106,7 +94,7 @@ class Service(RuleCalls, alerting.AlertCalls, topics.TopicCalls):
         grant = self.tokens.grant(context.invocation_metadata() or ())
         client = self.sessions.clients.of(grant, context.peer())
         grant.require(_NEEDS[method], method, *tables)
-        if method in _WHOLE:
+        if method in WHOLE:
             grant.require_everything(method)
         if method not in FOR_TENANTS:
             grant.require_all_rows(method)
@@ -140,12 +128,11 @@ class Service(RuleCalls, alerting.AlertCalls, topics.TopicCalls):
 
     async def CreateAggregate(self, request: pb.CreateAggregateRequest, context: Context) -> None:
         self.access("CreateAggregate", context, request.name, request.source)
-        rows, (table,) = await self._with_progress(
+        await self._with_progress(
             lambda progress: self.store.create_all([self.translator.new_aggregate(request)], progress=progress),
             context,
             pb.CreateAggregateResponse,
         )
-        await context.write(pb.CreateAggregateResponse(**rows, table=table))
 
     async def AlterAggregate(self, request: pb.AlterAggregateRequest, context: Context) -> None:
         self.access("AlterAggregate", context, request.name)
@@ -159,38 +146,35 @@ class Service(RuleCalls, alerting.AlertCalls, topics.TopicCalls):
                 )
             ]
 
-        rows, (table,) = await self._with_progress(alter, context, pb.AlterAggregateResponse)
-        await context.write(pb.AlterAggregateResponse(**rows, table=table))
+        await self._with_progress(alter, context, pb.AlterAggregateResponse)
 
     async def CreateAggregates(self, request: pb.CreateAggregatesRequest, context: Context) -> None:
         names = level_names(request.name, [level.columns for level in request.levels], request.slots)
         self.access("CreateAggregates", context, *names, request.source)
-        rows, tables = await self._with_progress(
+        await self._with_progress(
             lambda progress: self.store.create_all(self.translator.new_aggregates(request), progress=progress),
             context,
             pb.CreateAggregatesResponse,
         )
-        await context.write(pb.CreateAggregatesResponse(**rows, tables=tables))
 
     async def CreateView(self, request: pb.CreateViewRequest, context: Context) -> None:
         self.access("CreateView", context, request.name, request.source)
-
-        def answer(done_rows: int, total_rows: int) -> pb.CreateViewResponse:
-            return pb.CreateViewResponse(done_rows=done_rows)
-
-        rows, (table,) = await self._with_progress(
+        await self._with_progress(
             lambda progress: self.store.create_all([self.translator.new_view(request)], progress=progress),
             context,
-            answer,
+            pb.CreateViewResponse,
         )
-        await context.write(pb.CreateViewResponse(done_rows=rows["done_rows"], table=table))
 
     async def _with_progress(
-        self, work: Callable[[Progress], list[TableSchema]], context: Context, answer: Callable[..., Any]
-    ) -> tuple[dict[str, int], list[types_pb2.Table]]:
-        """Tells the client how far ``work`` is: ``answer`` makes the messages. The numbers to end with, and the
-        definitions that it gave."""
+        self, work: Callable[[Progress], list[TableSchema]], context: Context, answer: Any
+    ) -> None:
+        """Tells the client how far ``work`` is, and then the definitions that it gave, in messages of the class
+        ``answer``: each as far as these have a field for it."""
         rows = {"done_rows": 0, "total_rows": 0}
+
+        def message(**more: Any) -> Any:
+            known = answer.DESCRIPTOR.fields_by_name
+            return answer(**{name: value for name, value in {**rows, **more}.items() if name in known})
 
         def progress(done: int, total: int) -> None:
             nonlocal rows
@@ -198,8 +182,9 @@ class Service(RuleCalls, alerting.AlertCalls, topics.TopicCalls):
 
         working = asyncio.get_running_loop().run_in_executor(self.sessions.long, work, progress)
         while not (await asyncio.wait({working}, timeout=_PROGRESS_S))[0]:
-            await context.write(answer(**rows))
-        return rows, [to_table(schema) for schema in working.result()]
+            await context.write(message())
+        tables = [to_table(schema) for schema in working.result()]
+        await context.write(message(tables=tables, table=tables[0]))
 
     async def Stage(self, requests: AsyncIterator[pb.StageRequest], context: Context) -> pb.StageResponse:
         grant, client = self.access("Stage", context)
@@ -238,15 +223,13 @@ class Service(RuleCalls, alerting.AlertCalls, topics.TopicCalls):
 
     async def unary(self, method: str, request: Any, context: Context) -> Any:
         grant, _ = self.access(method, context, *_tables(request))
-        pool = self.sessions.long if method in _WHOLE else None  # these take as long as the disk does
-        return await asyncio.get_running_loop().run_in_executor(pool, getattr(self, method), request, grant)
+        pool = self.sessions.long if method in WHOLE else None  # these take as long as the disk does
+        answer = await asyncio.get_running_loop().run_in_executor(pool, getattr(self, method), request, grant)
+        return methods.messages(method)[1]() if answer is None else answer
 
-    def AcknowledgeSubscription(
-        self, request: pb.AcknowledgeSubscriptionRequest, _: Grant
-    ) -> pb.AcknowledgeSubscriptionResponse:
+    def AcknowledgeSubscription(self, request: pb.AcknowledgeSubscriptionRequest, _: Grant) -> None:
         durable = self.sessions.hub.durable
         durable.acknowledge(request.user, request.name, request.ts, request.skip, table=request.table)
-        return pb.AcknowledgeSubscriptionResponse()
 
     def ListSubscriptions(self, request: pb.ListSubscriptionsRequest, grant: Grant) -> pb.ListSubscriptionsResponse:
         found = self.sessions.hub.durable.listed(request.user)
@@ -260,7 +243,7 @@ class Service(RuleCalls, alerting.AlertCalls, topics.TopicCalls):
             ]
         )
 
-    def DropSubscription(self, request: pb.DropSubscriptionRequest, grant: Grant) -> pb.DropSubscriptionResponse:
+    def DropSubscription(self, request: pb.DropSubscriptionRequest, grant: Grant) -> None:
         """Which table it is to, and so whether the caller may, is known once it is found."""
         durable = self.sessions.hub.durable
         table = None
@@ -269,11 +252,9 @@ class Service(RuleCalls, alerting.AlertCalls, topics.TopicCalls):
             if table is not None:
                 grant.require(_NEEDS["DropSubscription"], "DropSubscription", table)
         durable.drop(request.user, request.name, table=table)
-        return pb.DropSubscriptionResponse()
 
-    def DiscardStages(self, request: pb.DiscardStagesRequest, _: Grant) -> pb.DiscardStagesResponse:
+    def DiscardStages(self, request: pb.DiscardStagesRequest, _: Grant) -> None:
         self.store.discard_stages(list(request.stages))
-        return pb.DiscardStagesResponse()
 
     def ListBatchScopes(self, request: pb.ListBatchScopesRequest, grant: Grant) -> pb.ListBatchScopesResponse:
         """A scope of Spark's is ``spark/<table>/...``; others name no table, and are for tokens of all of them."""
@@ -294,9 +275,8 @@ class Service(RuleCalls, alerting.AlertCalls, topics.TopicCalls):
         wanted = None if columns is None else self.translator.new_columns(request.name, columns)
         return pb.AlterTableResponse(table=to_table(self.store.alter_table(request.name, wanted, role)))
 
-    def DropTable(self, request: pb.DropTableRequest, _: Grant) -> pb.DropTableResponse:
+    def DropTable(self, request: pb.DropTableRequest, _: Grant) -> None:
         self.store.drop(request.name)
-        return pb.DropTableResponse()
 
     def _reach(self, request: pb.ListTablesRequest | pb.DescribeRequest | pb.WatermarkRequest) -> None:
         """Waits until this node is as new as is asked for: a table may have been made at another one."""
@@ -360,9 +340,8 @@ class Service(RuleCalls, alerting.AlertCalls, topics.TopicCalls):
         self._reach(request)
         return pb.WatermarkResponse(watermark=self.store.watermark())
 
-    def Consolidate(self, request: pb.ConsolidateRequest, _: Grant) -> pb.ConsolidateResponse:
+    def Consolidate(self, request: pb.ConsolidateRequest, _: Grant) -> None:
         self.store.consolidate()
-        return pb.ConsolidateResponse()
 
     def Stats(self, request: pb.StatsRequest, _: Grant) -> pb.StatsResponse:
         return pb.StatsResponse(values={name: float(value) for name, value in self._stats().items()})
@@ -381,20 +360,17 @@ class Service(RuleCalls, alerting.AlertCalls, topics.TopicCalls):
         )
         return pb.RebalanceShardsResponse(moves=[pb.PlannedMove(**move) for move in moves])
 
-    def CancelMove(self, request: pb.CancelMoveRequest, _: Grant) -> pb.CancelMoveResponse:
+    def CancelMove(self, request: pb.CancelMoveRequest, _: Grant) -> None:
         self.store.cancel_move(request.move)
-        return pb.CancelMoveResponse()
 
-    def ForgetNode(self, request: pb.ForgetNodeRequest, _: Grant) -> pb.ForgetNodeResponse:
+    def ForgetNode(self, request: pb.ForgetNodeRequest, _: Grant) -> None:
         self.store.forget_node(request.node)
-        return pb.ForgetNodeResponse()
 
     def VerifyCluster(self, request: pb.VerifyClusterRequest, _: Grant) -> pb.VerifyClusterResponse:
         return pb.VerifyClusterResponse(ts=self.store.verify_cluster())
 
-    def Checkpoint(self, request: pb.CheckpointRequest, _: Grant) -> pb.CheckpointResponse:
+    def Checkpoint(self, request: pb.CheckpointRequest, _: Grant) -> None:
         self.store.checkpoint(directory(request.path))
-        return pb.CheckpointResponse()
 
     def Backup(self, request: pb.BackupRequest, _: Grant) -> pb.BackupResponse:
         return pb.BackupResponse(**self.store.backup(directory(request.repository), request.keep or None))

@@ -401,6 +401,8 @@ class Database(RuleMethods, Alerting, Topics, ABC, Generic[Tx, Snap]):
     # -- subscriptions --------------------------------------------------------------------------
 
     @abstractmethod
+    def _subscribe(self, wanted: SubscribeArguments) -> Subscription: ...
+
     @takes(SubscribeArguments)
     def subscribe(self, wanted: SubscribeArguments) -> Subscription:
         """The result of a query, and then how it changes, as commits come: see ``kivi.api.subscription``.
@@ -428,8 +430,8 @@ class Database(RuleMethods, Alerting, Topics, ABC, Generic[Tx, Snap]):
 
         Raises SchemaError, InvalidArgument, and ResourceExhausted for results of more than 100,000 rows.
         """
+        return self._subscribe(wanted)
 
-    @abstractmethod
     @takes(matches_arguments)
     def subscribe_matches(self, wanted: SubscribeArguments) -> Subscription:
         """The matches of a pattern over an event table, each once it can change no more: see ``match``.
@@ -447,6 +449,7 @@ class Database(RuleMethods, Alerting, Topics, ABC, Generic[Tx, Snap]):
         match alone. Raises NotFound, SchemaError, InvalidArgument; later EventsRetracted, SnapshotTooOld where the
         table was overwritten, and ResourceExhausted where the events to match again take more than ``query_bytes``.
         """
+        return self._subscribe(wanted)
 
     @abstractmethod
     def subscriptions(self, user: str = "") -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from kivi.cli.alerts import alerts, silence
-from kivi.cli.text import assignments, key_of, outputs, print_columns, print_rows, print_value
+from kivi.cli.text import assignments, key_of, outputs, print_columns, print_result, print_rows, print_value, times_of
 from kivi.errors import InvalidArgument, KiviError, Unavailable
 from kivi.model.predicate_text import parse_value, split_names, type_names, where
 
@@ -219,10 +219,7 @@ def scan(db: Any, args: argparse.Namespace) -> None:
 
 
 def rollup(db: Any, args: argparse.Namespace) -> None:
-    times = {
-        name: parse_value("timestamp", text, f"--{name}") if (text := getattr(args, name)) else None
-        for name in ("start", "end")
-    }
+    times = times_of(args)
     with db.snapshot(as_of=as_of(args)) as snap:
         found = seen_by(snap, args.table)
         result = snap.rollup(
@@ -236,9 +233,7 @@ def rollup(db: Any, args: argparse.Namespace) -> None:
             measures=split_names(args.columns) if args.columns else None,
             **times,
         )
-    if args.explain:
-        print(result.explain(), file=sys.stderr)
-    print_rows(result, result.to_arrow().column_names, args.output)
+    print_result(result, args)
 
 
 def sql(db: Any, args: argparse.Namespace) -> None:
@@ -256,17 +251,17 @@ def sql(db: Any, args: argparse.Namespace) -> None:
 
 
 def query(db: Any, args: argparse.Namespace) -> None:
-    from kivi.cli.query import answer
+    from kivi.cli.query import asked
 
     with db.snapshot(as_of=as_of(args)) as snap:
-        answer(snap, args)
+        print_result(asked(snap, args), args)
 
 
 def match(db: Any, args: argparse.Namespace) -> None:
-    from kivi.cli.match import answer
+    from kivi.cli.match import asked
 
     with db.snapshot(as_of=as_of(args)) as snap:
-        answer(snap, args)
+        print_result(asked(snap, args), args)
 
 
 def export(db: Any, args: argparse.Namespace) -> None:

@@ -9,27 +9,18 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Any, Final
 
 from kivi.cli.aggregate import pairs, parts_of
-from kivi.cli.text import print_rows
+from kivi.cli.text import times_of
 from kivi.errors import InvalidArgument
 from kivi.model import surface
 from kivi.model.patterns import pattern
-from kivi.model.predicate_text import parse_value, type_names, where
+from kivi.model.predicate_text import type_names, where
 
-__all__ = ["answer", "asked"]
+__all__ = ["asked"]
 
 _MEASURES: Final = ("first", "last", "count", "sum", "min", "max", "avg")
-
-
-def answer(snap: Any, args: argparse.Namespace) -> None:
-    """Prints the matches at a snapshot."""
-    result = asked(snap, args)
-    if args.explain:
-        print(result.explain(), file=sys.stderr)
-    print_rows(result, result.to_arrow().column_names, args.output)
 
 
 def asked(snap: Any, args: argparse.Namespace) -> Any:
@@ -51,9 +42,5 @@ def asked(snap: Any, args: argparse.Namespace) -> Any:
         measures=measures,
         skip=args.skip,
     )
-    moments = {
-        name: parse_value("timestamp", text, f"--{name}") if (text := getattr(args, name)) else None
-        for name in ("start", "end")
-    }
     chosen = where(args.where, types) if args.where else None
-    return snap.match(args.table, wanted, **moments, where=chosen, limit=args.limit)
+    return snap.match(args.table, wanted, **times_of(args), where=chosen, limit=args.limit)

@@ -13,25 +13,16 @@ Measures are written as those of ``kivi aggregate``; of an aggregate they are co
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Any
 
 from kivi.cli.aggregate import pairs
-from kivi.cli.text import print_rows
+from kivi.cli.text import times_of
 from kivi.errors import InvalidArgument
 from kivi.model.measure_text import any_group, operator_call
-from kivi.model.predicate_text import parse_value, split_names, type_names, where
+from kivi.model.predicate_text import split_names, type_names, where
 from kivi.model.questions import question_of, windows_of
 
-__all__ = ["answer", "asked"]
-
-
-def answer(snap: Any, args: argparse.Namespace) -> None:
-    """Prints the answer at a snapshot."""
-    result = asked(snap, args)
-    if args.explain:
-        print(result.explain(), file=sys.stderr)
-    print_rows(result, result.to_arrow().column_names, args.output)
+__all__ = ["asked"]
 
 
 def asked(snap: Any, args: argparse.Namespace) -> Any:
@@ -57,13 +48,9 @@ def asked(snap: Any, args: argparse.Namespace) -> Any:
     if args.having:
         question = question_of(schema, **wanted, windows=windows)
         having = where(args.having, {name: str(question.type_of(name)) for name in question.columns}, "--having")
-    moments = {
-        name: parse_value("timestamp", text, f"--{name}") if (text := getattr(args, name)) else None
-        for name in ("start", "end")
-    }
     return snap.query(
         args.table,
-        **moments,
+        **times_of(args),
         **wanted,
         where=where(args.where, types) if args.where else None,
         having=having,

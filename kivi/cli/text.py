@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import datetime as dt
 import decimal
 import itertools
@@ -30,9 +31,11 @@ __all__ = [
     "outputs",
     "plain",
     "print_columns",
+    "print_result",
     "print_rows",
     "print_value",
     "shown",
+    "times_of",
 ]
 
 _NUMBER_OR_NOTHING: Final = re.compile(r"(-?[\d.]+(e[+-]?\d+)?)?")
@@ -40,6 +43,12 @@ _WIDTHS_FROM: Final = 500  # a table's column widths are those of its first rows
 
 
 # -- values -----------------------------------------------------------------------------------------
+
+
+def times_of(args: argparse.Namespace) -> dict[str, Any]:
+    """``--start`` and ``--end``; None where one is not given."""
+    given = {"start": args.start, "end": args.end}
+    return {name: parse_value("timestamp", text, f"--{name}") if text else None for name, text in given.items()}
 
 
 def assignments(description: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
@@ -124,6 +133,13 @@ def print_rows(rows: Iterable[Mapping[str, Any]], names: Sequence[str], style: s
         _print_objects(rows, out)
     else:
         _print_cells(([row.get(name) for name in names] for row in rows), names, style, out)
+
+
+def print_result(result: Any, args: argparse.Namespace) -> None:
+    """Prints the answer of a question, and with ``--explain`` how it was found."""
+    if args.explain:
+        print(result.explain(), file=sys.stderr)
+    print_rows(result, result.to_arrow().column_names, args.output)
 
 
 def print_columns(table: pa.Table, style: str) -> None:

@@ -360,14 +360,18 @@ class Core:
     def create_aggregate(self, wanted: AggregateArguments) -> Steps[None]:
         """The server checks names and types against the source."""
 
-        yield Stream("CreateAggregate", new_aggregate(wanted), None, self._progress(wanted))
+        yield Stream("CreateAggregate", new_aggregate(wanted), None, self._progress(wanted.progress))
 
-    def _progress(self, wanted: AggregateArguments | AlterAggregateArguments) -> Callable[[Any], None]:
-        def on_message(reply: service_pb2.CreateAggregateResponse | service_pb2.AlterAggregateResponse) -> None:
-            if reply.HasField("table"):
-                self.learn(reply.table)
-            if wanted.progress is not None:
-                wanted.progress(reply.done_rows, reply.total_rows)
+    def _progress(self, progress: Callable[[int, int], None] | None) -> Callable[[Any], None]:
+        def on_message(reply: Any) -> None:
+            if isinstance(reply, service_pb2.CreateAggregatesResponse):
+                made = [*reply.tables]
+            else:
+                made = [reply.table] if reply.HasField("table") else []
+            for table in made:
+                self.learn(table)
+            if progress is not None:
+                progress(reply.done_rows, reply.total_rows)
 
         return on_message
 
@@ -377,16 +381,11 @@ class Core:
 
     def alter_aggregate(self, wanted: AlterAggregateArguments) -> Steps[None]:
         """The server checks names and types against the source."""
-        yield Stream("AlterAggregate", new_measures(wanted), None, self._progress(wanted))
+        yield Stream("AlterAggregate", new_measures(wanted), None, self._progress(wanted.progress))
 
     def create_view(self, wanted: ViewArguments) -> Steps[None]:
         """The server checks names and types against the source."""
-
-        def on_message(reply: service_pb2.CreateViewResponse) -> None:
-            if reply.HasField("table"):
-                self.learn(reply.table)
-
-        yield Stream("CreateView", new_view(wanted), None, on_message)
+        yield Stream("CreateView", new_view(wanted), None, self._progress(None))
 
     def create_hierarchy(self, wanted: HierarchyArguments) -> Steps[None]:
         try:
@@ -397,14 +396,8 @@ class Core:
         yield from self.create_view(wanted.view(table))
 
     def create_aggregates(self, wanted: LevelsArguments) -> Steps[list[str]]:
-        def on_message(reply: service_pb2.CreateAggregatesResponse) -> None:
-            for table in reply.tables:
-                self.learn(table)
-            if wanted.progress is not None:
-                wanted.progress(reply.done_rows, reply.total_rows)
-
         names = wanted.names
-        yield Stream("CreateAggregates", new_aggregates(wanted), None, on_message)
+        yield Stream("CreateAggregates", new_aggregates(wanted), None, self._progress(wanted.progress))
         return names
 
     def tables(self) -> Steps[list[str]]:

@@ -36,7 +36,6 @@ from kivi.api.arguments import (
 )
 from kivi.api.hierarchies import HierarchyArguments
 from kivi.api.interface import documented_by
-from kivi.api.match_arguments import matches_arguments
 from kivi.api.rules import RuleArguments
 from kivi.api.topics import ReachedArguments, StoreArguments, SubscribersArguments
 from kivi.client import alerting, appends, declarations, topics
@@ -375,10 +374,5 @@ class Database(interface.Database[Transaction, Snapshot]):
         """
         return Snapshot(self, wanted)
 
-    @takes(SubscribeArguments)
-    def subscribe(self, wanted: SubscribeArguments) -> Subscription:
-        return Live(self._core, self._transport, wanted)
-
-    @takes(matches_arguments)
-    def subscribe_matches(self, wanted: SubscribeArguments) -> Subscription:
+    def _subscribe(self, wanted: SubscribeArguments) -> Subscription:
         return Live(self._core, self._transport, wanted)

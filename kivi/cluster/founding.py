@@ -18,9 +18,8 @@ import contextlib
 import json
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from kivi.cluster.streams import generation_there, stream_of
 from kivi.encoding.keyspaces import Space, fact_key, gathered_key, meta_key, space_prefix, taken_key
@@ -64,7 +63,6 @@ def adopt(
     servers: Sequence[str] = (),
     *,
     replace: bool = False,
-    login: Mapping[str, Any] | None = None,
     timeout_s: float = 60.0,
 ) -> Founded:
     """Makes the store in a directory that nobody has open the beginning of a cluster. ``servers``: of the log, if they
@@ -84,7 +82,7 @@ def adopt(
     with contextlib.ExitStack() as opened:
         nats, there, last_message = None, None, 0
         if servers:
-            nats = Nats(servers, timeout_s=timeout_s, **login or {})
+            nats = Nats(servers, timeout_s=timeout_s)
             opened.callback(nats.close)
             there, last_message = generation_there(nats, name, timeout_s)
         is_another = there is not None and (begun is None or there != begun[0])

@@ -125,10 +125,10 @@ class Moving:
         self._node.committer.newest(_SAY_S)
         with self._node.committer.entry_lock:
             log, known = self._node.log, self._node.log.members
-            live = sorted((one for one in known if one.state is State.LIVE), key=_shown)
+            live = sorted((one for one in known if one.state is State.LIVE), key=ReplicatedLog.named)
             silent = {one.node for one in live if not log.is_heard(one)}
             ordered = list(known.moves.values())
-        named = {one.node: _shown(one) for one in live}
+        named = {one.node: ReplicatedLog.named(one) for one in live}
         now = {one.node: one.shards for one in live}
         held, coming, busy = dict(now), dict.fromkeys(now, 0), 0
         for move in ordered:
@@ -179,7 +179,7 @@ class Moving:
             return node_named(members, source).node
         found = [one for one in members if one is not to and one.shards & shards]
         if len(found) != 1:
-            named = ", ".join(_shown(one) for one in found) or "no other node"
+            named = ", ".join(ReplicatedLog.named(one) for one in found) or "no other node"
             raise InvalidArgument(
                 f"{named} {'hold' if len(found) > 1 else 'holds'} some of the shards {shown_shards(shards)}: say which "
                 "one gives them up, or that nobody does"
@@ -315,10 +315,6 @@ def _kept(live: list[Member], keep: Sequence[str] | None) -> set[int]:
     return whole
 
 
-def _shown(member: Member) -> str:
-    return str(member.about.get("address") or f"{member.node:x}")
-
-
 def node_named(members: list[Member], name: str) -> Member:
     """Raises InvalidArgument."""
     found = [one for one in members if name in (one.about.get("address"), f"{one.node:x}")]
@@ -326,5 +322,5 @@ def node_named(members: list[Member], name: str) -> Member:
         numbers = ", ".join(f"{one.node:x}" for one in found)
         raise InvalidArgument(f"several nodes have the address {name!r}: name one of them by its number, {numbers}")
     if not found:
-        raise InvalidArgument(f"no node is {name!r}: there are {', '.join(map(_shown, members))}")
+        raise InvalidArgument(f"no node is {name!r}: there are {', '.join(map(ReplicatedLog.named, members))}")
     return found[0]

@@ -48,7 +48,7 @@ from kivi.api.arguments import (
     takes,
 )
 from kivi.api.hierarchies import HierarchyArguments
-from kivi.api.match_arguments import AnswerArguments, matches_arguments
+from kivi.api.match_arguments import AnswerArguments
 from kivi.api.results import Result
 from kivi.api.rules import RuleArguments, rule_name
 from kivi.api.subscription import Follower, Subscription, listed, told
@@ -504,12 +504,7 @@ class Database(Alerting, Topics, interface.Database[Transaction, Snapshot]):
     def batch_scopes(self, prefix: str = "") -> list[str]:
         return self.store.batch_scopes(plain_text(prefix, "prefix"))
 
-    @takes(SubscribeArguments)
-    def subscribe(self, wanted: SubscribeArguments) -> Subscription:
-        return _Live(self.store, self.hub, wanted)
-
-    @takes(matches_arguments)
-    def subscribe_matches(self, wanted: SubscribeArguments) -> Subscription:
+    def _subscribe(self, wanted: SubscribeArguments) -> Subscription:
         return _Live(self.store, self.hub, wanted)
 
     def subscriptions(self, user: str = "") -> list[dict[str, Any]]:

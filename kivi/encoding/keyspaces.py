@@ -42,7 +42,6 @@ __all__ = [
     "meta_key",
     "row_key",
     "space_prefix",
-    "split_event_file_key",
     "split_row_key",
     "split_time_key",
     "split_token_block_key",
@@ -151,11 +150,6 @@ def event_header_key(table_id: int, block_id: int) -> bytes:
 def event_file_key(table_id: int, number: int) -> bytes:
     """A settled file; the least of them comes after all headers."""
     return table_prefix(Space.EVENT, table_id) + b"\x02" + _U64.pack(number)
-
-
-def split_event_file_key(data: bytes) -> tuple[int, int]:
-    """``event_file_key`` undone: (table id, number)."""
-    return _U32.unpack_from(data, 1)[0], _U64.unpack_from(data, 6)[0]
 
 
 def event_data_key(table_id: int, block_id: int) -> bytes:

@@ -131,7 +131,6 @@ class RocksEngine(Engine):
         *,
         cache_bytes: int = 128 << 20,
         memtable_bytes: int = 64 << 20,
-        background_jobs: int = 2,
         records: Records | None = None,
         owed: bytes | None = None,
     ) -> None:
@@ -145,7 +144,7 @@ class RocksEngine(Engine):
         try:
             os.makedirs(self.path, exist_ok=True)
             check_manifest(self.path)
-            options = _options(cache_bytes, memtable_bytes, background_jobs)
+            options = _options(cache_bytes, memtable_bytes)
             self._db = rocksdict.Rdict(self.path, options, column_families={"default": options})
         except KiviError:
             raise
@@ -532,7 +531,7 @@ def _is_within(first: bytes, end: bytes | None) -> bool:
     return end is not None and (end[:1] <= first or (len(end) == 1 and end[0] == first[0] + 1))
 
 
-def _options(cache_bytes: int, memtable_bytes: int, background_jobs: int) -> rocksdict.Options:
+def _options(cache_bytes: int, memtable_bytes: int) -> rocksdict.Options:
     blocks = rocksdict.BlockBasedOptions()
     blocks.set_block_cache(rocksdict.Cache(cache_bytes))
     blocks.set_block_size(8 * 1024)
@@ -544,7 +543,7 @@ def _options(cache_bytes: int, memtable_bytes: int, background_jobs: int) -> roc
     options.set_block_based_table_factory(blocks)
     options.set_write_buffer_size(memtable_bytes)
     options.set_max_write_buffer_number(3)
-    options.set_max_background_jobs(background_jobs)
+    options.set_max_background_jobs(2)
     options.set_compression_type(rocksdict.DBCompressionType.lz4())
     options.set_enable_blob_files(True)
     options.set_min_blob_size(BLOB_BYTES_MIN)

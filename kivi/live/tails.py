@@ -17,6 +17,7 @@ from kivi.model.schema import TableSchema
 from kivi.model.subscriptions import Change, Row, Shown, Update
 from kivi.mvcc.leases import Lease
 from kivi.store.facade import Store
+from kivi.store.reads import skipped
 
 __all__ = ["Tails"]
 
@@ -87,7 +88,7 @@ class Tails:
                 live.reset, live.skip = True, 0  # some of what it has not been told is gone
                 batches = tail(True)
             live.partial = False
-            live.reading = lease, _skipped(batches, live.skip), Shown(schema, query.columns)
+            live.reading = lease, skipped(batches, live.skip), Shown(schema, query.columns)
         except BaseException:
             self._store.snapshots.release(lease)
             raise
@@ -126,11 +127,3 @@ class Tails:
 
 def _changes(rows: list[Row]) -> list[Change]:
     return [Change("remove" if row.pop(RETRACTED, False) else "add", None, None, row) for row in rows]
-
-
-def _skipped(batches: Iterator[pa.RecordBatch], skip: int) -> Iterator[pa.RecordBatch]:
-    """Without the first ``skip`` rows."""
-    for batch in batches:
-        if skip < batch.num_rows:
-            yield batch.slice(skip)
-        skip = max(0, skip - batch.num_rows)

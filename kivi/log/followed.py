@@ -51,8 +51,8 @@ class FollowedLog(CommitLog):
 
     is_followed = True
 
-    def __init__(self, directory: str, *, after: int, store_id: bytes, files: Files | None = None) -> None:
-        self._files = files or Files()
+    def __init__(self, directory: str, *, after: int, store_id: bytes) -> None:
+        self._files = Files()
         self._directory = directory
         self._store_id = store_id
         self.last = self.durable = after

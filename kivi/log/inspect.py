@@ -28,9 +28,9 @@ class Damage:
     fatal: bool
 
 
-def read_mark(directory: str, files: Files | None = None) -> Mark | None:
+def read_mark(directory: str) -> Mark | None:
     """The mark of the log in the directory; None if it is missing or damaged."""
-    files = files or Files()
+    files = Files()
     try:
         fd = files.open(os.path.join(directory, MARK_NAME), os.O_RDONLY)
     except FileNotFoundError:
@@ -41,10 +41,9 @@ def read_mark(directory: str, files: Files | None = None) -> Mark | None:
         files.close(fd)
 
 
-def inspect(directory: str, files: Files | None = None) -> Iterator[tuple[str, int, Record | Damage]]:
+def inspect(directory: str) -> Iterator[tuple[str, int, Record | Damage]]:
     """(path, offset, record or damage) for everything in the directory, in log order. Raises ``OSError``."""
-    files = files or Files()
-    mark = read_mark(directory, files)
+    files, mark = Files(), read_mark(directory)
     names = sorted(name for name in files.listdir(directory) if is_segment_name(name))
     mark_path = os.path.join(directory, MARK_NAME)
     if mark is None:

@@ -157,12 +157,12 @@ class SegmentedLog(CommitLog):
         self._thread.start()
 
     @staticmethod
-    def start_after(path: str, *, store_id: bytes, last: int, time_us: int, files: Files | None = None) -> None:
+    def start_after(path: str, *, store_id: bytes, last: int, time_us: int) -> None:
         """Make an empty log in the empty directory ``path`` whose next number is ``last + 1``.
 
         For a checkpoint: the engine's copy includes everything up to ``last``, so the log needs none of it.
         """
-        files = files or Files()
+        files = Files()
         files.makedirs(path)
         if files.listdir(path):
             raise InvalidArgument(f"{path} is not empty: a log can only be started in a new directory", path=path)

@@ -58,13 +58,10 @@ class Matcher:
         self._tree = match.pattern.tree
         self._automaton = Automaton(self._tree, [name for name, _ in match.define])
 
-    def found(self, rows: Rows, may_begin: Array | None = None) -> Found:
-        """The matches. ``may_begin``: at which rows; None: at any."""
+    def found(self, rows: Rows) -> Found:
+        """The matches."""
         classes = rows.classes(self.match, self._automaton, self._types)
-        begins = self._may_be(firsts(self._tree), classes)
-        if may_begin is not None:
-            begins &= may_begin
-        begins = np.flatnonzero(begins)
+        begins = np.flatnonzero(self._may_be(firsts(self._tree), classes))
         limits = rows.limits(begins, self.match.pattern.within_us)
         possible = self._possible(classes, begins, limits)
         begins, limits = begins[possible], limits[possible]

@@ -482,18 +482,17 @@ class Commits:
         *,
         token: str | None = None,
         batch: tuple[str, int] | None = None,
-        timeout_s: float | None = None,
     ) -> int:
         """The blocking form: the commit timestamp, or raises. CommitUnknown if the time is up first."""
         commit = functools.partial(self.commit, txn, token=token, batch=batch)
-        return self.wait(commit, token=token, timeout_s=timeout_s)
+        return self.wait(commit, token=token)
 
-    def wait(self, commit: Callable[..., object], *, token: str | None, timeout_s: float | None = None) -> int:
+    def wait(self, commit: Callable[..., object], *, token: str | None) -> int:
         """Calls ``commit(done=...)`` and waits: the commit timestamp, or raises. CommitUnknown if the time is up."""
         settled: Future[Outcome] = Future()
         commit(done=settled.set_result)
         try:
-            outcome = settled.result(self.settings.commit_timeout_s if timeout_s is None else timeout_s)
+            outcome = settled.result(self.settings.commit_timeout_s)
         except TimeoutError:
             raise CommitUnknown(token=token) from None
         if outcome.error is not None:

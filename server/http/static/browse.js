@@ -8,7 +8,7 @@ import { count } from "./format.js";
 import { Grid } from "./grid.js";
 import { link, place } from "./place.js";
 import { get } from "./api.js";
-import { failed, listening, snapshot, status, trouble } from "./shell.js";
+import { listening, polling, read } from "./shell.js";
 
 const SHOWN = 500;
 const POLL_MS = 2000;
@@ -28,20 +28,8 @@ export function openTables({ main, tables }) {
     el("p", {}, "or make a table of a file:"), el("pre", { tabindex: "0" }, "kivi append calls calls.csv --create")));
   grid.update([...tables.values()]);
   // A list of definitions is of the newest snapshot, which it names.
-  const tell = async () => {
-    try {
-      const said = await get("/v1/stats");
-      trouble(null);
-      status("live", "live");
-      snapshot(said.snapshot);
-    } catch (error) {
-      if (error.passes) { status("bad", "reconnecting"); trouble(`${error.message}; trying again`); } else failed(error);
-    }
-    main.setAttribute("aria-busy", "false");
-  };
-  tell();
-  const timer = setInterval(tell, POLL_MS);
-  return { close() { clearInterval(timer); grid.close(); } };
+  const end = polling(async () => read((await get("/v1/stats")).snapshot), POLL_MS);
+  return { close() { end(); grid.close(); } };
 }
 
 export function openTable(context, table) {

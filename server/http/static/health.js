@@ -6,7 +6,7 @@ import { heading } from "./controls.js";
 import { el, fill } from "./dom.js";
 import { bytes, count, percent, short } from "./format.js";
 import { Grid } from "./grid.js";
-import { failed, snapshot, status, trouble } from "./shell.js";
+import { polling, read } from "./shell.js";
 
 const POLL_MS = 1000;
 const KEPT = 300;
@@ -23,35 +23,26 @@ export function openHealth({ main }) {
   let before = null;
 
   async function look() {
-    try {
-      const said = await get("/v1/stats");
-      const now = performance.now(), s = said.stats;
-      const rate = (name) => (before === null || s[name] === undefined ? null : (s[name] - (before.stats[name] ?? 0)) / ((now - before.at) / 1000));
-      history.push({ at: new Date(Math.floor(Date.now() / POLL_MS) * POLL_MS).toISOString(), commits: rate("commits"), pending: s.pending_bytes, reads: s.leases });
-      if (history.length > KEPT) history.shift();
-      const used = s.disk_size_bytes ? 1 - s.disk_free_bytes / s.disk_size_bytes : null;
-      const wrong = s.disk_full ? "the disk is full" : s.storage_failing ? "storage fails" : s.log_failed ? "the log failed" : "";
-      fill(tiles,
-        tile("State", wrong || "well", `kivi ${said.version}`, wrong !== ""),
-        tile("Commits", rate("commits") === null ? "–" : count(Math.round(rate("commits"))), "a second"),
-        tile("Conflicts", count(s.aborts_conflict ?? 0), "refused so far"),
-        tile("Behind", count(s.watermark_lag ?? 0), "commits not seen yet"),
-        tile("Log", bytes(s.log_log_bytes), s.log_segments === 1 ? "1 segment" : `${count(s.log_segments ?? 0)} segments`),
-        tile("To settle", short(s.settling ?? 0), "events"),
-        ...(used === null ? [] : [tile("Disk", bytes(s.disk_free_bytes), `free, ${percent(used)} used`, used > 0.9)]));
-      for (const chart of charts) chart.update(history.filter((each) => each.commits !== null), null, "at", POLL_MS);
-      grid.update(Object.entries(s).filter(([, value]) => typeof value === "number").map(([name, value]) => ({ name, value, rate: rate(name) })));
-      before = { at: now, stats: s };
-      trouble(null);
-      main.classList.remove("stale");
-      status("live", "live");
-      snapshot(said.snapshot);
-    } catch (error) {
-      if (error.passes) { status("bad", "reconnecting"); trouble(`${error.message}; trying again`); main.classList.add("stale"); } else failed(error);
-    }
-    main.setAttribute("aria-busy", "false");
+    const said = await get("/v1/stats");
+    const now = performance.now(), s = said.stats;
+    const rate = (name) => (before === null || s[name] === undefined ? null : (s[name] - (before.stats[name] ?? 0)) / ((now - before.at) / 1000));
+    history.push({ at: new Date(Math.floor(Date.now() / POLL_MS) * POLL_MS).toISOString(), commits: rate("commits"), pending: s.pending_bytes, reads: s.leases });
+    if (history.length > KEPT) history.shift();
+    const used = s.disk_size_bytes ? 1 - s.disk_free_bytes / s.disk_size_bytes : null;
+    const wrong = s.disk_full ? "the disk is full" : s.storage_failing ? "storage fails" : s.log_failed ? "the log failed" : "";
+    fill(tiles,
+      tile("State", wrong || "well", `kivi ${said.version}`, wrong !== ""),
+      tile("Commits", rate("commits") === null ? "–" : count(Math.round(rate("commits"))), "a second"),
+      tile("Conflicts", count(s.aborts_conflict ?? 0), "refused so far"),
+      tile("Behind", count(s.watermark_lag ?? 0), "commits not seen yet"),
+      tile("Log", bytes(s.log_log_bytes), s.log_segments === 1 ? "1 segment" : `${count(s.log_segments ?? 0)} segments`),
+      tile("To settle", short(s.settling ?? 0), "events"),
+      ...(used === null ? [] : [tile("Disk", bytes(s.disk_free_bytes), `free, ${percent(used)} used`, used > 0.9)]));
+    for (const chart of charts) chart.update(history.filter((each) => each.commits !== null), null, "at", POLL_MS);
+    grid.update(Object.entries(s).filter(([, value]) => typeof value === "number").map(([name, value]) => ({ name, value, rate: rate(name) })));
+    before = { at: now, stats: s };
+    read(said.snapshot);
   }
-  look();
-  const timer = setInterval(look, POLL_MS);
-  return { close() { clearInterval(timer); for (const each of charts) each.close(); grid.close(); } };
+  const end = polling(look, POLL_MS);
+  return { close() { end(); for (const each of charts) each.close(); grid.close(); } };
 }

@@ -7,7 +7,7 @@ import { Feed } from "./feed.js";
 import { count, title } from "./format.js";
 import { Grid } from "./grid.js";
 import { link } from "./place.js";
-import { failed, listening, snapshot, status, trouble } from "./shell.js";
+import { listening, polling, read } from "./shell.js";
 
 const POLL_MS = 2000;
 const SHOWN = 200;
@@ -54,23 +54,12 @@ export function openRules({ main, tables }) {
   }
 
   async function look() {
-    try {
-      const [first, second, said] = await Promise.all([get("/v1/alerts"), get("/v1/rules"), get("/v1/stats")]);
-      alerts.update(first.alerts);
-      rules.update(second.rules);
-      follow([...new Set(second.rules.map((rule) => rule.into))].filter((name) => tables.get(name)?.kind === "event").slice(0, 8));
-      if (feed === null) {
-        trouble(null);
-        status("live", "live");
-        snapshot(said.snapshot);
-        main.classList.remove("stale");
-      }
-    } catch (error) {
-      if (error.passes) { status("bad", "reconnecting"); trouble(`${error.message}; trying again`); main.classList.add("stale"); } else failed(error);
-    }
-    main.setAttribute("aria-busy", "false");
+    const [first, second, said] = await Promise.all([get("/v1/alerts"), get("/v1/rules"), get("/v1/stats")]);
+    alerts.update(first.alerts);
+    rules.update(second.rules);
+    follow([...new Set(second.rules.map((rule) => rule.into))].filter((name) => tables.get(name)?.kind === "event").slice(0, 8));
+    if (feed === null) read(said.snapshot);
   }
-  look();
-  const timer = setInterval(look, POLL_MS);
-  return { close() { clearInterval(timer); feed?.close(); for (const each of [alerts, rules, ...grids]) each.close(); } };
+  const end = polling(look, POLL_MS);
+  return { close() { end(); feed?.close(); for (const each of [alerts, rules, ...grids]) each.close(); } };
 }

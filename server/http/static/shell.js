@@ -33,6 +33,35 @@ export function trouble(text) {
   $("error").hidden = text === null;
 }
 
+// What was read is of the newest snapshot.
+export function read(ts) {
+  trouble(null);
+  $("main").classList.remove("stale");
+  status("live", "live");
+  snapshot(ts);
+}
+
+const lost = (error) => {
+  status("bad", "reconnecting");
+  $("main").classList.add("stale");
+  trouble(`${error.message}; trying again`);
+};
+
+// Calls `look` at once and again and again; what ends that.
+export function polling(look, everyMs) {
+  const once = async () => {
+    try {
+      await look();
+    } catch (error) {
+      (error.passes ? lost : failed)(error);
+    }
+    $("main").setAttribute("aria-busy", "false");
+  };
+  once();
+  const timer = setInterval(once, everyMs);
+  return () => clearInterval(timer);
+}
+
 // What a view tells of what it reads: `follow`'s callbacks, so that every state is shown the same way.
 export function listening({ shown, pastOf = null }) {
   return {
@@ -45,11 +74,7 @@ export function listening({ shown, pastOf = null }) {
       shown(rows, ts);
     },
     fresh: snapshot,
-    lost: (error) => {
-      status("bad", "reconnecting");
-      $("main").classList.add("stale");
-      trouble(`${error.message}; trying again`);
-    },
+    lost,
     failed: (error) => failed(error),
   };
 }
