@@ -32,15 +32,17 @@ tests: $(COMPILED)
 	@$(BIN)/python -m pytest -q -n 5 --dist loadgroup --no-loadscope-reorder -m 'not story' --ignore tests/test_layers.py
 
 # What works on disk, or between processes or threads, is what differs from one Python to another: files, wires, crashes
-# and races. By night all of the store and of the client (.ci/nightly) is run; the rest of the tests needs Spark, browsers
-# and servers of others, says the same through another door (api, golden), or computes and does no more (delta,
-# properties, the model of mvcc and its records), and runs on one.
+# and races. By day they run on the oldest and the newest Python that is here; by night (.ci/nightly) every one runs all of
+# the store and of the client. The rest of the tests needs Spark, browsers and servers of others, says the same through
+# another door (api, golden), or computes and does no more (delta, properties, the model of mvcc and its records), and
+# runs on one.
+PYTHONS := --ends
 SUITES := engine log client store/test_crash.py store/test_race.py
 COMPUTES := mvcc/test_model.py mvcc/test_record.py
 
-pythons: $(INSTALLED) ## Run the tests of disks, wires, crashes and races on every other supported Python that is here
-	@$(BIN)/python tools/pythons.py -q -n 4 --dist loadgroup --no-loadscope-reorder -m 'not story and not hypothesis' \
-	    $(SUITES:%=tests/%) $(COMPUTES:%=--ignore=tests/%)
+pythons: $(INSTALLED) ## Run the tests of disks, wires, crashes and races on other supported Pythons that are here
+	@$(BIN)/python tools/pythons.py $(PYTHONS) -q -n 5 --dist loadgroup --no-loadscope-reorder \
+	    -m 'not story and not hypothesis' $(SUITES:%=tests/%) $(COMPUTES:%=--ignore=tests/%)
 
 properties: $(INSTALLED) ## Try each property with twenty times the examples of make test, and more histories (.ci/nightly does)
 	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup --no-loadscope-reorder -m hypothesis --hypothesis-profile nightly --timeout 3000

@@ -1,7 +1,7 @@
 """What tests of several folders use.
 
 ``require``, for tests that drive a program from outside this repository; ``spark``, one session for all of them, as
-each takes many seconds to start.
+each takes many seconds to start; ``built`` and ``wheel``, the distribution.
 """
 
 from __future__ import annotations
@@ -23,9 +23,12 @@ import hypothesis
 import pytest
 
 from tests.spark.flags import JAVA_FLAGS
+from tests.wheels import built, wheel
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+__all__ = ["built", "wheel"]
 
 # A program's name here -> the names it goes by on different systems.
 PROGRAMS = {
@@ -128,12 +131,15 @@ def require(program: str) -> str:
 def pytest_itemcollected(item: pytest.Item) -> None:
     """In several processes a file's tests stay together, and those that share a Spark session are in one of them: it
     has a Java process, of half a gigabyte and some hundred threads, that takes long to get under way, so they are
-    stories. Stories are long: they stay together only where their file has something for several tests, such as a wheel
-    that is built once."""
+    stories; so do those of the wheel, which is built once. Other stories are long: they stay together only where their
+    file has something for several tests."""
     group = item.nodeid.partition("::")[0]
-    if "spark" in getattr(item, "fixturenames", ()):
+    asks = getattr(item, "fixturenames", ())
+    if "spark" in asks:
         group = "spark"
         item.add_marker(pytest.mark.story)
+    elif "built" in asks:
+        group = "built"
     elif item.get_closest_marker("story") and not _shares(item, group):
         group = item.nodeid
     item.add_marker(pytest.mark.xdist_group(group))

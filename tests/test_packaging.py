@@ -1,83 +1,24 @@
 """The distribution: what the sdist and the wheel hold, and that an installed kivi serves without the checkout.
 
-``python -m build`` makes the sdist from a copy of the tree, and the wheel from the sdist, so what the sdist lacks is
-missing in the wheel too. The wheel is installed into an environment of its own. What kivi depends on is not
-downloaded again for that: the environment sees the packages of the one that the tests run in, by their path
-(``tests/ops/test_docker.py`` installs all of them from the index).
+``tests.wheels`` builds both, and installs the wheel into an environment of its own
+(``tests/ops/test_docker.py`` installs all that it depends on from the index).
 """
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tarfile
 import zipfile
 from pathlib import Path
 
-import grpc
 import pytest
 
 import kivi
-from tests.serverproc import ServerProcess
-
-ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = {"kivi": "kivi", "kivi_server": "server"}  # installed as -> folder
-SOURCES = ("pyproject.toml", "setup.py", "MANIFEST.in", "constraints.txt", *(p.name for p in ROOT.glob("*.md")))
-FOLDERS = (*PACKAGES.values(), "proto", "apm_demo", "docs", "tests")  # and what must not be packed
-
-
-def copied(folder: Path) -> Path:
-    """The tree without what was built in it: setuptools builds in place, and leftovers would be packed too."""
-    names = list(SOURCES)
-    for each in FOLDERS:
-        names += [str(p.relative_to(ROOT)) for p in (ROOT / each).rglob("*") if "__pycache__" not in p.parts]
-    for name in names:
-        if (source := ROOT / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(source, folder / name)  # with its mode: there is a program among them
-    return folder
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with the sdist and the wheel."""
-    source, out = copied(tmp_path_factory.mktemp("source")), tmp_path_factory.mktemp("dist")
-    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(source)]
-    done = subprocess.run(build, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return out
-
-
-@pytest.fixture(scope="module")
-def wheel(built: Path) -> Path:
-    (path,) = built.glob("kivi-*.whl")
-    return path
-
-
-def installed(wheel: Path, folder: Path) -> Path:
-    """The ``bin`` of a new environment that has the wheel, and the packages that it depends on."""
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--disable-pip-version-check",
-        "--python",
-        str(folder / "bin/python"),
-        "install",
-    ]
-    for command in (
-        [sys.executable, "-m", "venv", "--without-pip", str(folder)],
-        [*pip, "-q", "--no-index", "--no-deps", str(wheel)],
-    ):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-    (site,) = folder.glob("lib/python*/site-packages")
-    # A path that a .pth file adds is not looked through for .pth files, so kivi's editable install there is not seen.
-    (site / "dependencies.pth").write_text(f"{Path(grpc.__file__).parent.parent}\n")
-    return folder / "bin"
+from tests.serverproc import ROOT, ServerProcess
+from tests.wheels import PACKAGES, installed
 
 
 @pytest.fixture(scope="module")

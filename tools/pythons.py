@@ -1,10 +1,11 @@
 """Runs tests on every supported Python of this machine but the one of .venv, on which all tests run.
 
-``make pythons``; the arguments are pytest's. Each Python gets an environment of its own, .venv-3.12.1 for example, with
-kivi, the extra ``test`` and nothing else. The classifiers of pyproject.toml say which versions are looked for: on the
-search path, where Debian and people who compile put theirs, and among pyenv's. Of several patch versions the oldest and
-the newest are taken, since what fails on one of them fails on most; of the minor version of .venv none. A version that
-is not here is skipped, and the output says so.
+``make pythons``; the arguments are pytest's. With ``--ends`` before them the minor versions between the oldest and the
+newest of this machine are left to the night: what fails on one of those nearly always fails on an end as well. Each
+Python gets an environment of its own, .venv-3.12.1 for example, with kivi, the extra ``test`` and nothing else. The
+classifiers of pyproject.toml say which versions are looked for: on the search path, where Debian and people who compile
+put theirs, and among pyenv's. Of several patch versions the oldest and the newest are taken, since what fails on one of
+them fails on most; of the minor version of .venv none. A version that is not here is skipped, and the output says so.
 """
 
 from __future__ import annotations
@@ -81,20 +82,23 @@ def environment(python: Path, version: str) -> Path:
 
 
 def main(arguments: list[str]) -> int:
-    failed = False
-    for minor in wanted():
-        if parsed(minor) == parsed(platform.python_version())[:2]:
-            say(f"Python {minor} is the one of .venv: make test runs all tests on it")
-            continue
-        here = found(minor)
+    failed, is_ends_only = False, arguments[:1] == ["--ends"]
+    own = ".".join(platform.python_version_tuple()[:2])
+    every = {minor: found(minor) for minor in wanted() if minor != own}
+    there = sorted([own, *(minor for minor, here in every.items() if here)], key=parsed)
+    say(f"Python {own} is the one of .venv: make test runs all tests on it")
+    for minor, here in every.items():
         if not here:
             say(f"Python {minor} is skipped: it is not on this machine")
+        elif is_ends_only and minor not in (there[0], there[-1]):
+            say(f"Python {minor} is between {there[0]} and {there[-1]}: it is for the night (.ci/nightly)")
+            continue
         for version in sorted({min(here), max(here)} if here else ()):
             name = ".".join(map(str, version))
             inner = environment(here[version], name)
             say(f"tests on Python {name}")
             began = time.monotonic()
-            done = subprocess.run([inner, "-m", "pytest", *arguments], cwd=ROOT, check=False)
+            done = subprocess.run([inner, "-m", "pytest", *arguments[is_ends_only:]], cwd=ROOT, check=False)
             say(f"Python {name}: {'failed' if done.returncode else 'passed'} in {time.monotonic() - began:.0f} s")
             failed |= done.returncode != 0
     return int(failed)

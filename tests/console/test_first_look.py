@@ -25,10 +25,8 @@ import kivi
 from tests.browsers import until
 from tests.console.test_console import table_of
 from tests.ports import Port
-from tests.test_packaging import built, installed, wheel
 from tests.waiting import wait_until
-
-__all__ = ["built", "wheel"]
+from tests.wheels import installed
 
 SERVICE = """
 import time

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.seeds import seeds
 from tests.spark import helpers
 from tests.spark.helpers import Proxy, check, commit_of, committed, forget_last, wait_for_job
 
@@ -131,11 +132,13 @@ def start_job(server: Any, table: str, source: helpers.Input, tmp_path: Path, pa
 
 
 @pytest.mark.story
-def test_the_driver_is_killed_twice(run, source, server, db, table, tmp_path) -> None:
-    """Each time on the way; the third, which goes on from the checkpoint to the end, is this process."""
-    source.add(14, rows=100)
+@pytest.mark.parametrize("again", seeds(0, night=2))
+def test_the_driver_is_killed(run, source, server, db, table, tmp_path, again) -> None:
+    """On the way, by night twice; the last, which goes on from the checkpoint to the end, is this process."""
+    files = 7 + 7 * again
+    source.add(files, rows=100)
     checkpoint = tmp_path / "checkpoint"
-    for goal, end in ((2, 5), (6, 12)):  # it is killed between them, however late this process sees where it is
+    for goal, end in ((2, 5), (6, 12))[: 1 + again]:  # it is killed between them, however late this process sees it
         job = start_job(server, table, source, tmp_path, f"before {end}")
         wait_for_job(job, lambda: len(committed(checkpoint)) >= goal)  # noqa: B023
         os.killpg(job.pid, signal.SIGKILL)
@@ -144,7 +147,7 @@ def test_the_driver_is_killed_twice(run, source, server, db, table, tmp_path) ->
     run()
     check(db, table, source.rows)
     assert len(db.batch_scopes(f"spark/{table}/")) == 1  # it stayed one application
-    assert committed(checkpoint) == list(range(14))
+    assert committed(checkpoint) == list(range(files))
 
 
 def test_a_second_checkpoint_is_a_second_application(run, source, db, table) -> None:

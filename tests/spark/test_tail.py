@@ -30,6 +30,7 @@ from kivi.spark.offsets import StreamDataLoss
 from kivi.spark.options import Options, _clients
 from kivi.spark.schemas import Target, spark_schema
 from kivi.spark.tail import EventTail, stream_schema
+from tests.seeds import seeds
 from tests.serverproc import ServerProcess
 from tests.spark import tail_job
 from tests.spark.helpers import COLUMNS, committed, create, forget_last, wait_for_job
@@ -327,16 +328,19 @@ def test_the_server_is_gone_for_too_long_and_the_query_starts_again(spark: Any, 
 
 
 @pytest.mark.story
-@pytest.mark.timeout(600)  # three sessions begin, each of which takes a busy machine a minute
-def test_the_driver_is_killed_twice(spark: Any, server: ServerProcess, db: Any, tmp_path: Path, table: str) -> None:
-    """From one table into another; the third driver goes on to the end. Events go by their number, each once."""
+@pytest.mark.timeout(600)  # up to three sessions begin, each of which takes a busy machine a minute
+@pytest.mark.parametrize("again", seeds(0, night=2))
+def test_the_driver_is_killed(
+    spark: Any, server: ServerProcess, db: Any, tmp_path: Path, table: str, again: int
+) -> None:
+    """From one table into another; the last driver goes on to the end. Events go by their number, each once."""
     target = f"{table}_copy"
     db.create_event_table(target, event_time="ts", columns=COLUMNS)
     written = Written(db, table)
-    written.append(*[60] * 12)
+    written.append(*[60] * (6 + 6 * again))
     checkpoint = tmp_path / "checkpoint"
     arguments = [server.endpoint, table, target, str(checkpoint)]
-    for goal, end in ((2, 5), (6, 10)):  # it is killed between them, however late this process sees where it is
+    for goal, end in ((2, 5), (6, 10))[: 1 + again]:  # it is killed between them, however late this process sees it
         paused = {"pause": f"before {end}", "note": str(tmp_path / "note")}
         job = subprocess.Popen(
             [sys.executable, "-m", "tests.spark.tail_job", json.dumps([str(tmp_path), arguments, paused])],
