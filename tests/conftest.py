@@ -41,6 +41,10 @@ PROGRAMS = {
 # abort the child before it has become Java (seen once in some hundred starts); nobody here uses gRPC after a fork.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 
+# NumPy starts a thread for each processor that waits for matrices to multiply, by turning in circles for 30 ms first.
+# There are hundreds of processes here, and no matrices.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 # The model's world compares as tests do: what it asserts says what was seen and what was expected.
 pytest.register_assert_rewrite("tests.mvcc.world")
 

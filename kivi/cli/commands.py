@@ -827,6 +827,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    if argv is None:  # the process is the command's own
+        from kivi.runtime.imports import do_without_pandas
+
+        do_without_pandas()
     reader = parser()
     args, rest = reader.parse_known_args(argv)
     if args.command in ("aggregate", "create") and not any(word.startswith("-") for word in rest):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ import pytest
 
 import kivi
 from kivi.cli import main
+from tests.serverproc import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -84,3 +88,12 @@ def test_what_is_refused(run: Callable[..., str], tmp_path: Path) -> None:
     assert "only a statement that reads" in run("sql", "drop table ev", code=1)
     with pytest.raises(SystemExit, match="2"):  # it would be lost
         run("put", "agg", 1, "n=1")
+
+
+def test_a_command_does_without_pandas(data: Path) -> None:
+    """pyarrow would import it, where it is installed, with the first row that a command reads."""
+    pytest.importorskip("pandas")
+    command = [sys.executable, "-X", "importtime", "-m", "kivi.cli", "scan", "agg", "-o", "json", "--store", str(data)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=True)
+    assert len(done.stdout.splitlines()) == 7
+    assert re.search(r"\bpyarrow\.", done.stderr) and not re.search(r"\bpandas\.", done.stderr)

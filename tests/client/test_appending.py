@@ -95,7 +95,7 @@ def appender(db: Fake, linger_ms: float = 0, max_events: int = 10_000) -> Iterat
 def test_every_event_of_every_thread_is_in_the_batch_its_future_tells(switching, max_events):
     db = Fake()
     told: dict[tuple[int, int], int] = {}
-    count = min(1_500, 300 * max_events)  # a batch of one event costs as much as one of a thousand
+    count = min(750, 150 * max_events)  # a batch of one event costs as much as one of a thousand
 
     def produce(who: int, app: Any) -> None:
         futures: deque[tuple[int, AppendFuture]] = deque()

@@ -223,7 +223,7 @@ STEPS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=10, phases=(Phase.explicit, Phase.reuse, Phase.generate))  # each takes a while
+@settings(max_examples=settings().max_examples // 10, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @example([("append", 1, 9), ("append", 1, 1)], QUERIES[1:3], 1, False)
 @given(
     STEPS,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -17,12 +17,14 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from tests.mvcc.world import World
+from tests.seeds import AT_NIGHT
 
 RANDOM = st.randoms(use_true_random=False)
-SEEDS = range(30)
-SEEDS_ON_DISK = range(102, 110)
+BY_DAY = {"memory": (0, 1, 2, 3, 4, 6, 18, 19, 20, 21), "disk": (102, 108, 109)}
+"""They catch every planted bug."""
+BY_NIGHT = {"memory": range(100), "disk": range(102, 130)}
 STEPS = 100
-MINIMA = {
+THIRTY_HAVE = {
     "commit": 800,
     "grouped": 400,
     "conflict": 30,
@@ -151,17 +153,26 @@ def scheduled(
         world.close()
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("where", ["memory", "disk"])
-def test_seeded_histories(where: str, tmp_path: Path) -> None:
+HISTORIES = [
+    *(pytest.param(where, chosen, id=where) for where, chosen in BY_DAY.items()),
+    *(
+        pytest.param(where, chosen, id=f"more in {where}", marks=pytest.mark.hypothesis)
+        for where, chosen in BY_NIGHT.items()
+        if AT_NIGHT
+    ),
+]
+
+
+@pytest.mark.parametrize(("where", "chosen"), HISTORIES)
+def test_seeded_histories(where: str, chosen: Sequence[int], tmp_path: Path) -> None:
     """The same, denser, and on disk as well; below the stated minima it proves nothing."""
     counted: Counter[str] = Counter()
-    seeds, share = (SEEDS, 1) if where == "memory" else (SEEDS_ON_DISK, 6)
-    for seed in seeds:
+    for seed in chosen:
         try:
             counted += scheduled(seed, path=tmp_path / str(seed) if where == "disk" else None)
         except BaseException as error:
             error.add_note(f"seed {seed}")
             raise
-    short = {name: (counted[name], least // share) for name, least in MINIMA.items() if counted[name] < least // share}
+    least = {name: count * len(chosen) // (30 if where == "memory" else 48) for name, count in THIRTY_HAVE.items()}
+    short = {name: (counted[name], count) for name, count in least.items() if counted[name] < count}
     assert not short, f"not run: {short}"

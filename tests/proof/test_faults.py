@@ -1,4 +1,4 @@
-"""Storage faults at every thirteenth call of a short history; ``make soak`` takes every one, by night."""
+"""Storage faults at every 26th call of a short history; ``make soak`` takes every one, by night."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_no_fault_makes_a_wrong_number_or_loses_what_was_acknowledged(tmp_path: 
     empty = prepare(tmp_path / "empty")
     total = calls_in_all(tmp_path / "whole", empty)
     counted: Counter[str] = Counter()
-    for number in range(1 + (3 * lasts + len(error)) % 13, total + 1, 13):
+    for number in range(1 + (3 * lasts + len(error)) % 26, total + 1, 26):
         try:
             counted += faulty(tmp_path / f"fault {number}", empty, number, error, lasts=lasts)
         except BaseException as failure:

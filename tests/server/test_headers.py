@@ -160,13 +160,13 @@ def test_a_session_of_many_requests_lets_others_have_their_turn(tmp_path, monkey
         monkeypatch.setattr(scheduler, "_TURN_S", turn_s)  # turns end here, on however busy a machine
         greedy = Peer(sessions)
         for f in range(2):
-            greedy.hand_in(*[pb.Request(id=f * 30_000 + i, txn=9) for i in range(1, 30_001)])
+            greedy.hand_in(*[pb.Request(id=f * 8_000 + i, txn=9) for i in range(1, 8_001)])
         modest = Peer(sessions)
         modest.hand_in(modest.commit())
         await until(lambda: modest.has(1))
-        assert not greedy.has(60_000)
-        await until(lambda: greedy.has(60_000))
-        assert [answer.id for answer in greedy.answers] == list(range(1, 60_001))
+        assert not greedy.has(16_000)
+        await until(lambda: greedy.has(16_000))
+        assert [answer.id for answer in greedy.answers] == list(range(1, 16_001))
         await until(lambda: not greedy.session._scheduled)
 
     run(story, tmp_path)
@@ -176,7 +176,7 @@ def test_what_a_session_that_has_ended_had_sent_is_not_begun(tmp_path):
     async def story(sessions: Sessions) -> None:
         peer = Peer(sessions)
         for _ in range(2):
-            peer.hand_in(*[peer.read() for _ in range(20_000)])
+            peer.hand_in(*[peer.read() for _ in range(4_000)])
         await until(lambda: peer.answers)
         peer.session._closed = True
         peer.session._release_all()

@@ -206,6 +206,8 @@ def test_r12_a_crash_between_any_two_batches_of_a_pass() -> None:
 
 CHILD = """
 import sys, kivi
+from kivi.runtime.imports import do_without_pandas
+do_without_pandas()
 db = kivi.open(
     sys.argv[1], consolidate_every_s=0.003, fold_every_s=0.01, flush_bytes=20_000, block_rows=64, segment_bytes=262144
 )

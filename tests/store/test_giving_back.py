@@ -22,9 +22,11 @@ import datetime, os, random, signal, sys
 import pyarrow as pa
 import kivi
 from kivi.engine import giving_back
+from kivi.runtime.imports import do_without_pandas
 from tests.store.test_giving_back import _KEPT, SETTINGS
 from tests.waiting import wait_until
 
+do_without_pandas()
 path, what, end = sys.argv[1:]
 giving_back._REST_S = 1e6  # who asks after the first waits for as long
 db = kivi.open(path, **SETTINGS)

@@ -405,7 +405,9 @@ def test_while_others_read_and_write(tmp_path: Path) -> None:
 
 CHILD = """
 import sys, kivi
+from kivi.runtime.imports import do_without_pandas
 from tests.store.test_overwrite import fill
+do_without_pandas()
 db = kivi.open(sys.argv[1], consolidate_every_s=0.003, fold_every_s=0.01, flush_bytes=20_000, block_rows=64)
 for tag in range(int(sys.argv[2]), 10_000):
     fill(db, tag, count=3 + tag % 50)
