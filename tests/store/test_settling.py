@@ -7,6 +7,7 @@ import errno
 import itertools
 import os
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -522,6 +523,7 @@ def test_by_default_a_stream_is_settled_behind_itself_which_rests_meanwhile(tmp_
             nonlocal rows
             db.append("calls", pa.table({"ts": pa.array(T0 + rows + keys, pa.timestamp("us", "UTC")), "k": keys}))
             rows += len(keys)
+            time.sleep(0.05)  # fast enough to be a burst, and does not take the processors while the settler rests
             return bool(db.stats()["settling_rested_seconds"])
 
         wait_until(stream, timeout_s=120)
