@@ -351,6 +351,9 @@ def test_nothing_sticks_out_and_axe_finds_nothing(stand: Stand, browser: Any, wi
             opened(browser, stand, f"#/{view}", state="ready" if view == "sql" else "live")
             until(browser, lambda: browser.execute_script("return document.querySelector('main h1') !== null"))
             assert browser.execute_script("return document.documentElement.scrollWidth") <= width, view
+            if (width, view) == (1280, "services"):  # whose hidden columns, of namespaces, take no room
+                over = "const grid = document.querySelector('.scroll'); return grid.scrollWidth - grid.clientWidth"
+                assert browser.execute_script(over) == 0
             browser.execute_script(AXE)
             found = browser.execute_async_script("axe.run().then((found) => arguments[0](found.violations))")
             assert [(each["id"], [node["html"][:200] for node in each["nodes"]][:3]) for each in found] == [], view

@@ -25,9 +25,8 @@ export class Grid {
     this.above = el("tr", { class: "space", "aria-hidden": "true" }, el("td", { colspan: columns.length }));
     this.below = el("tr", { class: "space", "aria-hidden": "true" }, el("td", { colspan: columns.length }));
     this.body = el("tbody", {}, this.above, this.below);
-    const wide = columns.filter((column) => column.wide).length;
     this.table = el("table", { "aria-labelledby": id }, el("thead", {}, el("tr", {}, ...this.heads)), this.body);
-    this.table.style.setProperty("--least", `${6.3 * (columns.length - wide) + 13 * wide}rem`);
+    this.fit();
     this.scroller = el("div", { class: "scroll", tabindex: "0", role: "region", "aria-labelledby": id, onscroll: () => this.later() }, this.table);
     this.empty = el("p", { class: "empty", hidden: true }, empty);
     this.node = el("div", { class: "panel grid" },
@@ -42,6 +41,12 @@ export class Grid {
     return [isNumeric(column.kind) ? "n" : "", column.wide ? "wide" : "", column.isMinor ? "minor" : "", column.kind === "trace" || column.kind === "bytes" ? "mono" : ""].filter(Boolean).join(" ") || null;
   }
 
+  // The columns that are shown have room; where there is less, the table scrolls.
+  fit() {
+    const least = this.columns.map((column, n) => (this.heads[n].hidden ? 0 : column.wide ? 13 : 6.3));
+    this.table.style.setProperty("--least", `${least.reduce((all, one) => all + one, 0)}rem`);
+  }
+
   update(rows) {
     this.rows = rows;
     for (const [n, column] of this.columns.entries()) {
@@ -49,6 +54,7 @@ export class Grid {
       if (this.heads[n].hidden === isHidden) continue;
       this.heads[n].hidden = isHidden;
       for (const row of this.pool) row.cells[n].node.hidden = isHidden;
+      this.fit();
     }
     this.arrange();
   }
