@@ -354,6 +354,8 @@ def test_nothing_sticks_out_and_axe_finds_nothing(stand: Stand, browser: Any, wi
             if (width, view) == (1280, "services"):  # whose hidden columns, of namespaces, take no room
                 over = "const grid = document.querySelector('.scroll'); return grid.scrollWidth - grid.clientWidth"
                 assert browser.execute_script(over) == 0
+            if view == "traces":  # of what a span does not say nothing is shown
+                assert "(empty)" not in shown(browser, "main") and "/cart" in shown(browser, "main")
             browser.execute_script(AXE)
             found = browser.execute_async_script("axe.run().then((found) => arguments[0](found.violations))")
             assert [(each["id"], [node["html"][:200] for node in each["nodes"]][:3]) for each in found] == [], view

@@ -30,6 +30,7 @@ export function openTraces({ main, ofRole }) {
     name, kind: name === "error" || name === "status_code" ? "number" : table.kindOf(name), title: name === "trace_id" ? "trace" : undefined, wide: NAMES.includes(name),
     ...(name === "trace_id" ? { href: (row) => link("trace", row.trace_id) } : {}),
     isMinor: !["service", "duration_us", "trace_id", ...NAMES].includes(name),
+    ...(table.kindOf(name) === "text" ? { text: (row) => row[name] || "" } : {}), // of what a span does not say
     ...(name === "error" ? { kind: "text", text: (row) => (row.error ? "error" : ""), hot: (row) => row.error > 0 } : {}),
   })), { what: "spans", key: (row) => `${row.trace_id}${row.span_id ?? row[table.event_time]}`, sort: { name: by, down: true }, empty: "No spans came in this range. Choose a longer one." });
   const id = el("input", { id: "trace-id", type: "text", required: true, spellcheck: "false", pattern: "(0x)?[0-9a-fA-F]{4,64}", placeholder: "32 hexadecimal digits" });
