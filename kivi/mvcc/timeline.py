@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import threading
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from typing import Final
 
 import numpy as np
@@ -92,14 +92,20 @@ class Timeline:
         with self._mutex:
             if i := bisect_right(self._stamps, ts):
                 return self._times[i - 1]
-        first, later = space_prefix(Space.TIME), None
-        for key, value in self._engine.scan(first, prefix_end(first), reverse=True):
-            times, stamps = decode_moments(key, value)
-            if stamps[0] <= ts:
-                at = int(np.searchsorted(stamps, np.uint64(ts)))
-                return int(times[at]) if at < len(times) else int(times[-1]) if later is None else later
-            later = int(times[0])
-        return None
+        first = space_prefix(Space.TIME)
+        ends = [next(self._engine.scan(first, prefix_end(first), reverse=reverse), None) for reverse in (False, True)]
+        if ends[0] is None or ends[1] is None:
+            return None
+        (oldest_times, oldest), (times, stamps) = (decode_moments(*row) for row in ends if row)
+        if ts < oldest[0]:
+            return None
+        if ts >= stamps[0]:
+            return int(times[min(int(np.searchsorted(stamps, np.uint64(ts))), len(times) - 1)])
+        moments = range(int(oldest_times[0]), int(times[0]) + 1)  # rows are found by their times alone
+        try:
+            return moments[bisect_left(moments, ts, key=self.at)]
+        except SnapshotTooOld:  # trimmed meanwhile
+            return None
 
     def times_of(self, stamps: Stamps) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
         """Of each CTS its commit time, and whether that is still known. Raises DataLoss."""

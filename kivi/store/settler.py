@@ -126,6 +126,7 @@ class Settler:
     def _round(self) -> bool:
         """One step in each table that has work. Whether there may be more."""
         self._rounds += 1
+        self._begin_work()
         more = False
         for schema, events in self.tables():
             if self._stop.is_set():
@@ -178,8 +179,7 @@ class Settler:
     ) -> bool:
         if schema.id in self._damaged:
             return False
-        self._begin_work()
-        started = self._worked_from
+        started = time.perf_counter()
         consolidator = self._store.consolidator
         try:
             return events.settling.step(

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import kivi
 from kivi.embedded.database import Database
-from kivi.encoding.commit_times import MOMENTS_MAX
+from kivi.encoding.commit_times import MOMENTS_MAX, decode_moments
 from kivi.encoding.keys import prefix_end
 from kivi.encoding.keyspaces import Space, space_prefix, time_key
 from kivi.engine import WriteBatch
@@ -245,8 +245,35 @@ def test_a_moment_has_one_answer_wherever_its_commits_are(history: Any, start_us
     for _, moment in commits:
         for asked in (moment - 1, moment, moment + 1):
             assert found(timeline, asked) == expected(commits, asked)
+    for cts, moment in commits:
+        if moment > commits[0][1]:  # of those in the first microsecond the last one is known, and maybe others
+            assert timeline.time_of(cts) == moment
     in_engine = [moment for cts, moment in commits if cts <= saved]
     assert len({*in_engine}) <= timeline.check() <= len(in_engine)
+
+
+def test_the_commit_time_of_an_old_snapshot_is_sought_and_not_read_up_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass writes a row, twenty times a second: of a day there are more than a million."""
+    engine = MemoryEngine()
+    timeline = Timeline(engine)
+    commits = [(2 * i, 1_000_000 + 50_000 * i) for i in range(1, 4_001)]
+    for cts, time_us in commits:
+        timeline.note(cts, time_us)
+        save(timeline, engine, cts)
+    assert len(rows(engine)) == len(commits)
+    decoded = list[int]()
+
+    def counted(*row: bytes) -> Any:
+        decoded.append(1)
+        return decode_moments(*row)
+
+    monkeypatch.setattr(f"{Timeline.__module__}.decode_moments", counted)
+    for cts, time_us in [*random.Random(1).sample(commits, 40), commits[0], commits[-1]]:
+        decoded.clear()
+        assert timeline.time_of(cts) == time_us
+        assert len(decoded) < 64
+        assert timeline.time_of(cts - 1) in (time_us, None)  # of no commit: the next one's
+    assert timeline.time_of(1) is None
 
 
 def test_commits_of_one_microsecond_that_a_crash_parts() -> None:
