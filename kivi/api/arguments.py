@@ -23,7 +23,7 @@ from kivi.model.changes import COMMIT_TS, REMOVED, RETRACTED, Changes, check_ret
 from kivi.model.declarations import TimeSlot, parse_duration_us
 from kivi.model.expressions import Expr, bind
 from kivi.model.levels import level_names
-from kivi.model.names import check_name, column_names, is_name, is_text
+from kivi.model.names import check_name, column_names, is_name, is_text, name_list
 from kivi.model.orders import order_of
 from kivi.model.patterns import matched_schema
 from kivi.model.questions import Group, Windows, question_of, seen_schema, windows_of
@@ -130,10 +130,7 @@ def type_of(schema: TableSchema, name: str) -> ColumnType:
 def _columns(columns: Iterable[str] | None) -> Sequence[str] | None:
     if columns is None:
         return None
-    names = (columns,) if isinstance(columns, str) else columns
-    if not isinstance(names, Iterable):
-        raise InvalidArgument(f"columns is a list of names, not {shown(columns)}")
-    names = tuple(names)
+    names = name_list(columns, "columns")
     if not names:
         raise InvalidArgument("columns names no column: leave it out to read all of them")
     return names
