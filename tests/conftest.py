@@ -135,12 +135,14 @@ def require(program: str) -> str:
 def pytest_itemcollected(item: pytest.Item) -> None:
     """In several processes a file's tests stay together, and those that share a Spark session are in one of them: it
     has a Java process, of half a gigabyte and some hundred threads, that takes long to get under way, so they are
-    stories; so do those of the wheel, which is built once. Other stories are long: they stay together only where their
-    file has something for several tests."""
+    stories, as those of a browser are; so do those of the wheel, which is built once. Other stories are long: they stay
+    together only where their file has something for several tests."""
     group = item.nodeid.partition("::")[0]
     asks = getattr(item, "fixturenames", ())
     if "spark" in asks:
         group = "spark"
+        item.add_marker(pytest.mark.story)
+    elif "browser" in asks:
         item.add_marker(pytest.mark.story)
     elif "built" in asks:
         group = "built"

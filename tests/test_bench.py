@@ -92,6 +92,7 @@ def test_a_store_that_holds_what_was_sent_is_believed_and_one_event_more_is_not(
             tables.check(db, pool.expected(done.sent), "kivi")
 
 
+@pytest.mark.story
 @pytest.mark.timeout(300)
 def test_a_long_stream_ends_while_nobody_asks_what_it_did(tmp_path: Path) -> None:
     """What it says at its end is more than a pipe holds, which is made as small as one can be."""
@@ -212,6 +213,7 @@ def test_numbers_have_three_digits() -> None:
     assert percentile(list(itertools.chain([1.0] * 99, [9.0])), 99) == 9.0
 
 
+@pytest.mark.story
 @pytest.mark.parametrize("kind", notified.KINDS)
 def test_subscribers_are_told_what_their_ranges_select(kind: str, tmp_path: Path) -> None:
     """A real server, a process of subscribers, a writer at a pace; then one subscriber that asks for something else."""

@@ -42,7 +42,7 @@ from kivi.store.facade import Store
 from tests.alerts.receiver import Receiver
 from tests.alerts.test_definition import MINUTE, NAME, SETTINGS, SPARSE, Manner, State, World, check, micros
 from tests.log.faults import STORE, FaultyFiles
-from tests.seeds import seeds
+from tests.seeds import seeds, stories
 
 PARTS: Final = 12
 """Of the points of one history, every twelfth of which is tried with each change, and all of them as a story."""
@@ -325,7 +325,7 @@ def test_the_history_has_what_alerts_do(tmp_path: Path, receiver: Receiver) -> N
     assert ("quiet", "a", "resolved") in told
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.story) for part in range(1, PARTS))])
+@pytest.mark.parametrize("part", stories(*range(PARTS)))
 def test_wherever_the_process_ends_all_is_as_defined(part: int, tmp_path: Path, receiver: Receiver) -> None:
     ends_everywhere(tmp_path, receiver, 0, part)
 

@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 import kivi
+from tests.seeds import seeds
 from tests.server.test_http import base
 from tests.serverproc import ServerProcess
 
@@ -60,7 +61,7 @@ class Clock:
         db.store.log._clock = lambda: self.us * 1_000
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(0, 2, night=8))
 @pytest.mark.parametrize(
     "where", [None, kivi.col("app") != "c", kivi.col("n") > 0], ids=["all", "by key", "by measure"]
 )

@@ -142,6 +142,7 @@ def asked(text: str, written: Callable[[int], bytes]) -> Any:
     return found.column_names, sorted(map(repr, zip(*columns, strict=True)))
 
 
+@pytest.mark.story
 @pytest.mark.hypothesis
 def test_no_answer_depends_on_how_a_state_is_written_down() -> None:
     outcomes = Counter[str]()

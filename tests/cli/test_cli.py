@@ -561,6 +561,7 @@ def test_verify_and_backup_of_a_sum_that_does_not_fit_now_and_of_an_early_moment
     assert "equal to a recount" in report["by_slot"]
 
 
+@pytest.mark.story
 def test_watch_prints_changes_as_they_come(cli: Cli) -> None:
     with cli.server.connect() as db:
         db.create_table("watched", key={"id": "int64"}, columns={"n": kivi.sum("int64")})

@@ -99,6 +99,7 @@ def test_an_interrupt_of_a_commit_leaves_those_of_others(
         assert row is not None and n <= row["balance"] <= 2 * n + 1
 
 
+@pytest.mark.story
 def test_an_interrupt_of_a_subscription_leaves_those_of_others(
     server: ServerProcess, accounts: str, other: ThreadPoolExecutor
 ) -> None:
@@ -119,6 +120,7 @@ def test_an_interrupt_of_a_subscription_leaves_those_of_others(
         assert n > 50
 
 
+@pytest.mark.story
 def test_an_interrupt_on_a_lost_connection_leaves_the_next_one(
     server: ServerProcess, accounts: str, other: ThreadPoolExecutor
 ) -> None:

@@ -45,6 +45,7 @@ def total(batches: list[pa.RecordBatch]) -> int:
     return sum(sum(batch["n"].to_pylist()) for batch in batches)
 
 
+@pytest.mark.story
 def test_a_stream_never_goes_on_in_the_pages_of_another(server: ServerProcess, tables: None) -> None:
     """Each session counts its scans from 1 on, and the snapshot is in another one by then."""
     ones, tens = TABLES

@@ -457,6 +457,7 @@ def listed_anew(db: Any) -> int:
         return listed(snap)
 
 
+@pytest.mark.story
 def test_nobody_waits_for_a_machine_that_another_thread_is_sent_to(
     cluster: Cluster, threads: ThreadPoolExecutor
 ) -> None:
@@ -497,6 +498,7 @@ def test_no_task_waits_for_a_machine_that_another_is_sent_to(cluster: Cluster) -
     cluster.loop.run(test())
 
 
+@pytest.mark.story
 def test_a_machine_that_does_not_answer_leaves_time_to_the_next(cluster: Cluster) -> None:
     """Whichever is tried first, which is left to chance."""
 

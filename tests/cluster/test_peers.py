@@ -207,6 +207,7 @@ def test_a_node_alone_says_for_whom_it_waits_and_ends_when_it_is_told_to(tmp_pat
         assert not node.log_server_runs()
 
 
+@pytest.mark.story
 def test_one_peer_is_a_log_of_one_copy(tmp_path: Path) -> None:
     require("nats-server")
     with Node(tmp_path / "node", "--peers", f"localhost:{reserved_ports(1)[0]}") as node:

@@ -126,6 +126,7 @@ def test_a_node_that_was_killed_comes_back_with_all_that_was_acknowledged(nodes:
     assert {row["endpoint"]: row["us"] for row in answers[1][1]} == dict(wanted)  # type: ignore[attr-defined]
 
 
+@pytest.mark.story
 def test_a_new_node_begins_with_the_copy_of_another_one(nodes: list[ServerProcess], tmp_path: Path) -> None:
     make_tables_everywhere(nodes)
     with kivi.connect(nodes[0].endpoint) as db:
@@ -298,6 +299,7 @@ def test_a_shared_snapshot_is_read_by_any_node_and_outlives_the_one_that_began_i
         wait_until(is_over, reason="it ends on other nodes")
 
 
+@pytest.mark.story
 def test_without_its_log_a_cluster_reads_and_takes_no_writes(nodes: list[ServerProcess], nats: NatsCluster) -> None:
     with kivi.connect(nodes[0].endpoint) as db:
         make_tables(db)

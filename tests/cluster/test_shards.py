@@ -58,6 +58,7 @@ from tests.cluster.simulation import VALUES, Node, Others
 from tests.cluster.test_operation import Nodes
 from tests.conftest import require
 from tests.log.natscluster import NatsCluster
+from tests.seeds import stories
 from tests.waiting import wait_until
 
 EVENTS = event_table_schema("calls", "ts", {"ts": "timestamp", "user": "string", "us": "int64"}, shard_by=["user"])
@@ -100,7 +101,7 @@ def sharded(seed: int) -> Sharded:
     return simulation
 
 
-@pytest.mark.parametrize("seed", [1, 4, 12])
+@pytest.mark.parametrize("seed", [4, *stories(1, 12)])
 def test_what_a_node_holds_is_the_replay_of_the_log_and_it_asks_others_for_the_rest(seed: int) -> None:
     simulation = sharded(seed)
     assert simulation.counted["commits"] > 10
@@ -120,6 +121,7 @@ def test_what_a_node_holds_is_the_replay_of_the_log_and_it_asks_others_for_the_r
     assert any(node.store.shards.is_partial(node.store.table("e")) for node in simulation.nodes if node.store)
 
 
+@pytest.mark.story
 @pytest.mark.parametrize("seed", [4, 10])
 def test_measures_are_added_by_nodes_that_hold_a_part(seed: int) -> None:
     """While others write, shards are moved, and nodes die over it: whoever reads them finds the replay of the log."""
@@ -129,7 +131,7 @@ def test_measures_are_added_by_nodes_that_hold_a_part(seed: int) -> None:
     assert simulation.counted["altered, of several"] and simulation.counted["added, read, of several"] > 5
 
 
-@pytest.mark.parametrize("seed", [1, 4])
+@pytest.mark.parametrize("seed", [4, *stories(1)])
 def test_a_tenant_is_told_of_its_own_rows_wherever_they_lie(seed: int) -> None:
     """By each node, and what it asks of others is narrowed before they are asked."""
     simulation = sharded(seed)
@@ -181,7 +183,7 @@ class Behind(Sharded):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", [3, 6, 10])
+@pytest.mark.parametrize("seed", [6, *stories(3, 10)])
 def test_a_node_that_comes_back_behind_takes_nothing_from_snapshots_of_others(seed: int) -> None:
     simulation = Behind(seed)
     simulation.run(300)
@@ -189,7 +191,7 @@ def test_a_node_that_comes_back_behind_takes_nothing_from_snapshots_of_others(se
     assert simulation.counted["pinned"] > 5 and simulation.counted["kill"] > 1
 
 
-@pytest.mark.parametrize(("seed", "what"), [(6, "taken"), (20, "erased")])
+@pytest.mark.parametrize(("seed", "what"), [(20, "erased"), *stories((6, "taken"))])
 def test_shards_are_moved_at_one_place_of_the_log(seed: int, what: str) -> None:
     simulation = Moving(seed)
     simulation.run(195)
@@ -526,6 +528,7 @@ def make_sums(db: Any) -> None:
     db.create_aggregate("sums", source="calls", group_by=["user"], measures={"n": kivi.count(), "us": kivi.sum("us")})
 
 
+@pytest.mark.story
 def test_shards_move_between_nodes_that_run(nodes: Nodes, tmp_path: Path) -> None:
     one = nodes.start("one")
     db = Database(one.store)
@@ -920,6 +923,7 @@ def held(one: Any) -> dict[str, str]:
     return {member.address: member.shards for member in one.status().nodes if member.state is State.LIVE}
 
 
+@pytest.mark.story
 def test_a_fourth_node_begins_with_nothing_and_takes_its_part(nodes: Nodes, tmp_path: Path) -> None:
     one = nodes.start("one")
     db = Database(one.store)
@@ -963,6 +967,7 @@ def test_a_fourth_node_begins_with_nothing_and_takes_its_part(nodes: Nodes, tmp_
         assert counted(who, last) == dict.fromkeys(USERS, 5)
 
 
+@pytest.mark.story
 def test_nodes_that_hold_all_shards_give_some_up_in_turn(nodes: Nodes, tmp_path: Path) -> None:
     one = nodes.start("one")
     db = Database(one.store)
@@ -1078,6 +1083,7 @@ def test_what_base_has_above_its_position_stays_where_shards_are_erased() -> Non
                 assert found == [0, 1, *([2] if user == USERS[0] else [])]
 
 
+@pytest.mark.story
 def test_shards_move_with_copies(nodes: Nodes, tmp_path: Path) -> None:
     one = nodes.start("one")
     db = Database(one.store)

@@ -16,12 +16,12 @@ from kivi.errors import SnapshotTooOld, Unavailable
 from kivi.log.replicated import ReplicatedLog
 from tests.cluster.simulation import Simulation
 from tests.oracle import Mismatch, Read
-from tests.seeds import seeds
+from tests.seeds import seeds, stories
 
 STEPS = 500
 
 
-@pytest.mark.parametrize("seed", seeds(2, 3, 4, 7, 18, night=19))
+@pytest.mark.parametrize("seed", seeds(4, 7, 18, *stories(2, 3), night=19))
 def test_every_read_on_every_node_is_the_replay_of_the_log(seed: int) -> None:
     simulation = Simulation(seed)
     simulation.run(STEPS)
@@ -39,7 +39,7 @@ class Renewing(Simulation):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", seeds(1, 3, night=6))
+@pytest.mark.parametrize("seed", seeds(1, *stories(3), night=6))
 def test_the_log_is_kept_for_whoever_needs_it(seed: int) -> None:
     simulation = Renewing(seed)
     simulation.run(STEPS)
@@ -57,7 +57,7 @@ class Retracting(Simulation):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", seeds(7, 13, night=14))
+@pytest.mark.parametrize("seed", seeds(7, *stories(13), night=14))
 def test_a_retraction_has_what_came_before_it_in_the_log(seed: int) -> None:
     simulation = Retracting(seed)
     simulation.run(STEPS // 2)
@@ -80,7 +80,7 @@ class Guarding(Simulation):
 
 
 @pytest.mark.parametrize("watched_us", [300_000, 600_000_000])
-@pytest.mark.parametrize("seed", [0, 2])
+@pytest.mark.parametrize("seed", [0, *stories(2)])
 def test_a_guard_on_a_row_of_an_aggregate_misses_no_append(seed: int, watched_us: int) -> None:
     with patch("kivi.mvcc.touches.WATCHED_US", watched_us):
         simulation = Guarding(seed)
@@ -128,7 +128,7 @@ class Moments(Simulation):
                     raise Mismatch(f"as_of: {who} answered {ts} for {moment_us}, which is {meant}")
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 3, *stories(2)])
 def test_a_moment_means_one_snapshot_whatever_node_is_asked(seed: int) -> None:
     """What a node has yet to hear of is waited for, or the answer is refused; it is never left out."""
     simulation = Moments(seed)
@@ -137,6 +137,7 @@ def test_a_moment_means_one_snapshot_whatever_node_is_asked(seed: int) -> None:
     assert simulation.counted["over"] > 5 and simulation.counted["now"]
 
 
+@pytest.mark.story
 @pytest.mark.parametrize(("kind", "seed"), [(Simulation, 1), (Retracting, 2)])
 def test_a_seed_gives_the_same_history_again(kind: type[Simulation], seed: int) -> None:
     """Also on a machine on which a moment takes a minute."""

@@ -37,6 +37,7 @@ BEFORE_FEATURES = "863aaca205b857402d084142b6fa384a2329fe8b"
 """The newest commit before the log knew of moves, and so of features."""
 
 
+@pytest.mark.story
 @pytest.mark.hypothesis
 def test_nodes_of_several_versions_answer_alike() -> None:
     counted: Counter[str] = Counter()

@@ -134,6 +134,7 @@ def test_what_came_of_a_comparison_is_told_without_hashes_and_a_newer_one_counts
 # -- real nodes ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.story
 def test_a_node_whose_base_was_damaged_while_it_was_stopped_stops_and_the_others_go_on(tmp_path: Path) -> None:
     require("nats-server")
     with NatsCluster(tmp_path, 1) as nats, Nodes(tmp_path, nats) as nodes:

@@ -340,7 +340,7 @@ VIEWS += ["traces", f"trace/{1:032x}", "rules", "tables", "table/accounts", "tab
 
 
 @pytest.mark.story
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (320, "light")])
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (320, "dark")])
 def test_nothing_sticks_out_and_axe_finds_nothing(stand: Stand, browser: Any, width: int, scheme: str) -> None:
     metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)

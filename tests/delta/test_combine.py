@@ -72,6 +72,7 @@ def test_combine_is_the_model(case: tuple[TableSchema, list[Chunk]]) -> None:
     assert contents(DeltaRun.from_buffer(schema, 7, combined.to_buffers()[0])) == contents(combined)
 
 
+@pytest.mark.story
 @given(chunks_of_a_table(), st.integers(0, 12), st.integers(1, 4))
 def test_when_it_is_combined_changes_no_bit(case: tuple[TableSchema, list[Chunk]], rows_min: int, size: int) -> None:
     schema, chunks = case
@@ -148,6 +149,7 @@ OVER_COMMITS = {
 }
 
 
+@pytest.mark.story
 @given(st.data())
 def test_combining_commits_changes_no_base_row(data: st.DataObject) -> None:
     """Whichever neighbours become one before they are folded, and whatever small commits are among them."""

@@ -46,6 +46,7 @@ def home(tmp_path: Path) -> Path:
     return made
 
 
+@pytest.mark.story
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_it_ends_all_it_started_when_it_is_told_to(tmp_path: Path, home: Path, number: signal.Signals) -> None:
     data = tmp_path / "data"

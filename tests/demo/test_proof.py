@@ -175,6 +175,7 @@ def append_trace(db: Any, events: list[dict[str, Any]]) -> list[Finding]:
         return prove_trace(snapshot)
 
 
+@pytest.mark.story
 def test_the_trace_is_proved(db: Any) -> None:
     assert wrong(append_trace(db, requests())) == ""
 

@@ -13,8 +13,10 @@ WITH_EXAMPLES = [page for page in PAGES if blocks(page)]
 
 
 def marked(page: Path) -> list[pytest.MarkDecorator]:
-    """Pages about Spark start a driver of their own, which takes as long as a story."""
-    return [pytest.mark.story, pytest.mark.spark, pytest.mark.timeout(400)] if "kivi.spark" in page.read_text() else []
+    """All but README and tutorial are stories; pages about Spark start a driver of their own, which takes long."""
+    if "kivi.spark" in page.read_text():
+        return [pytest.mark.story, pytest.mark.spark, pytest.mark.timeout(400)]
+    return [] if page.stem in ("README", "tutorial") else [pytest.mark.story]
 
 
 @pytest.mark.parametrize("page", [pytest.param(p, id=str(p.relative_to(ROOT)), marks=marked(p)) for p in WITH_EXAMPLES])

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 
+@pytest.mark.story
 @pytest.mark.timeout(300)
 def test_tokens_and_cost_are_those_of_the_answers() -> None:
     command = [sys.executable, "-m", "kivi.examples.metering", "--seconds", "6", "--rate", "40", "--workers", "16"]

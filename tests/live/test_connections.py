@@ -137,6 +137,7 @@ def test_going_on_from_a_timestamp(server: ServerProcess) -> None:
         assert time.monotonic() - began < 120
 
 
+@pytest.mark.story
 def test_a_client_that_goes_while_its_subscription_is_made(server: ServerProcess) -> None:
     with server.connect() as db:
         with db.transaction() as tx:

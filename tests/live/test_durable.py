@@ -317,6 +317,7 @@ def test_one_that_is_not_heard_of_expires(db: Any, clock: Clock) -> None:
         assert drain(live, 3) == [0, 1, 2]
 
 
+@pytest.mark.story
 def test_one_that_waits_does_not_expire(tmp_path: Path) -> None:
     """Its subscriber is there, and nothing comes for longer than it would be kept."""
     with kivi.open(tmp_path / "store") as db:

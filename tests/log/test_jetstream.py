@@ -383,6 +383,7 @@ def test_a_server_that_cannot_listen_says_why(tmp_path: Path) -> None:
             server.start()
 
 
+@pytest.mark.story
 def test_servers_with_a_secret_let_nobody_in_who_does_not_know_it(tmp_path: Path) -> None:
     require("nats-server")
     secret = 'a "secret": with/@ all sorts%'

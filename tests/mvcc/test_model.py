@@ -154,7 +154,8 @@ def scheduled(
 
 
 HISTORIES = [
-    *(pytest.param(where, chosen, id=where) for where, chosen in BY_DAY.items()),
+    pytest.param("memory", BY_DAY["memory"], id="memory"),
+    pytest.param("disk", BY_DAY["disk"], id="disk", marks=pytest.mark.story),
     *(
         pytest.param(where, chosen, id=f"more in {where}", marks=pytest.mark.hypothesis)
         for where, chosen in BY_NIGHT.items()

@@ -70,6 +70,7 @@ def test_a_record_that_is_cut_short_or_of_another_version_is_data_loss() -> None
                 decode(bytes([version]) + good[1:])
 
 
+@pytest.mark.story
 def test_a_transaction_of_more_stages_than_16_bits_can_count() -> None:
     """It commits, is read and is folded."""
     driver = EmbeddedDriver(lease_ttl_s=3_600)  # to enter them all may take a busy machine a minute

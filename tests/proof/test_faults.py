@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.proof.faults import ERRORS, calls_in_all, faulty, prepare
+from tests.proof.faults import calls_in_all, faulty, prepare
+from tests.seeds import stories
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("error", ["ENOSPC", *stories("EIO")])
 @pytest.mark.parametrize("lasts", [False, True], ids=["once", "for good"])
 def test_no_fault_makes_a_wrong_number_or_loses_what_was_acknowledged(tmp_path: Path, error: str, lasts: bool) -> None:
     """R12, R16."""

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 from tests.proof.hostile import ASSAULTS, Bystander, make_tables, watched
+from tests.seeds import stories
 from tests.serverproc import ServerProcess
 
 SCALE = 0.01
+LONG = ("over each limit", "mutated requests")
 SLOWER_MAX = 30
 """Other tests run beside this one; the long form, which has the machine to itself, asks for 10."""
 
@@ -31,7 +33,7 @@ def besieged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerP
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("assault", ASSAULTS)
+@pytest.mark.parametrize("assault", [*(name for name in ASSAULTS if name not in LONG), *stories(*LONG)])
 def test_an_assault_is_answered_by_name_and_others_are_served(
     assault: str, besieged: tuple[ServerProcess, Bystander, float]
 ) -> None:

@@ -12,6 +12,7 @@ from kivi.errors import KiviError
 from tests.oracle import Mismatch
 from tests.proof.crash import History, call_failed, power_lost, prepare
 from tests.proof.powerloss import library
+from tests.seeds import stories
 
 
 @pytest.fixture(name="shim", scope="module")
@@ -30,7 +31,7 @@ def _history(tmp_path_factory: pytest.TempPathFactory) -> History:
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("at_rest", [False, True], ids=["at work", "at rest"])
+@pytest.mark.parametrize("at_rest", [False, *stories(True)], ids=["at work", "at rest"])
 def test_power_loss_takes_nothing_that_was_acknowledged(
     at_rest: bool, shim: Path, history: History, tmp_path: Path
 ) -> None:

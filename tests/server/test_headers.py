@@ -234,6 +234,7 @@ def events_of(count: int) -> bytes:
     return bytes(encode_ipc(pa.RecordBatch.from_arrays([times, pa.array(range(count), pa.int64())], ["at", "n"])))
 
 
+@pytest.mark.story
 @pytest.mark.timeout(300)
 def test_a_transaction_of_very_many_small_appends_takes_little_more_than_its_events(tmp_path: Path) -> None:
     with Server(tmp_path / "data") as server, server.connect(timeout=60) as db:
@@ -255,6 +256,7 @@ def test_a_transaction_of_very_many_small_appends_takes_little_more_than_its_eve
         raw.close()
 
 
+@pytest.mark.story
 @pytest.mark.timeout(300)
 def test_a_stage_of_very_many_batches_of_nothing_takes_little(tmp_path: Path) -> None:
     with Server(tmp_path / "data") as server, server.connect(timeout=60) as db:

@@ -336,6 +336,7 @@ def test_commits_that_wait_for_room_hold_up_no_reader(tmp_path):
             assert snap.to_arrow("t").num_rows == 65
 
 
+@pytest.mark.story
 @pytest.mark.parametrize("wrote", [False, True])
 def test_a_transaction_outlives_its_lease_only_if_it_is_renewed(tmp_path, wrote):
     with ServerProcess(tmp_path / "data", "--set", "lease_ttl_s=4") as server, server.connect() as db:

@@ -588,6 +588,7 @@ def test_two_large_appends_of_one_number_in_one_frame(raw, db, events):
     assert held(db, "second") == {4: EVENTS}
 
 
+@pytest.mark.story
 def test_what_waits_for_its_turn_counts_as_much_as_what_is_not_read(raw, db, accounts, events):
     """A client that goes on sending behind a request that waits is not read for a while: memory has a limit."""
     go_on = begin_late(raw, db, accounts)

@@ -139,6 +139,7 @@ class Sink:
         self.writer.commit(messages, batch)
 
 
+@pytest.mark.story
 def test_an_old_batch_comes_again_after_a_thousand_others(server, db, table, source) -> None:
     sink = Sink(db, server.endpoint, table, source)
     for batch in range(1_004):

@@ -19,7 +19,7 @@ from kivi.spark.tail import EventTail
 from tests.serverproc import ServerProcess
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.spark, pytest.mark.story, pytest.mark.timeout(120)]
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ from tests.log.natscluster import NatsCluster
 from tests.spark import helpers
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.story, pytest.mark.timeout(300)]
 
 COLUMNS = {"ts": "timestamp", "user": "string", "us": "int64"}
 USERS = [f"user {i}" for i in range(60)]

@@ -11,6 +11,7 @@ import pytest
 
 import kivi
 from kivi.engine import Engine
+from tests.seeds import stories
 from tests.waiting import wait_until
 
 SETTINGS = {"settle": False, "block_rows": 500}
@@ -70,7 +71,10 @@ def _held(engine: Engine) -> int:
     return engine.stats()["sst_bytes"] + engine.stats()["blob_bytes"]
 
 
-@pytest.mark.parametrize(("what", "end"), [*((each, "killed") for each in _KEPT), ("rows", "closed")])
+@pytest.mark.parametrize(
+    ("what", "end"),
+    [("rows", "killed"), *stories(*((each, "killed") for each in _KEPT if each != "rows"), ("rows", "closed"))],
+)
 def test_what_was_deleted_before_a_restart_is_given_back_by_an_idle_store(tmp_path: Path, what: str, end: str) -> None:
     path = tmp_path / "store"
     done = subprocess.run([sys.executable, "-c", _PROGRAM, str(path), what, end], check=False)

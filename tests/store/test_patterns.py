@@ -195,6 +195,7 @@ VALUES = {
 EVENTS = st.lists(st.fixed_dictionaries({name: st.none() | of for name, of in VALUES.items()}), min_size=3, max_size=9)
 
 
+@pytest.mark.story
 @given(st.randoms(use_true_random=False), EVENTS)
 def test_deltas_have_all_the_candidates_that_they_need_r26(rng: random.Random, values: list[dict[str, Any]]) -> None:
     """Sums and differences of columns, of rows beside and of literals, as floats round them."""

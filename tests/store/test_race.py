@@ -22,6 +22,7 @@ from tests.proof.crowd import Bunches, Crowd
 from tests.proof.views import TABLES as VIEWED
 from tests.proof.views import Viewed
 from tests.proof.workloads import TABLES, Client, Mix, make_tables, settled
+from tests.seeds import stories
 
 THREADS = 8
 CALLERS = 24
@@ -58,7 +59,7 @@ def race(store: Store, oracle: Oracle, workers: list[Client]) -> None:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("where", ["memory", "disk"])
+@pytest.mark.parametrize("where", ["disk", *stories("memory")])
 def test_threads_against_the_replay_oracle(where: str, tmp_path: Path) -> None:
     """R1 to R8, R11, R14, R17: every read of every thread is the replay of CTS <= S."""
     settings = Settings.of(

@@ -250,6 +250,7 @@ RANGES: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
 )
 
 
+@pytest.mark.story
 @pytest.mark.timeout(300)
 @given(STEPS, SIZES, st.data())
 @settings(suppress_health_check=list(HealthCheck))

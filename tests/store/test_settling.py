@@ -514,6 +514,7 @@ def test_a_table_that_is_idle_again_and_again_has_few_headers(tmp_path: Path) ->
         assert [(row["k"], row["_commit_ts"]) for row in tail] == list(enumerate(stamps))[42:]
 
 
+@pytest.mark.story
 def test_by_default_a_stream_is_settled_behind_itself_which_rests_meanwhile(tmp_path: Path) -> None:
     with kivi.open(tmp_path / "data", settle_every_s=0.02, settle_idle_s=2.0) as db:
         db.create_event_table("calls", event_time="ts", columns={"ts": "timestamp", "k": "int64"})
