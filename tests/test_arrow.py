@@ -537,6 +537,7 @@ def mutate_many(count, seed):
     return decoded
 
 
+@pytest.mark.story
 @pytest.mark.timeout(300)
 def test_twenty_thousand_damaged_streams_in_a_process_of_their_own():
     code = "from tests.test_arrow import mutate_many; print(mutate_many(20_000, 7))"

@@ -17,7 +17,7 @@ import kivi
 import kivi.aio
 from kivi.api import interface
 from kivi.errors import InvalidArgument, SchemaError, SnapshotTooOld
-from tests.seeds import AT_NIGHT
+from tests.seeds import AT_NIGHT, stories
 
 MINUTE = 60_000_000
 TABLES = ("t", "e", "agg", "v")
@@ -263,7 +263,8 @@ ALTERATIONS: dict[str, Callable[[Any], None]] = {
 @pytest.mark.parametrize(
     ("alteration", "db"),
     [
-        *product([*ALTERATIONS][-2:], ["memory", "asyncio"]),
+        *product([*ALTERATIONS][-2:], ["memory"]),
+        *stories(*product([*ALTERATIONS][-2:], ["asyncio"])),
         *(pytest.param(each, "memory", marks=pytest.mark.hypothesis) for each in [*ALTERATIONS][:-2] if AT_NIGHT),
     ],
     indirect=["db"],

@@ -63,6 +63,7 @@ def test_a_stream_never_goes_on_in_the_pages_of_another(server: ServerProcess, t
         assert total([*found, *second]) == ROWS * 10
 
 
+@pytest.mark.story
 def test_a_scan_of_a_shared_snapshot_may_be_begun_again(server: ServerProcess, tables: None) -> None:
     """It has not ended, which SnapshotTooOld would say."""
     ones, _ = TABLES

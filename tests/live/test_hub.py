@@ -53,6 +53,7 @@ def root(server: ServerProcess) -> Any:
     return server.connect(access_token="root-token-0123456789", timeout=60.0)
 
 
+@pytest.mark.story
 def test_each_event_comes_once_whatever_is_killed(server: ServerProcess) -> None:
     """And a state is what it is at the snapshot that the update names."""
     got: list[int] = []

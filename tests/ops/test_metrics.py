@@ -163,6 +163,7 @@ def test_no_label_has_a_value_that_users_choose(loaded: tuple[Load, str]) -> Non
         assert not {value for _, value in labels} & {"accounts", "calls", "by_endpoint"}
 
 
+@pytest.mark.story
 def test_names_and_files_pass_promtool(loaded: tuple[Load, str]) -> None:
     promtool = require("promtool")
     linted = subprocess.run(
@@ -234,6 +235,7 @@ def prometheus(loaded: tuple[Load, str], tmp_path_factory: pytest.TempPathFactor
         running.process.wait()
 
 
+@pytest.mark.story
 def test_every_panel_of_the_dashboard_shows_something(prometheus: Prometheus) -> None:
     assert len(PANELS) > 40
     assert not any("vector(" in expression for _, expression in PANELS)

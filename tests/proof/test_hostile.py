@@ -11,7 +11,7 @@ from tests.seeds import stories
 from tests.serverproc import ServerProcess
 
 SCALE = 0.01
-LONG = ("over each limit", "mutated requests")
+LONG = ("over each limit", "mutated requests", "mutated frames")
 SLOWER_MAX = 30
 """Other tests run beside this one; the long form, which has the machine to itself, asks for 10."""
 

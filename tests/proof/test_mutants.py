@@ -75,6 +75,7 @@ def rules_of(mutant: Mutant) -> list[str]:
     return head[0].split(", ") if head else []
 
 
+@pytest.mark.story
 def test_a_checker_runs_the_tests_that_it_means() -> None:
     """Its word stands in their names. Pytest would choose none of them otherwise, or all, by the name of their file."""
     checkers = sorted({checker for mutant in mutants() for checker in mutant.checkers})
@@ -131,6 +132,7 @@ def test_only_who_compares_can_find_a_mismatch(code: str, file: str, mismatch: b
     assert described(raised.value)["mismatch"] is mismatch
 
 
+@pytest.mark.story
 @pytest.mark.skipif(shutil.which("git") is None or not (ROOT / ".git").exists(), reason="needs git and a clone")
 def test_the_gate_runs_the_patched_tree_and_says_how_a_checker_failed(tmp_path: Path) -> None:
     tree = scratch(tmp_path)

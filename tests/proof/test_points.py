@@ -38,7 +38,7 @@ SHORT = {
     "events applied": 13,
 }
 """Point: which time that it is reached is the last."""
-LONG = [point for point in SHORT if point.startswith(("settled", "object", "backfill", "checkpoint"))]
+LONG = [point for point in SHORT if point.startswith(("settled", "object", "backfill", "view", "checkpoint"))]
 """A store gets there only when it has had much to do."""
 
 

@@ -292,6 +292,7 @@ def same(found: Any, expected: Any) -> bool:
     return math.isclose(left, right, rel_tol=1e-9, abs_tol=1e-9) or (left != left and right != right)
 
 
+@pytest.mark.story
 @pytest.mark.prometheus
 @pytest.mark.hypothesis
 def test_answers_are_those_of_a_real_prometheus(api: httpx.Client, real: httpx.Client) -> None:
