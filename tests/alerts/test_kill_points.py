@@ -45,7 +45,7 @@ from tests.log.faults import STORE, FaultyFiles
 from tests.seeds import seeds, stories
 
 PARTS: Final = 12
-"""Of the points of one history, every twelfth of which is tried with each change, and all of them as a story."""
+"""Stories that the points of one history are divided among: each takes every twelfth."""
 
 
 class Killed(BaseException):
