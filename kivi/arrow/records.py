@@ -297,10 +297,13 @@ def _from_arrow(schema: TableSchema, table: Any, pandas: bool, validated: bool) 
 
 def _converted(column: Column, array: Any, pandas: bool, validated: bool) -> Any:
     type_, name = column.type, column.name
-    given = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
+    if isinstance(array, pa.ChunkedArray) and array.num_chunks == 1:
+        array = array.chunk(0)
+    sent = array.type
+    given = sent.value_type if pa.types.is_dictionary(sent) else sent
     accepted = pa.types.is_null(given) or _ACCEPTED[type_.name](given)
     if not accepted and not (pandas and type_.name == "int64" and pa.types.is_floating(given)):
-        raise SchemaError(f"column {name!r} is {type_}, and the records have {array.type}")
+        raise SchemaError(f"column {name!r} is {type_}, and the records have {sent}")
     try:
         if not validated:
             array.validate(full=True)
@@ -329,11 +332,7 @@ def _converted(column: Column, array: Any, pandas: bool, validated: bool) -> Any
 
 def _codes(type_: ColumnType, array: Any) -> Any:
     """The column in codes, if that is how it came and it can stay so."""
-    if isinstance(array, pa.ChunkedArray):
-        if array.num_chunks != 1:
-            return None
-        array = array.chunk(0)
-    if not pa.types.is_dictionary(array.type) or array.type.value_type != arrow_type(type_):
+    if not isinstance(array, pa.DictionaryArray) or array.type.value_type != arrow_type(type_):
         return None
     return as_coded(array)
 

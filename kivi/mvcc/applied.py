@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from kivi.arrow.dictionaries import held_bytes
 from kivi.delta.ops import RowOp
 from kivi.delta.runs import Array, DeltaRun
 from kivi.encoding.event_names import EventNames
@@ -98,7 +99,7 @@ class Applied(NamedTuple):
                 varying[id(op)] = op.varying_bytes
             nbytes += len(key) + varying[id(op)]
         for _, events in self.events:
-            nbytes += int(events.batch.nbytes)
+            nbytes += held_bytes(events.batch)
         for _, run in self.runs:
             nbytes += run.nbytes
         for _, one in self.retracted:

@@ -34,6 +34,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sortedcontainers import SortedDict
 
+from kivi.arrow.dictionaries import held_bytes
 from kivi.delta.ops import RowOp
 from kivi.delta.runs import Array, DeltaRun
 from kivi.mvcc.applied import ROW_BYTES, Applied, PendingEvents, Retracted
@@ -47,6 +48,10 @@ _FEED_BYTES = 64 << 20
 
 def _row_bytes(key: bytes, op: RowOp) -> int:
     return ROW_BYTES + len(key) + op.varying_bytes
+
+
+def _events_bytes(events: Iterable[PendingEvents]) -> int:
+    return sum(held_bytes(item.batch) for item in events)
 
 
 class TablePending:
@@ -320,9 +325,10 @@ class Pending:
         """Blocks hold every event at or below ``upto``."""
         with self._mutex:
             pending = self._tables.get(table, _NOTHING)
-            gone = [cut for item in pending.events if (cut := item.upto(upto)) is not None]
+            gone = [item for item in pending.events if item.first <= upto]
+            left = [cut for item in gone if (cut := item.after(upto)) is not None]  # of those that it cuts
             pending.events = tuple(cut for item in pending.events if (cut := item.after(upto)) is not None)
-            self._release(sum(int(item.batch.nbytes) for item in gone), len(gone))
+            self._release(_events_bytes(gone) - _events_bytes(left), len(gone) - len(left))
 
     def drop_retracted(self, table: int, upto: int) -> None:
         """Blocks know of every retraction at or below ``upto``."""
@@ -338,7 +344,7 @@ class Pending:
             pending = self._tables.pop(table, None)
             if pending is not None:
                 size = sum(_row_bytes(key, op) for key, ops in pending.index.items() for _, op in ops)
-                size += sum(run.nbytes for run in pending.runs) + sum(int(e.batch.nbytes) for e in pending.events)
+                size += sum(run.nbytes for run in pending.runs) + _events_bytes(pending.events)
                 size += sum(one.names.nbytes for one in pending.retracted)
                 count = sum(len(ops) for ops in pending.index.values()) + len(pending.runs) + len(pending.events)
                 count += len(pending.retracted)
@@ -361,7 +367,7 @@ class Pending:
                 pending.retracted = tuple(one for one in pending.retracted if one.cts != cts)
                 self._release(
                     sum(run.nbytes for run in gone)
-                    + sum(int(item.batch.nbytes) for item in events)
+                    + _events_bytes(events)
                     + sum(one.names.nbytes for one in retracted),
                     len(gone) + len(events) + len(retracted),
                 )

@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kivi.arrow.columns import arrow_type, padded, stored_lists, trimmed
-from kivi.arrow.dictionaries import coded, compact, plain, together
+from kivi.arrow.dictionaries import coded, compact, held_bytes, plain, together
 from kivi.arrow.ipc import encode_ipc
 from kivi.arrow.records import DELETES
 from kivi.delta.derive import Derivation, derive, derive_few
@@ -484,7 +484,7 @@ class Txn:
         check_events(batch, self.settings)
         check_tenant(self.lease.tenant, schema, batch)
         self._not_retracted(schema)
-        self._count(1, int(batch.nbytes))
+        self._count(1, held_bytes(batch))
         self._use(schema)
         batches = self.appends.setdefault((schema.id, drop_late), [])
         batches.append(batch)

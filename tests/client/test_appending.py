@@ -376,6 +376,26 @@ def test_asyncio_an_event_that_an_aggregate_refuses_concerns_no_other(server):
             assert sorted(row["i"] for row in snapshot.scan(table)) == [i for i in range(1_000) if i not in (3, 700)]
 
 
+def test_asyncio_token_and_place_of_each_event_are_those_of_its_commit_also_where_nobody_waits_for_it(server):
+    """Nor do they need a result to be told by: one that was given up, and one that is refused, have a place as well."""
+
+    async def run(table: str) -> None:
+        async with await kivi.aio.connect(server.endpoint) as db:
+            async with db.appender(table, linger_ms=60_000, max_events=10, each=True) as app:
+                futures = [app.append(ts=1, who=None if i == 27 else i, i=i) for i in range(30)]
+                futures[13].cancel()
+                await app.flush()
+            assert futures[13].cancelled() and isinstance(futures[27].exception(), InvalidArgument)
+            assert [future.place for future in futures[:20]] == [*range(10), *range(10)]
+            assert [len({future.token for future in futures[at : at + 10]}) for at in (0, 10)] == [1, 1]
+            for i, future in enumerate(futures):
+                committed = futures[12].result() + 1 if i == 13 else kivi.ABORTED if i == 27 else future.result()
+                assert future.token and await db.outcome(future.token, future.place) == committed
+
+    with server.connect() as db:
+        asyncio.run(run(aggregated(db, "places_asyncio")))
+
+
 def test_a_batch_that_is_bad_throughout_is_not_tried_for_ever():
     with kivi.open() as db:
         table = aggregated(db, "bad")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -464,6 +465,19 @@ def test_pending_counts_down_to_nothing() -> None:
     pending.drop_table(16)
     pending.drop_table(99)
     pending.drop_events(17, 100)
+    assert (pending.nbytes, pending.operations, pending.tables()) == (0, 0, [])
+
+
+@pytest.mark.parametrize("events", [4, 4_000])
+def test_pending_counts_a_group_that_is_dropped_in_parts_once(events: int) -> None:
+    """Two halves of a batch may take more than the whole: what goes is what it took less what is left."""
+    pending = Pending()
+    batch = pa.record_batch({"x": [f"{i}" for i in range(events)]})
+    group = PendingEvents(1, events, batch, np.arange(1, events + 1, dtype=np.uint64))
+    pending.apply(events, Applied((), [(17, group)]))
+    for upto in (2, events // 2 + 1, events):
+        assert pending.nbytes > 0 and pending.operations == 1
+        pending.drop_events(17, upto)
     assert (pending.nbytes, pending.operations, pending.tables()) == (0, 0, [])
 
 
