@@ -7,6 +7,7 @@ helps to wait for is 429 (a limit) or 503, with ``Retry-After``.
 from __future__ import annotations
 
 import json
+import math
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ __all__ = [
     "body_of",
     "retry_after",
     "status_of",
+    "whole_seconds",
 ]
 
 
@@ -68,7 +70,12 @@ def retry_after(status: int, error: KiviError) -> list[tuple[str, str]]:
     """The header of an answer that it helps to wait for."""
     if status not in (429, 503):
         return []
-    return [("Retry-After", str(max(1, round(float(error.details.get("retry_s", 1.0))))))]
+    return [("Retry-After", whole_seconds(float(error.details.get("retry_s", 1.0))))]
+
+
+def whole_seconds(retry_s: float) -> str:
+    """As ``Retry-After`` says it: whoever waits so long does not come too early."""
+    return str(max(1, math.ceil(retry_s)))
 
 
 def status_of(error: KiviError) -> HTTPStatus:

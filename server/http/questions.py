@@ -127,7 +127,7 @@ class Query:
 
     @property
     def question(self) -> tuple[Any, ...]:
-        return ("query", json.dumps(self.given, sort_keys=True))
+        return ("query", json.dumps(sorted(self.given.items())))  # columns come in the order of the measures
 
     def answer(self, sessions: Sessions, grant: Grant) -> Answered:
         """In a thread. Raises what the question deserves."""

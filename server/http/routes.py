@@ -37,7 +37,7 @@ from kivi_server.http.access import Door, client_of
 from kivi_server.http.bodies import Bodies
 from kivi_server.http.console import Console
 from kivi_server.http.description import described
-from kivi_server.http.errors import UnsupportedMediaType, retry_after, status_of
+from kivi_server.http.errors import UnsupportedMediaType, retry_after, status_of, whole_seconds
 from kivi_server.http.front import CALL, ERROR
 from kivi_server.http.live import Channels, Wanted
 from kivi_server.http.questions import Query, Sql
@@ -224,7 +224,7 @@ class Routes:
 
     async def tables(self, request: Request) -> Response:
         grant = self._door.enter(request, Access.READ, "reading definitions")
-        tag = self._shared.tag(self._store.changed_at, grant.name)
+        tag = self._shared.tag(self._store.changed_at, grant)
         if _matches(request, tag):
             return _unchanged(tag)
         found = [schema.description() for schema in self._store.tables() if grant.sees(schema)]
@@ -280,7 +280,7 @@ class Routes:
         upto, changed = self._shared.changed([asked.table])
         if "last" in asked.given:
             form = f"{form}-{self._shared.ends(asked.table, upto)}"
-        tag = self._shared.tag(changed, form if grant.tenant is None else f"{form}-{grant.name}")
+        tag = self._shared.tag(changed, grant, form)
         if _matches(request, tag):
             return _unchanged(tag, upto)
         answer = await self._shared.answer(
@@ -395,7 +395,7 @@ class Routes:
                 request.scope[ERROR] = error
                 body, retry_s = otlp.failure(error, media)
                 status = status_of(error)
-                headers = {} if retry_s is None else {"Retry-After": str(max(1, round(retry_s)))}
+                headers = {} if retry_s is None else {"Retry-After": whole_seconds(retry_s)}
                 return Response(body, int(status), headers, media_type=media)
 
         return export

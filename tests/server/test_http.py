@@ -20,6 +20,8 @@ from urllib.parse import urlsplit
 import httpx
 import pyarrow as pa
 import pytest
+from kivi_server.http import routes
+from kivi_server.http.prometheus import PATHS
 
 import kivi
 from tests.serverproc import EndedError, ServerProcess
@@ -586,6 +588,40 @@ def test_roles_tables_and_limits_are_those_of_grpc(tmp_path: Path) -> None:
             assert replies[-1].status_code == 429 and int(replies[-1].headers["Retry-After"]) >= 1
 
 
+def test_a_tag_is_not_that_of_what_a_token_was_for_before(tmp_path: Path) -> None:
+    """A token whose line changes sees other tables, or other rows, under the name that it had."""
+    tokens = tmp_path / "tokens"
+    tokens.write_text("root admin\nsome reader tables=calls\ntenant reader rows=customer:acme\n")
+    with ServerProcess(tmp_path / "data", "--http", "localhost:0", "--token-file", str(tokens)) as server:
+        with server.connect(access_token="root") as db:
+            for name in ("calls", "others"):
+                columns = {"customer": "string", "ts": "timestamp"}
+                db.create_event_table(name, event_time="ts", columns=columns)
+            db.append("calls", [{"customer": each, "ts": BEGIN_US} for each in ("acme", "beta", "beta")])
+        with httpx.Client(base_url=base(server), timeout=60) as http:
+
+            def get(token: str, path: str, tag: str = "") -> httpx.Response:
+                return http.get(path, headers={"Authorization": f"Bearer {token}", "If-None-Match": tag})
+
+            asked = [("some", "/v1/tables"), ("tenant", "/v1/tables/calls/rows")]
+            tags = [get(*each).headers["ETag"] for each in asked]
+            assert [get(*each, tag).status_code for each, tag in zip(asked, tags, strict=True)] == [304, 304]
+            tokens.write_text("root admin\nsome reader tables=calls,others\ntenant reader rows=customer:beta\n")
+            wait_until(lambda: get("some", "/v1/tables/others").status_code == 200)
+            tables, rows = (get(*each, tag) for each, tag in zip(asked, tags, strict=True))
+            assert [each["name"] for each in tables.json()["tables"]] == ["calls", "others"]
+            assert [row["customer"] for row in rows.json()["rows"]] == ["beta", "beta"]
+
+
+def test_columns_come_in_the_order_of_ones_own_question(http: httpx.Client) -> None:
+    """An answer that is shared is that of a question with the same columns in the same order."""
+    measures = {"n": "count()", "total": "sum(us)"}
+    for names in (["n", "total"], ["total", "n"]):
+        asked = {"table": "calls", "measures": {name: measures[name] for name in names}}
+        reply = http.post("/v1/query", json=asked, headers={"Accept": "text/csv"})
+        assert reply.text.splitlines()[0].split(",") == names
+
+
 def test_beyond_loopback_without_tokens_it_is_read_only(tmp_path: Path) -> None:
     with (
         ServerProcess(tmp_path / "data", "--http", "0.0.0.0:0", "--insecure") as server,
@@ -720,6 +756,15 @@ def test_each_parameter_is_described(http: httpx.Client, path: str) -> None:
     names = {each["name"] for each in described if each["in"] == "query"}
     said = http.get(path.format(table="quiet"), params={"no_such": "x"}).json()["error"]
     assert names - {"of"} == set(re.findall(r"\w+", said.partition("there are ")[2]))  # of: in place of all others
+
+
+def test_every_path_for_programs_is_described(http: httpx.Client) -> None:
+    """Those that the routes' own text names; the console's are for browsers."""
+    assert routes.__doc__ is not None
+    paths = set(re.findall(r"(?:``|GET |POST )(/[^`]*)``", routes.__doc__)) - {"/", "/console/{file}", "/openapi.json"}
+    paths = paths - {"/api/v1/..."} | {f"/api/v1/{path}" for path in PATHS}
+    assert {"/rows", "/v1/sql", "/v1/traces", "/api/v1/query_range"} <= paths
+    assert paths == set(http.get("/openapi.json").json()["paths"])
 
 
 def test_no_answer_waits_for_a_delayed_acknowledgement(tmp_path: Path) -> None:
