@@ -72,7 +72,7 @@ _FAILURES: Final = {
 _IDEMPOTENCY: Final = {
     "name": "Idempotency-Key",
     "in": "header",
-    "schema": {"type": "string", "minLength": 1, "maxLength": 200},
+    "schema": {"type": "string", "minLength": 1},
     "description": "The request token: a repetition gets the first commit timestamp, and nothing happens twice.",
 }
 _PROTOBUF: Final = "application/x-protobuf"
@@ -280,7 +280,9 @@ def _rows(formats: list[str]) -> list[Json]:
     several = {"type": "array", "items": _TEXT}
     return [
         _query("key", "The whole key of one row, one parameter a column.", several),
-        _query("prefix", "The first key columns, one parameter each.", several),
+        _query(
+            "prefix", "The first key columns, one parameter each; null is null, and 'null' in quotes the text.", several
+        ),
         _query("from", "Of the time, inclusive: milliseconds since 1970, or ISO 8601."),
         _query("to", "Of the time, exclusive."),
         _query("step", "Slots of so long, such as 1h."),

@@ -16,6 +16,7 @@ or a moment) and ``min_snapshot``.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -71,7 +72,7 @@ class Answered(NamedTuple):
 
 def members(data: bytes, known: Mapping[str, str], required: str) -> dict[str, Any]:
     """The members of a JSON object, those that are null left out. Raises InvalidArgument."""
-    found = parsed(data)
+    found = parsed(data, parse_float=_finite)
     if not isinstance(found, dict):
         raise InvalidArgument("the body is a JSON object")
     given = {name: value for name, value in found.items() if value is not None}
@@ -97,6 +98,14 @@ def parsed(data: bytes, what: str = "the body", **how: Any) -> Any:
 
 def _refuse(name: str) -> Any:
     raise ValueError(f"{name} is no number of JSON")
+
+
+def _finite(text: str) -> float:
+    if math.isinf(number := float(text)):
+        raise InvalidArgument(
+            f"{text} in the body is beyond the numbers of a float64: NaN and infinities are not accepted"
+        )
+    return number
 
 
 @dataclass(frozen=True, slots=True)

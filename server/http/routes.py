@@ -424,8 +424,9 @@ def _named(handler: Handler) -> Handler:
 
 
 def _matches(request: Request, tag: str) -> bool:
+    """Whether the caller has the answer of this tag; ``*`` does not say which one it has."""
     given = request.headers.get("if-none-match", "")
-    return given.strip() == "*" or tag in [each.strip().removeprefix("W/") for each in given.split(",")]
+    return tag in [each.strip().removeprefix("W/") for each in given.split(",")]
 
 
 def _unchanged(tag: str, ts: int | None = None) -> Response:

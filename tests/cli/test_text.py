@@ -16,7 +16,7 @@ from kivi.cli import text as cli_text
 from kivi.cli.append import Rows
 from kivi.model.declarations import event_table_schema
 from kivi.model.expressions import Expr, bind, col
-from kivi.model.predicate_text import parse_value, where
+from kivi.model.predicate_text import expression, parse_value, where
 from kivi.model.types import ColumnType
 
 TYPES = {"id": "int64", "slot": "timestamp", "name": "string", "price": "decimal(9,2)", "b": "bytes", "f": "float64"}
@@ -117,6 +117,15 @@ def test_a_literal_has_every_character_that_it_is_written_with() -> None:
 def test_what_is_no_predicate_is_refused(text: str) -> None:
     with pytest.raises(kivi.InvalidArgument):
         where(text, TYPES)
+
+
+@pytest.mark.parametrize("read", [where, expression])
+def test_a_quote_that_is_doubled_makes_no_other_text(read: Any) -> None:
+    """In SQL it is a quote within the text; two texts side by side are one without it in Python."""
+    for text in ("coalesce(name, 'O''Brien') == 'x'", "name == 'O' \"'Brien\""):
+        with pytest.raises(kivi.InvalidArgument, match="two texts side by side: write a quote"):
+            read(text, TYPES, "what")
+    assert str(where(r"name == 'O\'Brien'", TYPES)) == str(kivi.col("name") == "O'Brien")
 
 
 @pytest.mark.parametrize(

@@ -335,6 +335,16 @@ def test_answers_of_sql_have_their_columns_and_values(http: httpx.Client, sql: s
     assert (reply.get("rows") or reply["reason"]) == ([said] if isinstance(said, dict) else said)
 
 
+@pytest.mark.parametrize("number", ["1e400", "-1e999999"])
+def test_a_number_that_no_float_holds_is_refused_and_no_infinity(http: httpx.Client, number: str) -> None:
+    for path, body in (
+        ("/v1/sql", f'{{"sql": "select ? as a", "parameters": [{number}]}}'),
+        ("/v1/tables/calls/append", f'[{{"endpoint": 1, "ts": {BEGIN_US}, "x": {number}}}]'),
+    ):
+        reply = http.post(path, content=body, headers={"Content-Type": "application/json"})
+        assert reply.status_code == 400 and "NaN and infinities are not accepted" in reply.json()["error"], path
+
+
 def test_a_tag_is_the_last_change_of_its_table_and_no_other(server: ServerProcess, http: httpx.Client) -> None:
     def get(table: str, tag: str = "") -> httpx.Response:
         return http.get(f"/v1/tables/{table}/rows", headers={"If-None-Match": tag})
@@ -356,6 +366,12 @@ def test_a_tag_is_the_last_change_of_its_table_and_no_other(server: ServerProces
         db.drop("quiet")
         db.create_table("quiet", key={"id": "int64"}, columns={"n": "int64"})
     assert get("quiet", changed.headers["ETag"]).json()["rows"] == []
+
+
+def test_who_says_nothing_of_an_answer_gets_it(http: httpx.Client) -> None:
+    every = {"If-None-Match": "*"}
+    assert http.get("/v1/tables/quiet/rows?key=987654", headers=every).status_code == 404
+    assert http.get("/v1/tables/calls/rows", headers=every).status_code == 200
 
 
 def test_an_answer_about_a_hierarchy_changes_with_it(server: ServerProcess, http: httpx.Client) -> None:
