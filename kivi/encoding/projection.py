@@ -117,8 +117,8 @@ class Projection:
         if self.where is None:
             return [*rows]
         found = [row if matches(self.where, row) else None for row in rows]
-        for row in found if self.derived else ():
-            for name in self.outputs if row is not None else ():
+        for row in filter(None, found) if self.derived else ():
+            for name in self.outputs:
                 if isinstance(row[name], OutOfRange):
                     raise row[name]
         return found

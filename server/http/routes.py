@@ -366,16 +366,34 @@ class Routes:
                     async with self._bodies.read(request, _QUESTION_BYTES_MAX) as body:
                         for name, texts in _form(body.decode("utf-8", "replace")).items():
                             given[name] = [*texts, *given.get(name, ())]
-                answer = self._questions.answer
-                label = request.path_params.get("name", "")
-                data = await self._asked(request, self._sessions.questions, answer, path, label, given, grant)
+                return await self._prometheus_answer(request, path, given, grant)
             except KiviError as error:
                 request.scope[ERROR] = error
                 status, said = prometheus_api.failure(error)
                 return Response(compact(said), status, dict(retry_after(status, error)), JSON)
-            return _json({"status": "success", "data": data})
 
         return prometheus
+
+    async def _prometheus_answer(
+        self, request: Request, path: str, given: dict[str, list[str]], grant: Grant
+    ) -> Response:
+        """As of rows, equal questions are computed once until what decides about them is another."""
+        label, pool, questions = request.path_params.get("name", ""), self._sessions.questions, self._questions
+
+        def page() -> Answer:
+            data = questions.answer(path, label, given, grant)
+            return Answer(compact({"status": "success", "data": data}), JSON, self._store.watermark())
+
+        decided = await self._in(pool, questions.decided_by, path, given, grant)
+        if decided is None:
+            return _told(await self._asked(request, pool, page))
+        changed, ended_us = decided
+        tag = self._shared.tag(changed, grant, f"prometheus-{ended_us}")
+        if request.method != "POST" and _matches(request, tag):
+            return _unchanged(tag)
+        asked = tuple(sorted((name, tuple(texts)) for name, texts in given.items()))
+        key = path, label, asked, grant.tables, grant.tenant, ended_us
+        return _told(await self._shared.answer(key, changed, lambda: self._asked(request, pool, page)), tag)
 
     def _exports(self, signal: str) -> Handler:
         async def export(request: Request) -> Response:
@@ -440,6 +458,12 @@ def _doubles(request: Request) -> bool:
 
 def _json(value: Any, **headers: str) -> Response:
     return Response(compact(value), media_type=JSON, headers={"Cache-Control": "no-store", **headers})
+
+
+def _told(answer: Answer, tag: str = "") -> Response:
+    """An answer that names no snapshot."""
+    headers = {"ETag": tag, **_REVALIDATE} if tag else {"Cache-Control": "no-store"}
+    return Response(answer.body, headers=headers, media_type=answer.media)
 
 
 def _answered(answer: Answer, ts: int | None = None, **tags: str) -> Response:
