@@ -188,6 +188,10 @@ def _print_cells(rows: Iterable[Sequence[Any]], names: Sequence[str], style: str
 
 
 def _values(column: pa.Array) -> list[Any]:
+    from kivi.arrow.columns import is_hugeint
+
+    if is_hugeint(column.type):
+        return [None if value is None else int(value) for value in column.to_pylist()]
     try:
         if str(column.type) != "timestamp[ns]":  # whose infinite moments are some of pandas
             return column.to_pylist()  # type: ignore[no-any-return]

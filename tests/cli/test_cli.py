@@ -168,6 +168,7 @@ def test_sql_in_every_form(cli):
     twice = "select v as x, s as x, 0 as x_1, v from asked where v = 1"
     assert cli("sql", twice, "-o", "csv") == "x,x,x_1,v\n1,a,0,1\n"
     assert cli("sql", twice).splitlines()[2].split() == ["1", "a", "0", "1"]
+    assert cli("sql", "select sum(v) as s from (values (1), (2)) t(v)", "-o", "json") == '{"s": 3}\n'
     assert cli("sql", twice, "-o", "json") == '{"x": 1, "x_2": "a", "x_1": 0, "v": 1}\n'
     odd = (
         "select 'infinity'::timestamp as t, ['-infinity'::date] as d, '20000-01-01'::timestamptz as y, "

@@ -322,6 +322,8 @@ def test_whole_numbers_that_no_double_holds_are_texts_to_readers_that_say_so(
     ("sql", "said"),
     [
         ("select 1 as a, 2 as a", {"a": 1, "a_1": 2}),
+        ("select sum(x) as s, 5::decimal(18,0) as d from range(4) t(x)", {"s": 6, "d": "5"}),
+        ("select sum(x) as s from range(0) t(x)", {"s": None}),
         ("select timestamp_ns '1970-01-19' as t", {"t": "1970-01-19T00:00:00Z"}),
         ("select timestamp_s '2020-01-01' as t", {"t": "2020-01-01T00:00:00Z"}),
         ("select date '2020-01-01' as d, time '10:00:00' as t", {"d": "2020-01-01", "t": "10:00:00"}),
