@@ -337,6 +337,12 @@ def test_answers_of_sql_have_their_columns_and_values(http: httpx.Client, sql: s
     assert (reply.get("rows") or reply["reason"]) == ([said] if isinstance(said, dict) else said)
 
 
+def test_who_asks_for_too_much_is_not_told_to_ask_again(http: httpx.Client) -> None:
+    reply = http.post("/v1/sql", json={"sql": "select repeat('x', 1000) as x from range(100000)"})
+    assert (reply.status_code, reply.json()["details"]["limit"]) == (429, "http_answer_bytes")
+    assert "Retry-After" not in reply.headers
+
+
 @pytest.mark.parametrize("number", ["1e400", "-1e999999"])
 def test_a_number_that_no_float_holds_is_refused_and_no_infinity(http: httpx.Client, number: str) -> None:
     for path, body in (

@@ -28,7 +28,7 @@ from kivi_server.quotas import Bucket, Quota
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 
 import kivi
-from kivi.errors import InvalidArgument, ResourceExhausted
+from kivi.errors import InvalidArgument, ResourceExhausted, Unavailable
 from tests.otlp import Recorder, Server, export
 from tests.server.test_otlp import retry_s
 from tests.server.test_otlp_http import PROTOBUF
@@ -142,6 +142,8 @@ def test_whoever_waits_as_long_as_http_says_does_not_come_too_early(wait_s: floa
     error = ResourceExhausted("wait", limit="client_events", maximum="7/m", retry_s=wait_s)
     ((_, said),) = retry_after(429, error)
     assert wait_s <= int(said) < wait_s + 1
+    assert retry_after(429, ResourceExhausted("ask for less", limit="http_answer_bytes", maximum=1)) == []
+    assert retry_after(503, Unavailable("the server is stopping")) == [("Retry-After", "1")]
 
 
 def exported(server: Server, token: str, spans: int, over: str) -> float | None:
