@@ -48,7 +48,10 @@ _WIDTHS_FROM: Final = 500  # a table's column widths are those of its first rows
 def times_of(args: argparse.Namespace) -> dict[str, Any]:
     """``--start`` and ``--end``; None where one is not given."""
     given = {"start": args.start, "end": args.end}
-    return {name: parse_value("timestamp", text, f"--{name}") if text else None for name, text in given.items()}
+    times = {name: parse_value("timestamp", text, f"--{name}") if text else None for name, text in given.items()}
+    for name, moment in times.items():
+        check_unit([moment], f"--{name}")
+    return times
 
 
 def assignments(description: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from kivi.model.measure_text import any_group, operator_call
 from kivi.model.predicate_text import parse_value, type_names, where
 from kivi.model.questions import question_of, windows_of
 from kivi.model.schema import TableSchema
+from kivi.model.types import check_unit
 
 __all__ = ["QUERY", "SQL", "Answered", "Query", "Sql", "members", "parsed"]
 
@@ -226,7 +227,9 @@ def _batches(pages: Any) -> Any:
 
 
 def moment(value: str | int, name: str) -> Any:
-    return parse_value("timestamp", value, name) if isinstance(value, str) else value
+    found = parse_value("timestamp", value, name) if isinstance(value, str) else value
+    check_unit([found], name)
+    return found
 
 
 def snapshot_of(given: Mapping[str, Any]) -> tuple[str | None, int | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import datetime as dt
 import io
@@ -159,6 +160,12 @@ def test_what_would_be_another_value_is_refused(type_name: str, text: str, said:
     with pytest.raises(kivi.InvalidArgument, match=said):
         parse_value(type_name, text)
     assert parse_value("timestamp", "20261301") == 20_261_301
+
+
+@pytest.mark.parametrize("text", ["1767225600", "1767225600000"])
+def test_times_to_ask_from_in_another_unit_are_refused(text: str) -> None:
+    with pytest.raises(kivi.InvalidArgument, match="--end has .* whole numbers are microseconds"):
+        cli_text.times_of(argparse.Namespace(start="2026-01-01", end=text))
 
 
 def test_tables_csv_and_json() -> None:

@@ -337,6 +337,12 @@ def test_answers_of_sql_have_their_columns_and_values(http: httpx.Client, sql: s
     assert (reply.get("rows") or reply["reason"]) == ([said] if isinstance(said, dict) else said)
 
 
+@pytest.mark.parametrize("start", [1_767_225_600, 1_767_225_600_000, "1767225600000"])
+def test_a_question_from_a_time_in_another_unit_on_is_refused(http: httpx.Client, start: Any) -> None:
+    reply = http.post("/v1/query", json={"table": "calls", "measures": {"n": "count()"}, "start": start})
+    assert reply.status_code == 400 and "whole numbers are microseconds" in reply.json()["error"]
+
+
 def test_who_asks_for_too_much_is_not_told_to_ask_again(http: httpx.Client) -> None:
     reply = http.post("/v1/sql", json={"sql": "select repeat('x', 1000) as x from range(100000)"})
     assert (reply.status_code, reply.json()["details"]["limit"]) == (429, "http_answer_bytes")
