@@ -277,6 +277,7 @@ def test_retract_asks_and_removes(cli):
     assert "3 events of visits match" in cli.errors and "nothing was retracted" in cli.errors
     for name in ("--where", "--start", "--end"):  # a variable that is not set is not all events
         cli("retract", "visits", name, "", "--yes", code=1)
+    cli("retract", "visits", "--start", "1767225600000", "--yes", code=1)  # milliseconds, which would be nearly all
     args = ("--where", "user == 'a'", "--start", "1970-01-01T00:00:01Z", "--end", "1970-01-01T00:00:04Z")
     assert json.loads(cli("retract", "visits", *args, "--yes", "-o", "json"))["events"] == 1
     assert [json.loads(line)["user"] for line in cli("scan", "visits", "-o", "json").splitlines()] == list("abca")
