@@ -118,6 +118,14 @@ class Grant:
     tenant: Tenant | None = None
     """Whose rows alone it sees and writes; None: all."""
 
+    @property
+    def view(self) -> str:
+        """Which tables and rows it is for, as a short text; empty for all of them. Whatever name a token has, those of
+        one view see the same."""
+        if not self.tables and self.tenant is None:
+            return ""
+        return hashlib.sha256(repr((self.tables, self.tenant)).encode()).hexdigest()[:12]
+
     def allows(self, table: str) -> bool:
         """Whether it is for a table of this name."""
         return not self.tables or _matches(self.tables, table)

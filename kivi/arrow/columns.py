@@ -30,6 +30,7 @@ __all__ = [
     "decimals",
     "distinct_names",
     "flat",
+    "is_hugeint",
     "is_sane",
     "literal",
     "not_finite",
@@ -242,6 +243,11 @@ def distinct_names(names: Sequence[str]) -> list[str]:
         numbered = (f"{name}_{i}" for i in itertools.count(1) if f"{name}_{i}" not in names)
         found[next(each for each in itertools.chain([name], numbered) if each not in found)] = None
     return list(found)
+
+
+def is_hugeint(type_: Any) -> bool:
+    """Whether it is what SQL's whole numbers of 128 bits are in Arrow, sums of int64 among them: no column's type."""
+    return type_ == pa.decimal128(38, 0)  # type: ignore[no-any-return]
 
 
 def _listed(array: Any) -> list[Any]:

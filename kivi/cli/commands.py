@@ -18,7 +18,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from kivi.cli.alerts import alerts, silence
-from kivi.cli.text import assignments, key_of, outputs, print_columns, print_result, print_rows, print_value, times_of
+from kivi.cli.text import (
+    assignments,
+    key_of,
+    outputs,
+    print_columns,
+    print_result,
+    print_rows,
+    print_value,
+    time_of,
+    times_of,
+)
 from kivi.errors import InvalidArgument, KiviError, Unavailable
 from kivi.model.predicate_text import parse_value, split_names, type_names, where
 
@@ -344,7 +354,7 @@ def append(db: Any, args: argparse.Namespace) -> None:
 def retract(db: Any, args: argparse.Namespace) -> None:
     found = db.describe(args.table)
     start, end = (
-        None if text is None else (parse_value("timestamp", text, option),)
+        None if text is None else (time_of(text, option),)
         for text, option in ((args.start, "--start"), (args.end, "--end"))
     )
     # An empty text is that of a variable which is not set, and does not mean all events.

@@ -63,11 +63,12 @@ def create(db: Any, args: argparse.Namespace) -> None:
     else:
         options = {name: getattr(args, name) for name in ("retention", "index", "local", "cold", "expires")}
         _refuse(args, "--key", **options)
-        key = {}
-        for name in (word.strip() for word in args.key.split(",")):
-            if name not in columns:
-                raise SchemaError(f"the key has {name!r}, which is no column: it has {', '.join(columns)}")
-            key[name] = columns.pop(name)
+        names = [word.strip() for word in args.key.split(",")]
+        if unknown := [name for name in names if name not in columns]:
+            raise SchemaError(f"the key has {unknown[0]!r}, which is no column: there are {', '.join(columns)}")
+        if len(set(names)) < len(names):
+            raise SchemaError(f"the key names a column twice: {args.key}")
+        key = {name: columns.pop(name) for name in names}
         db.create_table(args.table, key=key, columns=columns, history=args.history)
     print_value({"table": args.table}, args.output)
 

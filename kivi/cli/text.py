@@ -35,6 +35,7 @@ __all__ = [
     "print_rows",
     "print_value",
     "shown",
+    "time_of",
     "times_of",
 ]
 
@@ -48,7 +49,14 @@ _WIDTHS_FROM: Final = 500  # a table's column widths are those of its first rows
 def times_of(args: argparse.Namespace) -> dict[str, Any]:
     """``--start`` and ``--end``; None where one is not given."""
     given = {"start": args.start, "end": args.end}
-    return {name: parse_value("timestamp", text, f"--{name}") if text else None for name, text in given.items()}
+    return {name: time_of(text, f"--{name}") if text else None for name, text in given.items()}
+
+
+def time_of(text: str, option: str) -> Any:
+    """A moment as it is typed. Raises InvalidArgument, too, for one that must be in seconds or milliseconds."""
+    moment = parse_value("timestamp", text, option)
+    check_unit([moment], option)
+    return moment
 
 
 def assignments(description: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
@@ -188,6 +196,10 @@ def _print_cells(rows: Iterable[Sequence[Any]], names: Sequence[str], style: str
 
 
 def _values(column: pa.Array) -> list[Any]:
+    from kivi.arrow.columns import is_hugeint
+
+    if is_hugeint(column.type):
+        return [None if value is None else int(value) for value in column.to_pylist()]
     try:
         if str(column.type) != "timestamp[ns]":  # whose infinite moments are some of pandas
             return column.to_pylist()  # type: ignore[no-any-return]

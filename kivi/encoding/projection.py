@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from operator import itemgetter
 from typing import Any, Final
@@ -54,9 +54,10 @@ class Projection:
         wanted = {*self.outputs, *(names(where) if where is not None else ())}
         derived = {name: text for name in sorted(wanted) if (text := schema.expression_of(name)) is not None}
         self.derived = {name: _expression(schema, text) for name, text in derived.items()}
-        self._evaluators = [(name, evaluator(expression)) for name, expression in self.derived.items()]
+        self._evaluators = {name: evaluator(expression) for name, expression in self.derived.items()}
         self._calls = {text: call for each in self.derived.values() for text, call in calls_of(each).items()}
-        inputs = {name for expression in self.derived.values() for name in inputs_of(expression)}
+        self._inputs_of = {name: inputs_of(expression) for name, expression in self.derived.items()}
+        inputs = {name for each in self._inputs_of.values() for name in each}
         needed = (wanted - derived.keys()) | inputs
         self._key_types = [c.type for c in schema.key]
         self._decode_key = key_decoder(self._key_types)
@@ -115,7 +116,12 @@ class Projection:
         rows = _rows_of(columns, len(pairs))
         if self.where is None:
             return [*rows]
-        return [row if matches(self.where, row) else None for row in rows]
+        found = [row if matches(self.where, row) else None for row in rows]
+        for row in filter(None, found) if self.derived else ():
+            for name in self.outputs:
+                if isinstance(row[name], OutOfRange):
+                    raise row[name]
+        return found
 
     def _columns(self, pairs: Sequence[tuple[bytes, Version]]) -> dict[str, Sequence[Any]]:
         """What is needed of rows, by name: what is done once for a column is not done for each row."""
@@ -136,18 +142,39 @@ class Projection:
         return columns
 
     def _derive(self, columns: dict[str, Sequence[Any]], count: int) -> None:
+        """Raises OutOfRange. Of a single row that a predicate may leave out the error is the column's value, as that of
+        any other expression is, so that it is raised only if it decides or is asked for."""
+        try:
+            columns |= self._evaluated(columns, count, self.derived)
+        except OutOfRange:
+            if self.where is None or count > 1:
+                raise
+            for name in self.derived:
+                try:
+                    columns |= self._evaluated(columns, count, [name])
+                except OutOfRange as error:
+                    columns[name] = [error]
+
+    def _evaluated(
+        self, columns: Mapping[str, Sequence[Any]], count: int, derived: Collection[str]
+    ) -> dict[str, Sequence[Any]]:
+        needed = {name for each in derived for name in self._inputs_of[each]}
         inputs = {
-            c.name: c.type.from_stored_all(columns[c.name], c.name) for c in self._inputs if c.type.name != "quantiles"
+            c.name: c.type.from_stored_all(columns[c.name], c.name)
+            for c in self._inputs
+            if c.name in needed and c.type.name != "quantiles"
         }
         inputs |= self._called(columns, count)
         operands = _rows_of(inputs, count)
-        for name, evaluate in self._evaluators:
+        found: dict[str, Sequence[Any]] = {}
+        for name in derived:
             try:
-                columns[name] = [evaluate(each) for each in operands]
+                found[name] = [*map(self._evaluators[name], operands)]
             except OverflowError:
                 raise OutOfRange(f"{name} is too large for a float64", column=name) from None
+        return found
 
-    def _called(self, columns: dict[str, Sequence[Any]], count: int) -> dict[str, list[float | None]]:
+    def _called(self, columns: Mapping[str, Sequence[Any]], count: int) -> dict[str, list[float | None]]:
         """What the derived columns' functions give for the states of these rows."""
         if not self._calls:
             return {}

@@ -280,6 +280,7 @@ class Hub:
                         f"{LIVES_MAX:,} subscriptions are open, which is the limit live_subscriptions_max",
                         limit="live_subscriptions_max",
                         maximum=LIVES_MAX,
+                        retry_s=1.0,
                     )
                 if self._thread is None:
                     self._start()

@@ -31,7 +31,7 @@ from kivi.model.expressions import (
     quad,
     within_km,
 )
-from kivi.model.types import ColumnType
+from kivi.model.types import ColumnType, shown
 
 __all__ = ["expression", "parse_moment", "parse_value", "split_names", "type_names", "where"]
 
@@ -124,8 +124,11 @@ _COMPARE: Final[dict[type[ast.cmpop], Callable[[Any, Any], Any]]] = {
 
 
 def _spelled(text: str, what: str) -> str:
-    """``&``, ``|`` and ``~`` as ``and``, ``or`` and ``not``, which bind weaker than comparisons."""
-    out = []
+    """``&``, ``|`` and ``~`` as ``and``, ``or`` and ``not``, which bind weaker than comparisons.
+
+    Two texts side by side, which are one to Python, are refused: ``'O''Brien'`` is one with a quote in it to SQL.
+    """
+    out, before = list[str](), tokenize.ENCODING
     try:
         lines = re.findall(r"[^\n]*\n|[^\n]+", text)  # not splitlines, for which more characters end a line
         for token in tokenize.generate_tokens(iter(lines).__next__):
@@ -133,9 +136,15 @@ def _spelled(text: str, what: str) -> str:
                 continue
             if token.type == tokenize.ERRORTOKEN:  # a literal that its line does not end, before Python 3.12
                 raise SyntaxError
+            if before == token.type == tokenize.STRING:
+                raise InvalidArgument(
+                    f"{what} {shown(text)} has two texts side by side: write a quote within a text with a backslash "
+                    "before it, or put the text into quotes of the other kind"
+                )
+            before = token.type
             out.append(_WORDS.get(token.string, token.string) if token.type == tokenize.OP else token.string)
-    except (tokenize.TokenError, SyntaxError):
-        raise InvalidArgument(f"{what} {text!r} is not a predicate") from None
+    except tokenize.TokenError:
+        raise SyntaxError from None
     return " ".join(out).strip()
 
 
@@ -163,7 +172,7 @@ def where(text: str, types: Mapping[str, str], what: str = "--where") -> Expr:
 def expression(text: str, types: Mapping[str, str], what: str) -> Value:
     """``tokens * price`` as an expression; as ``where``."""
     try:
-        return _Reader(types, what).value(ast.parse(text.strip(), mode="eval").body)
+        return _Reader(types, what).value(ast.parse(_spelled(text, what), mode="eval").body)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise InvalidArgument(f"{what} {text!r} is not an expression: write it like tokens * price") from None
 

@@ -34,7 +34,8 @@ def to_batch(parameters: Parameters) -> pa.RecordBatch | None:
             arrays.append(_in_us(pa.array([value])))
         except (pa.ArrowException, ValueError, TypeError, OverflowError):
             raise InvalidArgument(
-                f"{shown(value)} cannot be a parameter: it is no number, text, moment of whole microseconds or list"
+                f"{shown(value)} cannot be a parameter: it is no number of 64 bits, text, moment of whole microseconds "
+                "or list"
             ) from None
         names.append(name)
     return pa.RecordBatch.from_arrays(arrays, names=names) if names else None

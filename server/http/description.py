@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from kivi_server.http.prometheus import PATHS
 from kivi_server.http.questions import ANY, FLAG, MOMENT, NAMED, NUMBER, QUERY, SQL, TEXT, TEXTS
 from kivi_server.http.rendering import ARROW, CSV, JSON, NDJSON
 from kivi_server.http.rows import LIMIT_MAX
@@ -71,7 +72,7 @@ _FAILURES: Final = {
 _IDEMPOTENCY: Final = {
     "name": "Idempotency-Key",
     "in": "header",
-    "schema": {"type": "string", "minLength": 1, "maxLength": 200},
+    "schema": {"type": "string", "minLength": 1},
     "description": "The request token: a repetition gets the first commit timestamp, and nothing happens twice.",
 }
 _PROTOBUF: Final = "application/x-protobuf"
@@ -179,6 +180,7 @@ def described(version: str) -> Json:
                     ],
                 )
             },
+            **{f"/api/v1/{path}": _prometheus(path) for path in PATHS},
             "/v1/query": {"post": _operation("A question", _RENDERED, body={JSON: _members(QUERY, "table")})},
             "/v1/sql": {"post": _operation("A question in SQL", _RENDERED, body={JSON: _members(SQL, "sql")})},
         },
@@ -226,6 +228,20 @@ def _operation(
     return found
 
 
+def _prometheus(path: str) -> Json:
+    """Of Prometheus' query API, whose parameters may be in the body, too."""
+    summary, parameters = _PROMETHEUS[path]
+    answers = {JSON: {"type": "object", "required": ["status", "data"]}}
+    named = [{"name": "name", "in": "path", "required": True, "schema": _TEXT}] if "{name}" in path else []
+    members = {each["name"]: each["schema"] for each in parameters}
+    required = [each["name"] for each in parameters if each["required"]]
+    body = {"application/x-www-form-urlencoded": {"type": "object", "properties": members, "required": required}}
+    return {
+        "get": _operation(summary, answers, parameters=[*named, *parameters], failed=(JSON,)),
+        "post": _operation(summary, answers, parameters=named, body=body, failed=(JSON,)),
+    }
+
+
 def _query(name: str, description: str, schema: Any = None, *, required: bool = False) -> Json:
     return {
         "name": name,
@@ -236,11 +252,37 @@ def _query(name: str, description: str, schema: Any = None, *, required: bool = 
     }
 
 
+_MATCH: Final = _query("match[]", "Selectors of series.", {"type": "array", "items": _TEXT})
+_ASKED: Final = _query("query", "PromQL.", required=True)
+_LIMITED: Final = _query("limit", "So many at most; 0 for all.", _WHOLE)
+_PROMETHEUS: Final[Mapping[str, tuple[str, list[Json]]]] = {
+    "query": ("Prometheus: PromQL at a moment", [_ASKED, _query("time", "Seconds since 1970, or ISO 8601.")]),
+    "query_range": (
+        "Prometheus: PromQL at the steps of a range",
+        [
+            _ASKED,
+            *(_query(name, "Seconds since 1970, or ISO 8601.", required=True) for name in ("start", "end")),
+            _query("step", "Seconds, or a time span such as 1m.", required=True),
+        ],
+    ),
+    "series": (
+        "Prometheus: the labels of series",
+        [_query("match[]", "Selectors of series.", _MATCH["schema"], required=True), _LIMITED],
+    ),
+    "labels": ("Prometheus: the names of labels", [_MATCH, _LIMITED]),
+    "label/{name}/values": ("Prometheus: the values of a label", [_MATCH, _LIMITED]),
+    "metadata": ("Prometheus: types of metrics", [_query("metric", "Of one alone."), _LIMITED]),
+    "status/buildinfo": ("Prometheus: the version", []),
+}
+
+
 def _rows(formats: list[str]) -> list[Json]:
     several = {"type": "array", "items": _TEXT}
     return [
         _query("key", "The whole key of one row, one parameter a column.", several),
-        _query("prefix", "The first key columns, one parameter each.", several),
+        _query(
+            "prefix", "The first key columns, one parameter each; null is null, and 'null' in quotes the text.", several
+        ),
         _query("from", "Of the time, inclusive: milliseconds since 1970, or ISO 8601."),
         _query("to", "Of the time, exclusive."),
         _query("step", "Slots of so long, such as 1h."),

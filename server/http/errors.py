@@ -1,12 +1,13 @@
 """Errors as HTTP has them: a status, and ``{"error": ..., "reason": ..., "details": {...}}``.
 
-``reason`` is the error's class. A conflict is 409, as is a row or a table that is there already; what
-helps to wait for is 429 (a limit) or 503, with ``Retry-After``.
+``reason`` is the error's class. A conflict is 409, as is a row or a table that is there already. A limit is 429, with
+``Retry-After`` where it helps to wait, and not where less has to be asked for; so is 503, always.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ __all__ = [
     "body_of",
     "retry_after",
     "status_of",
+    "whole_seconds",
 ]
 
 
@@ -66,9 +68,15 @@ _BY_CODE: Final = {
 
 def retry_after(status: int, error: KiviError) -> list[tuple[str, str]]:
     """The header of an answer that it helps to wait for."""
-    if status not in (429, 503):
+    retry_s = error.details.get("retry_s", 1.0 if status == 503 else None)
+    if status not in (429, 503) or retry_s is None:
         return []
-    return [("Retry-After", str(max(1, round(float(error.details.get("retry_s", 1.0))))))]
+    return [("Retry-After", whole_seconds(float(retry_s)))]
+
+
+def whole_seconds(retry_s: float) -> str:
+    """As ``Retry-After`` says it: whoever waits so long does not come too early."""
+    return str(max(1, math.ceil(retry_s)))
 
 
 def status_of(error: KiviError) -> HTTPStatus:

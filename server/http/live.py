@@ -14,8 +14,9 @@ table                  the table (required)
 prefix, where, columns as of /rows
 order_by, limit,       the order, and the part of it that is followed
 offset
-by, step, tz, last,    aggregates: the rollup that is followed; ``last=15m`` is a range that moves with the newest slot
-from, to
+by, step, tz, last,    aggregates: the rollup that is followed; ``last=15m`` is a range that moves with the newest
+from, to               slot. Other than of /rows all is combined in one where by is not given, and the columns that
+                       tell the rows apart are told beside those of ``columns``
 since                  of events: those committed after this commit timestamp, or from ``now`` on; else all of them
 interval_ms            at most one event in each; default 100
 of                     in place of all others: a query of these parameters, as text; several are followed in one stream
@@ -155,6 +156,8 @@ class Wanted:
             if schema.kind != "aggregate":
                 raise InvalidArgument(f"parameter {min(rolls)} is for aggregates, and {schema.name!r} is none")
             by = names_of(given.get("by", ""))
+            if columns is not None:
+                columns = [name for name in columns if name not in schema.key_names]
             rollup: dict[str, Any] = {name: given[name] for name in ("step", "tz", "last") if name in given}
             rollup |= {n: slot_from(schema, moment_us(given, of)) for n, of in (("start", "from"), ("end", "to"))}
             selected = {"rollup": {"by": by, "measures": columns, **rollup, **selected}}

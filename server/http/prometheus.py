@@ -24,7 +24,7 @@ from typing import Any, Final
 import numpy as np
 from kivi_server.auth import Grant
 from kivi_server.http.prom_series import NAME, Counter, Labels, Reading, Series, Unanswerable, counters, selected
-from kivi_server.http.promql import Evaluation, Selection, Value, matching_of, parsed
+from kivi_server.http.promql import Evaluation, Selection, Value, matching_of, parsed, selections
 from kivi_server.sessions import Sessions
 
 from kivi.errors import InvalidArgument, KiviError, OutOfRange, PermissionDenied, ResourceExhausted, Unauthenticated
@@ -76,6 +76,23 @@ class Prometheus:
                         described.setdefault(_family(each), []).append(_described(each))
                 return dict(list(described.items())[: limit if limit >= 0 else None])
         return {"version": "2.42.0", "application": f"kivi {self._sessions.version}", "features": {}}
+
+    def decided_by(self, path: str, given: Parameters, grant: Grant) -> tuple[int, int] | None:
+        """What an answer depends on beside what is asked: the newest change of the tables that it is about, or of what
+        tables there are, and the last moment at which one of their slots ended, in microseconds. None where it is of
+        the moment at which it is asked. Raises as ``answer`` does."""
+        asked = _Asked(given)
+        if path == "query" and not asked.one("time"):
+            return None
+        known, texts = counters(self._store, grant.sees), asked.several("match[]")
+        if path in ("query", "query_range"):
+            texts = [asked.required("query")]
+        wanted = [matching for text in texts for matching in selections(parsed(text))]
+        about = [each for matching in wanted for each in selected(known, matching)] if texts else known
+        upto, now_us = self._store.watermark(), self._store.committer.now_us()
+        changes = (self._store.last_change(each.table, upto) for each in about)
+        changed = max([min(upto, self._store.changed_at), *changes])
+        return changed, max((each.slot.start(now_us) for each in about), default=0)
 
     def _evaluated(self, asked: _Asked, times_ms: Any, end_ms: int, grant: Grant) -> Value:
         node = parsed(asked.required("query"))

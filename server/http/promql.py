@@ -51,7 +51,7 @@ from kivi_server.http.prom_vectors import (
 
 from kivi.errors import InvalidArgument
 
-__all__ = ["Evaluation", "Selection", "Value", "matching_of", "parsed"]
+__all__ = ["Evaluation", "Selection", "Value", "matching_of", "parsed", "selections"]
 
 Floats = npt.NDArray[np.float64]
 Times = npt.NDArray[np.int64]
@@ -101,6 +101,18 @@ def matching_of(selector: Any) -> Selection:
         if each.op in ("=~", "!~"):  # the parser takes those that closing a bracket around them makes right
             anchored(each.value)
     return tuple(found if selector.name is None else [Matching(NAME, "=", selector.name), *found])
+
+
+def selections(node: Any) -> Iterator[Selection]:
+    """What all selectors of an expression select. Raises InvalidArgument, Unanswerable."""
+    nodes = [node]
+    while nodes:  # as deep as a question may be
+        node = nodes.pop()
+        if type(node).__name__ == "VectorSelector":
+            yield matching_of(node)
+            continue
+        parts = [*(getattr(node, name, None) for name in _PARTS), *getattr(node, "args", ())]
+        nodes += [each for each in parts if each is not None]
 
 
 @dataclass(frozen=True)

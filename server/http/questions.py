@@ -16,6 +16,7 @@ or a moment) and ``min_snapshot``.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -34,6 +35,7 @@ from kivi.model.measure_text import any_group, operator_call
 from kivi.model.predicate_text import parse_value, type_names, where
 from kivi.model.questions import question_of, windows_of
 from kivi.model.schema import TableSchema
+from kivi.model.types import check_unit
 
 __all__ = ["QUERY", "SQL", "Answered", "Query", "Sql", "members", "parsed"]
 
@@ -71,7 +73,7 @@ class Answered(NamedTuple):
 
 def members(data: bytes, known: Mapping[str, str], required: str) -> dict[str, Any]:
     """The members of a JSON object, those that are null left out. Raises InvalidArgument."""
-    found = parsed(data)
+    found = parsed(data, parse_float=_finite)
     if not isinstance(found, dict):
         raise InvalidArgument("the body is a JSON object")
     given = {name: value for name, value in found.items() if value is not None}
@@ -97,6 +99,14 @@ def parsed(data: bytes, what: str = "the body", **how: Any) -> Any:
 
 def _refuse(name: str) -> Any:
     raise ValueError(f"{name} is no number of JSON")
+
+
+def _finite(text: str) -> float:
+    if math.isinf(number := float(text)):
+        raise InvalidArgument(
+            f"{text} in the body is beyond the numbers of a float64: NaN and infinities are not accepted"
+        )
+    return number
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +137,7 @@ class Query:
 
     @property
     def question(self) -> tuple[Any, ...]:
-        return ("query", json.dumps(self.given, sort_keys=True))
+        return ("query", json.dumps(sorted(self.given.items())))  # columns come in the order of the measures
 
     def answer(self, sessions: Sessions, grant: Grant) -> Answered:
         """In a thread. Raises what the question deserves."""
@@ -217,7 +227,9 @@ def _batches(pages: Any) -> Any:
 
 
 def moment(value: str | int, name: str) -> Any:
-    return parse_value("timestamp", value, name) if isinstance(value, str) else value
+    found = parse_value("timestamp", value, name) if isinstance(value, str) else value
+    check_unit([found], name)
+    return found
 
 
 def snapshot_of(given: Mapping[str, Any]) -> tuple[str | None, int | None]:

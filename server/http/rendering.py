@@ -7,7 +7,8 @@
 ``application/vnd.apache.arrow.stream``       an Arrow IPC stream, as ``snap.to_arrow`` gives it
 ============================================= ======================================================================
 
-Of SQL's columns with one name the later ones are called ``name_1``, ``name_2``; NaN is null, the infinities are texts.
+Of SQL's columns with one name the later ones are called ``name_1``, ``name_2``; NaN is null, the infinities are texts,
+and its sums of whole numbers, of 128 bits, whole numbers.
 In text times are ISO 8601 in UTC, decimals texts (``"12.50"``; a JSON number would be rounded by its reader), bytes
 ``0x`` and hexadecimal. Of /rows decimals are numbers, as they always were. Whole numbers are numbers; to a reader whose
 numbers are doubles, as JavaScript's are, and who says so by ``Accept: application/json;integers=text``, those beyond
@@ -27,7 +28,7 @@ from typing import Any, Final
 import pyarrow as pa
 from kivi_server.http.errors import NotAcceptable
 
-from kivi.arrow.columns import distinct_names, rows_from_batch
+from kivi.arrow.columns import distinct_names, is_hugeint, rows_from_batch
 from kivi.arrow.ipc import encode_ipc
 from kivi.model.csv_texts import csv_line
 from kivi.model.quantiles import Quantiles
@@ -111,6 +112,10 @@ def rendered(media: str, table: pa.Table, about: Mapping[str, Any], *, doubles: 
         return bytes(encode_ipc(table))
     table = table.rename_columns(distinct_names(table.column_names))  # of SQL
     rows = rows_of(table)
+    for field in table.schema:
+        if is_hugeint(field.type):
+            for row in rows:
+                row[field.name] = None if row[field.name] is None else int(row[field.name])
     if media == CSV:
         return csv_of(table.column_names, rows, exact=True)
     flat = [{name: plain(value, exact=True, doubles=doubles) for name, value in row.items()} for row in rows]

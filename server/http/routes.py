@@ -37,7 +37,7 @@ from kivi_server.http.access import Door, client_of
 from kivi_server.http.bodies import Bodies
 from kivi_server.http.console import Console
 from kivi_server.http.description import described
-from kivi_server.http.errors import UnsupportedMediaType, retry_after, status_of
+from kivi_server.http.errors import UnsupportedMediaType, retry_after, status_of, whole_seconds
 from kivi_server.http.front import CALL, ERROR
 from kivi_server.http.live import Channels, Wanted
 from kivi_server.http.questions import Query, Sql
@@ -224,7 +224,7 @@ class Routes:
 
     async def tables(self, request: Request) -> Response:
         grant = self._door.enter(request, Access.READ, "reading definitions")
-        tag = self._shared.tag(self._store.changed_at, grant.name)
+        tag = self._shared.tag(self._store.changed_at, grant)
         if _matches(request, tag):
             return _unchanged(tag)
         found = [schema.description() for schema in self._store.tables() if grant.sees(schema)]
@@ -280,7 +280,7 @@ class Routes:
         upto, changed = self._shared.changed([asked.table])
         if "last" in asked.given:
             form = f"{form}-{self._shared.ends(asked.table, upto)}"
-        tag = self._shared.tag(changed, form if grant.tenant is None else f"{form}-{grant.name}")
+        tag = self._shared.tag(changed, grant, form)
         if _matches(request, tag):
             return _unchanged(tag, upto)
         answer = await self._shared.answer(
@@ -366,16 +366,34 @@ class Routes:
                     async with self._bodies.read(request, _QUESTION_BYTES_MAX) as body:
                         for name, texts in _form(body.decode("utf-8", "replace")).items():
                             given[name] = [*texts, *given.get(name, ())]
-                answer = self._questions.answer
-                label = request.path_params.get("name", "")
-                data = await self._asked(request, self._sessions.questions, answer, path, label, given, grant)
+                return await self._prometheus_answer(request, path, given, grant)
             except KiviError as error:
                 request.scope[ERROR] = error
                 status, said = prometheus_api.failure(error)
                 return Response(compact(said), status, dict(retry_after(status, error)), JSON)
-            return _json({"status": "success", "data": data})
 
         return prometheus
+
+    async def _prometheus_answer(
+        self, request: Request, path: str, given: dict[str, list[str]], grant: Grant
+    ) -> Response:
+        """As of rows, equal questions are computed once until what decides about them is another."""
+        label, pool, questions = request.path_params.get("name", ""), self._sessions.questions, self._questions
+
+        def page() -> Answer:
+            data = questions.answer(path, label, given, grant)
+            return Answer(compact({"status": "success", "data": data}), JSON, self._store.watermark())
+
+        decided = await self._in(pool, questions.decided_by, path, given, grant)
+        if decided is None:
+            return _told(await self._asked(request, pool, page))
+        changed, ended_us = decided
+        tag = self._shared.tag(changed, grant, f"prometheus-{ended_us}")
+        if request.method != "POST" and _matches(request, tag):
+            return _unchanged(tag)
+        asked = tuple(sorted((name, tuple(texts)) for name, texts in given.items()))
+        key = path, label, asked, grant.tables, grant.tenant, ended_us
+        return _told(await self._shared.answer(key, changed, lambda: self._asked(request, pool, page)), tag)
 
     def _exports(self, signal: str) -> Handler:
         async def export(request: Request) -> Response:
@@ -395,7 +413,7 @@ class Routes:
                 request.scope[ERROR] = error
                 body, retry_s = otlp.failure(error, media)
                 status = status_of(error)
-                headers = {} if retry_s is None else {"Retry-After": str(max(1, round(retry_s)))}
+                headers = {} if retry_s is None else {"Retry-After": whole_seconds(retry_s)}
                 return Response(body, int(status), headers, media_type=media)
 
         return export
@@ -424,8 +442,9 @@ def _named(handler: Handler) -> Handler:
 
 
 def _matches(request: Request, tag: str) -> bool:
+    """Whether the caller has the answer of this tag; ``*`` does not say which one it has."""
     given = request.headers.get("if-none-match", "")
-    return given.strip() == "*" or tag in [each.strip().removeprefix("W/") for each in given.split(",")]
+    return tag in [each.strip().removeprefix("W/") for each in given.split(",")]
 
 
 def _unchanged(tag: str, ts: int | None = None) -> Response:
@@ -439,6 +458,12 @@ def _doubles(request: Request) -> bool:
 
 def _json(value: Any, **headers: str) -> Response:
     return Response(compact(value), media_type=JSON, headers={"Cache-Control": "no-store", **headers})
+
+
+def _told(answer: Answer, tag: str = "") -> Response:
+    """An answer that names no snapshot."""
+    headers = {"ETag": tag, **_REVALIDATE} if tag else {"Cache-Control": "no-store"}
+    return Response(answer.body, headers=headers, media_type=answer.media)
 
 
 def _answered(answer: Answer, ts: int | None = None, **tags: str) -> Response:

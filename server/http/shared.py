@@ -2,8 +2,8 @@
 
 A question about tables is answered alike at all snapshots between two changes of these (``Store.last_change``). So an
 answer is kept under the question and that change; who asks while it is being computed waits for it, and who asks later
-gets it as it is, until a table changes or newer answers need the room. Its ETag is the change, the form and this
-process, which makes tags of a store that was restored from a backup others.
+gets it as it is, until a table changes or newer answers need the room. Its ETag is the change, what the token is for,
+the form and this process, which makes tags of a store that was restored from a backup others.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from kivi_server.auth import Grant
 from kivi_server.sessions import Sessions
 
 from kivi.model.rollups import stored_slot
@@ -59,8 +60,8 @@ class Shared:
         schema = self._store.table(table)
         return self._store.reads.rollups.ends_before(upto, schema) if stored_slot(schema) is not None else None
 
-    def tag(self, changed: int, form: str) -> str:
-        return f'"{self._instance}-{changed}-{form}"'
+    def tag(self, changed: int, grant: Grant, form: str = "") -> str:
+        return f'"{self._instance}-{changed}-{grant.view}-{form}"'
 
     async def answer(self, question: Hashable, changed: int, compute: Callable[[], Awaitable[Answer]]) -> Answer:
         """``changed`` is of the tables that the question is about: that a name means another table is a change of that.

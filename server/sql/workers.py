@@ -68,6 +68,7 @@ class Workers:
                 f"{self.most} questions are being answered, and none ended in time: ask again later",
                 limit="sql_processes",
                 maximum=self.most,
+                retry_s=1.0,
             )
         try:
             worker = self._taken()

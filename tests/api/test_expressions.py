@@ -83,6 +83,40 @@ def test_a_row_out_of_range_fails_the_scan_that_asks_for_it(tables: Any) -> None
         assert [row["id"] for row in snap.scan("events", where=where, end=(T0 + dt.timedelta(seconds=4),))] == [0, 1, 3]
 
 
+def test_a_derived_column_out_of_range_fails_the_scan_that_selects_or_needs_it(db: Any) -> None:
+    """What others count does not fit, and they are not asked for."""
+    columns = {"who": "string", "ts": "timestamp", "a": "int64"}
+    db.create_event_table("events", event_time="ts", columns=columns)
+    db.create_aggregate(
+        "sums", source="events", group_by=["who"], measures={"n": kivi.count(), "total": kivi.sum("a")},
+        derived={"mean": "total / n", "twice": "n * 2"},
+    )  # fmt: skip
+    own = {"who": "me", "n": 3, "total": 6, "mean": 2.0, "twice": 6.0}
+    db.append(
+        "events", [{"who": who, "ts": T0, "a": a} for who, a in (("me", 2), ("other", 1 << 62)) for _ in range(3)]
+    )
+    me = col("who") == "me"
+    for consolidated in (False, True):
+        with db.snapshot() as snap:
+            for where in (
+                me,
+                me & (col("mean") > 1),
+                (col("mean") > 1) & me,
+                me & ((col("twice") > 1) | (col("mean") > 5)),
+            ):
+                assert list(snap.scan("sums", where=where)) == [own], (str(where), consolidated)
+                assert list(snap.scan("sums", where=where, order_by="-mean", limit=1)) == [own]
+            assert list(snap.scan("sums", where=col("mean").is_null() & me)) == []
+            assert list(snap.scan("sums", columns=["who"], where=(col("n") > 1) | (col("mean") > 1))) == [
+                {"who": "me"}, {"who": "other"}
+            ]  # fmt: skip
+            assert list(snap.scan("sums", columns=["twice"])) == [{"twice": 6.0}, {"twice": 6.0}]
+            for wanted in ({"where": col("mean") > 1}, {"columns": ["mean"]}, {"where": ~me}):
+                with pytest.raises(kivi.OutOfRange, match="total is"):
+                    list(snap.scan("sums", **wanted))
+        db.consolidate()
+
+
 @pytest.mark.parametrize("name", [None, "", 5, b"a"])
 def test_what_is_no_name_is_no_column(name: Any) -> None:
     with pytest.raises(kivi.InvalidArgument, match="kivi.col takes the name of a column, not"):

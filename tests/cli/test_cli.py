@@ -168,6 +168,7 @@ def test_sql_in_every_form(cli):
     twice = "select v as x, s as x, 0 as x_1, v from asked where v = 1"
     assert cli("sql", twice, "-o", "csv") == "x,x,x_1,v\n1,a,0,1\n"
     assert cli("sql", twice).splitlines()[2].split() == ["1", "a", "0", "1"]
+    assert cli("sql", "select sum(v) as s from (values (1), (2)) t(v)", "-o", "json") == '{"s": 3}\n'
     assert cli("sql", twice, "-o", "json") == '{"x": 1, "x_2": "a", "x_1": 0, "v": 1}\n'
     odd = (
         "select 'infinity'::timestamp as t, ['-infinity'::date] as d, '20000-01-01'::timestamptz as y, "
@@ -276,6 +277,7 @@ def test_retract_asks_and_removes(cli):
     assert "3 events of visits match" in cli.errors and "nothing was retracted" in cli.errors
     for name in ("--where", "--start", "--end"):  # a variable that is not set is not all events
         cli("retract", "visits", name, "", "--yes", code=1)
+    cli("retract", "visits", "--start", "1767225600000", "--yes", code=1)  # milliseconds, which would be nearly all
     args = ("--where", "user == 'a'", "--start", "1970-01-01T00:00:01Z", "--end", "1970-01-01T00:00:04Z")
     assert json.loads(cli("retract", "visits", *args, "--yes", "-o", "json"))["events"] == 1
     assert [json.loads(line)["user"] for line in cli("scan", "visits", "-o", "json").splitlines()] == list("abca")

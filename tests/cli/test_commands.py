@@ -30,3 +30,10 @@ def test_every_command_that_is_named_is_there() -> None:
                 named[f"{command} {action}" if command == "cluster" and action else command].add(path.name)
     assert len(named) > 30
     assert {name: places for name, places in named.items() if name not in known} == {}
+
+
+def test_every_command_is_in_the_reference() -> None:
+    page = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
+    sections = re.findall(r"^## kivi (\w+)\n\n```{kivi-help} (\w+)\n```$", page, re.MULTILINE)
+    assert all(title == command for title, command in sections)
+    assert sorted(title for title, _ in sections) == sorted(_under(parser()))

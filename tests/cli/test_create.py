@@ -79,6 +79,14 @@ def cli(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> Any:
     return call
 
 
+@pytest.mark.parametrize(
+    ("key", "said"), [("id,nope", "no column: there are id, name"), ("id,id", "the key names a column twice: id,id")]
+)
+def test_a_key_that_is_none_is_named(key: str, said: str, server: ServerProcess, capsys: Any) -> None:
+    assert main(["--endpoint", server.endpoint, "create", "none", "--key", key, "id=int64", "name=string"]) == 1
+    assert said in capsys.readouterr().err
+
+
 def test_tables_are_created_used_and_dropped(cli: Any) -> None:
     cli(
         "create",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import datetime as dt
 import io
@@ -16,7 +17,7 @@ from kivi.cli import text as cli_text
 from kivi.cli.append import Rows
 from kivi.model.declarations import event_table_schema
 from kivi.model.expressions import Expr, bind, col
-from kivi.model.predicate_text import parse_value, where
+from kivi.model.predicate_text import expression, parse_value, where
 from kivi.model.types import ColumnType
 
 TYPES = {"id": "int64", "slot": "timestamp", "name": "string", "price": "decimal(9,2)", "b": "bytes", "f": "float64"}
@@ -119,6 +120,15 @@ def test_what_is_no_predicate_is_refused(text: str) -> None:
         where(text, TYPES)
 
 
+@pytest.mark.parametrize("read", [where, expression])
+def test_a_quote_that_is_doubled_makes_no_other_text(read: Any) -> None:
+    """In SQL it is a quote within the text; two texts side by side are one without it in Python."""
+    for text in ("coalesce(name, 'O''Brien') == 'x'", "name == 'O' \"'Brien\""):
+        with pytest.raises(kivi.InvalidArgument, match="two texts side by side: write a quote"):
+            read(text, TYPES, "what")
+    assert str(where(r"name == 'O\'Brien'", TYPES)) == str(kivi.col("name") == "O'Brien")
+
+
 @pytest.mark.parametrize(
     ("type_name", "text", "value"),
     [
@@ -150,6 +160,12 @@ def test_what_would_be_another_value_is_refused(type_name: str, text: str, said:
     with pytest.raises(kivi.InvalidArgument, match=said):
         parse_value(type_name, text)
     assert parse_value("timestamp", "20261301") == 20_261_301
+
+
+@pytest.mark.parametrize("text", ["1767225600", "1767225600000"])
+def test_times_to_ask_from_in_another_unit_are_refused(text: str) -> None:
+    with pytest.raises(kivi.InvalidArgument, match="--end has .* whole numbers are microseconds"):
+        cli_text.times_of(argparse.Namespace(start="2026-01-01", end=text))
 
 
 def test_tables_csv_and_json() -> None:

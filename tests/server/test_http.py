@@ -20,6 +20,8 @@ from urllib.parse import urlsplit
 import httpx
 import pyarrow as pa
 import pytest
+from kivi_server.http import routes
+from kivi_server.http.prometheus import PATHS
 
 import kivi
 from tests.serverproc import EndedError, ServerProcess
@@ -320,6 +322,8 @@ def test_whole_numbers_that_no_double_holds_are_texts_to_readers_that_say_so(
     ("sql", "said"),
     [
         ("select 1 as a, 2 as a", {"a": 1, "a_1": 2}),
+        ("select sum(x) as s, 5::decimal(18,0) as d from range(4) t(x)", {"s": 6, "d": "5"}),
+        ("select sum(x) as s from range(0) t(x)", {"s": None}),
         ("select timestamp_ns '1970-01-19' as t", {"t": "1970-01-19T00:00:00Z"}),
         ("select timestamp_s '2020-01-01' as t", {"t": "2020-01-01T00:00:00Z"}),
         ("select date '2020-01-01' as d, time '10:00:00' as t", {"d": "2020-01-01", "t": "10:00:00"}),
@@ -331,6 +335,28 @@ def test_whole_numbers_that_no_double_holds_are_texts_to_readers_that_say_so(
 def test_answers_of_sql_have_their_columns_and_values(http: httpx.Client, sql: str, said: Any) -> None:
     reply = http.post("/v1/sql", json={"sql": sql}).json()
     assert (reply.get("rows") or reply["reason"]) == ([said] if isinstance(said, dict) else said)
+
+
+@pytest.mark.parametrize("start", [1_767_225_600, 1_767_225_600_000, "1767225600000"])
+def test_a_question_from_a_time_in_another_unit_on_is_refused(http: httpx.Client, start: Any) -> None:
+    reply = http.post("/v1/query", json={"table": "calls", "measures": {"n": "count()"}, "start": start})
+    assert reply.status_code == 400 and "whole numbers are microseconds" in reply.json()["error"]
+
+
+def test_who_asks_for_too_much_is_not_told_to_ask_again(http: httpx.Client) -> None:
+    reply = http.post("/v1/sql", json={"sql": "select repeat('x', 1000) as x from range(100000)"})
+    assert (reply.status_code, reply.json()["details"]["limit"]) == (429, "http_answer_bytes")
+    assert "Retry-After" not in reply.headers
+
+
+@pytest.mark.parametrize("number", ["1e400", "-1e999999"])
+def test_a_number_that_no_float_holds_is_refused_and_no_infinity(http: httpx.Client, number: str) -> None:
+    for path, body in (
+        ("/v1/sql", f'{{"sql": "select ? as a", "parameters": [{number}]}}'),
+        ("/v1/tables/calls/append", f'[{{"endpoint": 1, "ts": {BEGIN_US}, "x": {number}}}]'),
+    ):
+        reply = http.post(path, content=body, headers={"Content-Type": "application/json"})
+        assert reply.status_code == 400 and "NaN and infinities are not accepted" in reply.json()["error"], path
 
 
 def test_a_tag_is_the_last_change_of_its_table_and_no_other(server: ServerProcess, http: httpx.Client) -> None:
@@ -354,6 +380,12 @@ def test_a_tag_is_the_last_change_of_its_table_and_no_other(server: ServerProces
         db.drop("quiet")
         db.create_table("quiet", key={"id": "int64"}, columns={"n": "int64"})
     assert get("quiet", changed.headers["ETag"]).json()["rows"] == []
+
+
+def test_who_says_nothing_of_an_answer_gets_it(http: httpx.Client) -> None:
+    every = {"If-None-Match": "*"}
+    assert http.get("/v1/tables/quiet/rows?key=987654", headers=every).status_code == 404
+    assert http.get("/v1/tables/calls/rows", headers=every).status_code == 200
 
 
 def test_an_answer_about_a_hierarchy_changes_with_it(server: ServerProcess, http: httpx.Client) -> None:
@@ -586,6 +618,40 @@ def test_roles_tables_and_limits_are_those_of_grpc(tmp_path: Path) -> None:
             assert replies[-1].status_code == 429 and int(replies[-1].headers["Retry-After"]) >= 1
 
 
+def test_a_tag_is_not_that_of_what_a_token_was_for_before(tmp_path: Path) -> None:
+    """A token whose line changes sees other tables, or other rows, under the name that it had."""
+    tokens = tmp_path / "tokens"
+    tokens.write_text("root admin\nsome reader tables=calls\ntenant reader rows=customer:acme\n")
+    with ServerProcess(tmp_path / "data", "--http", "localhost:0", "--token-file", str(tokens)) as server:
+        with server.connect(access_token="root") as db:
+            for name in ("calls", "others"):
+                columns = {"customer": "string", "ts": "timestamp"}
+                db.create_event_table(name, event_time="ts", columns=columns)
+            db.append("calls", [{"customer": each, "ts": BEGIN_US} for each in ("acme", "beta", "beta")])
+        with httpx.Client(base_url=base(server), timeout=60) as http:
+
+            def get(token: str, path: str, tag: str = "") -> httpx.Response:
+                return http.get(path, headers={"Authorization": f"Bearer {token}", "If-None-Match": tag})
+
+            asked = [("some", "/v1/tables"), ("tenant", "/v1/tables/calls/rows")]
+            tags = [get(*each).headers["ETag"] for each in asked]
+            assert [get(*each, tag).status_code for each, tag in zip(asked, tags, strict=True)] == [304, 304]
+            tokens.write_text("root admin\nsome reader tables=calls,others\ntenant reader rows=customer:beta\n")
+            wait_until(lambda: get("some", "/v1/tables/others").status_code == 200)
+            tables, rows = (get(*each, tag) for each, tag in zip(asked, tags, strict=True))
+            assert [each["name"] for each in tables.json()["tables"]] == ["calls", "others"]
+            assert [row["customer"] for row in rows.json()["rows"]] == ["beta", "beta"]
+
+
+def test_columns_come_in_the_order_of_ones_own_question(http: httpx.Client) -> None:
+    """An answer that is shared is that of a question with the same columns in the same order."""
+    measures = {"n": "count()", "total": "sum(us)"}
+    for names in (["n", "total"], ["total", "n"]):
+        asked = {"table": "calls", "measures": {name: measures[name] for name in names}}
+        reply = http.post("/v1/query", json=asked, headers={"Accept": "text/csv"})
+        assert reply.text.splitlines()[0].split(",") == names
+
+
 def test_beyond_loopback_without_tokens_it_is_read_only(tmp_path: Path) -> None:
     with (
         ServerProcess(tmp_path / "data", "--http", "0.0.0.0:0", "--insecure") as server,
@@ -720,6 +786,15 @@ def test_each_parameter_is_described(http: httpx.Client, path: str) -> None:
     names = {each["name"] for each in described if each["in"] == "query"}
     said = http.get(path.format(table="quiet"), params={"no_such": "x"}).json()["error"]
     assert names - {"of"} == set(re.findall(r"\w+", said.partition("there are ")[2]))  # of: in place of all others
+
+
+def test_every_path_for_programs_is_described(http: httpx.Client) -> None:
+    """Those that the routes' own text names; the console's are for browsers."""
+    assert routes.__doc__ is not None
+    paths = set(re.findall(r"(?:``|GET |POST )(/[^`]*)``", routes.__doc__)) - {"/", "/console/{file}", "/openapi.json"}
+    paths = paths - {"/api/v1/..."} | {f"/api/v1/{path}" for path in PATHS}
+    assert {"/rows", "/v1/sql", "/v1/traces", "/api/v1/query_range"} <= paths
+    assert paths == set(http.get("/openapi.json").json()["paths"])
 
 
 def test_no_answer_waits_for_a_delayed_acknowledgement(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import random
@@ -176,7 +177,12 @@ def test_a_rollup_and_who_reads_nothing(server: ServerProcess) -> None:
         with db.snapshot() as snap:
             rows = snap.rollup("calls_5m", step="1h", measures=["n", "total"])
             assert [(r["n"], r["total"]) for r in rows] == [(row["n"], row["total"]) for row in stream.rows]
+            by_endpoint = [{"e": row["e"], "n": row["n"]} for row in snap.rollup("calls_5m", by=["e"], measures=["n"])]
         stream.close()
+        for columns in ("n", "e,n"):  # as /rows is asked for it
+            with contextlib.closing(Stream(server, table="calls_5m", by="e", columns=columns)) as named:
+                named.until(ts)
+                assert named.rows == by_endpoint
         # A client that takes nothing: others go on, and when it reads at last it has a real state.
         host, _, port = base(server).rpartition("/")[2].partition(":")
         with socket.create_connection((host, int(port)), 60) as slow:

@@ -6,8 +6,10 @@ import datetime as dt
 import math
 import random
 import subprocess
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -483,8 +485,8 @@ def test_parameters_are_read_as_prometheus_reads_them(api: httpx.Client) -> None
         api.post("/query", params={"query": "2", "time": "5"}, data=body),
     ):
         assert reply.json()["data"]["result"] == [float(at), "1"]
-    for time in "1_767_225_600", f" {at}", "0x10", "nan":
-        assert api.get("/query", params={"query": "1", "time": time}).status_code == 400
+    for moment in "1_767_225_600", f" {at}", "0x10", "nan":
+        assert api.get("/query", params={"query": "1", "time": moment}).status_code == 400
     names = {
         "/series": {"match[]": "calls_5m_n"},
         "/labels": {},
@@ -541,6 +543,96 @@ def test_what_tables_may_have(tmp_path: Path) -> None:
             assert now("topk(NaN, a_cost)") == 422 and now("topk(+Inf, a_cost)") == 422
             assert now('absent(nope{x="", y="1", z="1", z="2"})') == {(("y", "1"),): "1"}
             assert now('a_cost{host=~"(h*h*)*(h*h*)*x"}') == {}
+
+
+def test_equal_questions_are_computed_once_and_a_304_is_no_other_answer(tmp_path: Path) -> None:
+    """What others have asked, and what the caller has, is what would be read again: after each change of the tables, of
+    what tables there are, and when a slot has ended without a commit."""
+    columns = {"host": "string", "ts": "timestamp", "us": "int64"}
+    rng, numbers = random.Random(3), iter(range(10**6))
+    until_s = int(time.time()) + 120
+
+    def measured(db: Any, name: str, source: str, slot: str) -> None:
+        by = ["host", kivi.time_slot("ts", slot, name="slot")]
+        db.create_aggregate(name, source=source, group_by=by, measures={"n": kivi.count(), "q": kivi.quantiles("us")})
+
+    with (
+        ServerProcess(tmp_path / "data", "--http", "localhost:0") as server,
+        server.connect() as db,
+        httpx.Client(base_url=base(server) + "/api/v1", timeout=60) as api,
+    ):
+        for source in ("e", "f"):
+            db.create_event_table(source, event_time="ts", columns=columns)
+            measured(db, f"{source}_2s", source, "2s")
+        measured(db, "f_1d", "f", "1d")
+
+        def append(source: str, at_s: float) -> None:
+            host = rng.choice("abc")
+            db.append(source, [{"host": host, "ts": int(at_s * 1e6), "us": rng.randrange(99)} for _ in range(3)])
+
+        def retract() -> None:
+            with db.transaction() as tx:
+                tx.retract("e", where=kivi.col("us") < 30)
+
+        def recreate() -> None:
+            if "e_4s" in db.tables():
+                db.drop("e_4s")
+            else:
+                measured(db, "e_4s", "e", "4s")
+
+        changes = [
+            lambda: append("e", time.time() - 20),
+            lambda: append("e", time.time()),
+            lambda: append("f", time.time()),
+            retract,
+            recreate,
+            lambda: time.sleep(2),
+        ]
+        questions = [
+            ("query", {"query": query, "time": str(until_s)})
+            for query in (
+                "sum(e_2s_n)", 'count({__name__=~"e_.*_n"})', "f_2s_n offset 10s", "e_4s_n",
+                "histogram_quantile(0.9, sum by (le) (increase(e_2s_q_bucket[3m])))", "sum(e_2s_n) + on() sum(f_2s_n)",
+            )
+        ]  # fmt: skip
+        range_ = {"start": str(until_s - 200), "end": str(until_s), "step": "1"}
+        questions += [
+            ("query_range", {"query": "e_2s_n", **range_}),
+            ("series", {"match[]": '{__name__=~"e_.*n"}'}),
+            ("labels", {}),
+            ("label/host/values", {"match[]": "f_2s_n"}),
+            ("label/__name__/values", {}),
+            ("metadata", {}),
+        ]
+        had: list[tuple[str, str]] = [("", "")] * len(questions)
+        told = [0, 0]
+        for _ in range(30):
+            rng.choice(changes)()
+            for i, (path, parameters) in enumerate(questions):
+                tag, text = had[i]
+                reply = api.get(f"/{path}", params=parameters, headers={"If-None-Match": tag})
+                assert reply.status_code in (200, 304), reply.text
+                told[reply.status_code == 304] += 1
+                if reply.status_code == 200:
+                    had[i] = tag, text = reply.headers["ETag"], reply.text
+                again = api.get(f"/{path}", params={**parameters, "nobodys": str(next(numbers))})
+                if again.headers["ETag"] == tag:  # else a slot has ended between the two
+                    assert again.text == text, (path, parameters, reply.status_code)
+        assert min(told) > 30, told
+        assert "ETag" not in api.get("/query", params={"query": "e_2s_n"}).headers  # of now
+
+        def answers() -> dict[str, float]:
+            lines = httpx.get(f"{base(server)}/metrics").text.splitlines()
+            return {line.split()[0]: float(line.split()[1]) for line in lines if line.startswith("kivi_http_answers")}
+
+        def poll(_: int) -> str:
+            return api.post("/query", data={"query": "sum(f_1d_n)", "time": str(BEGIN_S)}).text
+
+        before = answers()
+        with ThreadPoolExecutor(8) as pool:
+            assert len({*pool.map(poll, range(200))}) == 1
+        computed, shared = (after - before[name] for name, after in sorted(answers().items()))
+        assert computed + shared == 200 and computed <= 2  # it may be midnight
 
 
 def test_key_columns_whose_labels_are_taken_are_exported(tmp_path: Path) -> None:

@@ -22,12 +22,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kivi_server.auth import Tokens
 from kivi_server.clients import Client
+from kivi_server.http.errors import retry_after
 from kivi_server.pages import Pages
 from kivi_server.quotas import Bucket, Quota
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 
 import kivi
-from kivi.errors import InvalidArgument, ResourceExhausted
+from kivi.errors import InvalidArgument, ResourceExhausted, Unavailable
 from tests.otlp import Recorder, Server, export
 from tests.server.test_otlp import retry_s
 from tests.server.test_otlp_http import PROTOBUF
@@ -134,6 +135,15 @@ def test_events_beyond_the_quota_are_refused_everywhere_and_told_when_to_come_ag
         with root.snapshot() as snap:
             assert len(list(snap.scan("calls"))) + len(list(snap.scan("accounts"))) == written
         root.append("calls", [event(0, "beta")])  # nobody else is refused
+
+
+@pytest.mark.parametrize("wait_s", [0.001, 1.0, 1.4, 17.143])
+def test_whoever_waits_as_long_as_http_says_does_not_come_too_early(wait_s: float) -> None:
+    error = ResourceExhausted("wait", limit="client_events", maximum="7/m", retry_s=wait_s)
+    ((_, said),) = retry_after(429, error)
+    assert wait_s <= int(said) < wait_s + 1
+    assert retry_after(429, ResourceExhausted("ask for less", limit="http_answer_bytes", maximum=1)) == []
+    assert retry_after(503, Unavailable("the server is stopping")) == [("Retry-After", "1")]
 
 
 def exported(server: Server, token: str, spans: int, over: str) -> float | None:

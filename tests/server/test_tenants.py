@@ -59,6 +59,10 @@ def declare(db: Any) -> None:
         derived={"mean": "total / n"},
     )  # fmt: skip
     db.create_aggregate(
+        "whats_5m", source="calls", group_by=["what", "customer", kivi.time_slot("ts", "5m", name="slot")],
+        measures={"n": kivi.count(), "total": kivi.sum("us")}, derived={"mean": "total / n"},
+    )  # fmt: skip
+    db.create_aggregate(
         "slots", source="calls", group_by=[kivi.time_slot("ts", "5m", name="slot")], measures={"n": kivi.count()}
     )
     accounts = {"name": "string", "balance": kivi.sum("int64")}
@@ -85,10 +89,10 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
 
 def event(rng: random.Random, customer: str) -> dict[str, Any]:
     ts = BEGIN_US + rng.randrange(3_600) * 1_000_000
-    # A predicate that overflows for what others have must not say so.
+    # A predicate, a sum or a mean that overflows for what others have must not say so.
     us, what = rng.randrange(1_000), rng.choice("abc")
     if customer != "acme":
-        us, what = us + 10**17, SECRET + what
+        us, what = us + 4 * 10**18, SECRET + what
     return {"customer": customer, "ts": ts, "us": us, "what": what}
 
 
@@ -156,7 +160,7 @@ def asked(batches: Iterator[Any]) -> Any:
     return [plain(row) for batch in batches for row in pa.Table.from_batches([batch]).to_pylist()]
 
 
-SEEN = ["calls", "calls_5m", "accounts", "by_name"]
+SEEN = ["calls", "calls_5m", "whats_5m", "accounts", "by_name"]
 UNSEEN = ["slots", "prices", "by_mail", "nothing"]
 BIG = col("us") * 100 > 5_000
 PATTERN = kivi.pattern("A B", define={"A": col("what") == "a", "B": col("what") != "a"}, measures={"n": kivi.count()})

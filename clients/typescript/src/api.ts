@@ -9,7 +9,7 @@ export type Row = Record<string, Value>;
 export interface RowsQuery {
   /** The whole key of one row, one parameter a column. */
   key?: string[];
-  /** The first key columns, one parameter each. */
+  /** The first key columns, one parameter each; null is null, and 'null' in quotes the text. */
   prefix?: string[];
   /** Of the time, inclusive: milliseconds since 1970, or ISO 8601. */
   from?: string;
@@ -41,7 +41,7 @@ export interface RowsQuery {
 export interface LiveQuery {
   /** The table; required without of. */
   table: string;
-  /** The first key columns, one parameter each. */
+  /** The first key columns, one parameter each; null is null, and 'null' in quotes the text. */
   prefix?: string[];
   /** Of the time, inclusive: milliseconds since 1970, or ISO 8601. */
   from?: string;

@@ -73,6 +73,8 @@ def _evaluate(expr: Expr, row: Mapping[str, Any]) -> Any:
         raise unresolved(expr)
     if expr.column:
         value = row[expr.column]
+        if isinstance(value, OutOfRange):  # of a derived column
+            return value
         if op == "is_null":
             return value is None
         if value is None or op == "col":
