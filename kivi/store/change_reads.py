@@ -275,13 +275,13 @@ class ChangeReads:
         tail: Iterator[pa.RecordBatch] = itertools.chain(stored, gathered(memory, _SMALL_ROWS))
         if delivers:
             columns = [column.name for column in schema.columns]
-            removed = [
-                (cts, (trim(_stamped(batch, cts), True) for batch in _removed(view, earlier, cts, since, columns)))
-                for cts in met
-            ]
-            tail = (
-                batch if changes.commit_ts else batch.drop_columns([COMMIT_TS]) for batch in _interleaved(tail, removed)
-            )
+
+            def removed_at(cts: int) -> Iterator[pa.RecordBatch]:
+                for batch in _removed(view, earlier, cts, since, columns):
+                    yield trim(_stamped(batch, cts), True)
+
+            tail = _interleaved(tail, [(cts, removed_at(cts)) for cts in met])
+            tail = (batch if changes.commit_ts else batch.drop_columns([COMMIT_TS]) for batch in tail)
         return self.reads.watched(lease, schema, view, tail)
 
     def _changed_rows(
