@@ -98,7 +98,7 @@ def append_parts(schema: TableSchema, records: Any, *, rows: bool = False, delet
     from kivi.arrow.records import table_batch
 
     if schema.kind != "event" and not (rows and schema.kind == "row"):
-        raise InvalidArgument(f"{schema.name!r} is not an event table: write its rows in a transaction")
+        raise InvalidArgument(f"{schema.name!r} is a {schema.kind} table: events are appended to event tables")
     batch = table_batch(schema, records, deletes=deletes)
     if schema.kind == "event":
         batch = trimmed(batch, schema)

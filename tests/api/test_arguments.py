@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import datetime as dt
 import math
 import operator
@@ -323,3 +324,18 @@ def test_what_runs_in_a_transaction_is_a_function() -> None:
         assert db.get("t", (1,)) is None
     with pytest.raises(InvalidArgument):
         kivi.open(5)
+
+
+def test_a_row_table_takes_no_events_and_says_so_alike(db: Any) -> None:
+    db.create_table("t", key={"id": "int64"}, columns={"n": "int64"})
+    for call in (lambda db: db.append("t", [{"id": 1}]), writing(lambda tx: tx.append("t", [{"id": 1}]))):
+        with pytest.raises(InvalidArgument, match="'t' is a row table: events are appended to event tables"):
+            call(db)
+
+
+def test_the_key_of_a_view_is_any_sequence(db: Any) -> None:
+    db.create_table("t", key={"id": "int64"}, columns={"n": "int64"})
+    db.create_view("v", source="t", key=collections.deque(["n", "id"]))
+    with pytest.raises(SchemaError, match="twice"):
+        db.create_view("w", source="t", key=collections.deque(["n", "n"]))
+    assert list(db.describe("v")["key"]) == ["n", "id"]
