@@ -442,7 +442,7 @@ class Database:
     def _value_bytes_max(self) -> int:
         return self._core.value_bytes_max
 
-    _schema = asks(Core.schema)
+    _schema = asks(Core.fetch)  # of an appender, which knows no other columns as long as it lives
     create_table = takes(row_table_schema)(asks(Core.create))
     create_event_table = takes(event_table_schema)(asks(Core.create))
     create_aggregate = takes(AggregateArguments)(asks(Core.create_aggregate))

@@ -14,7 +14,7 @@ from kivi.model.expressions import Expr, bind, check_own
 from kivi.model.lateness import lateness_us
 from kivi.model.schema import TableSchema
 from kivi.model.slots import parse_duration_us
-from kivi.model.types import ColumnType
+from kivi.model.types import ColumnType, shown
 
 __all__ = ["AlertArguments", "Alerting", "SilenceArguments", "drop_alert_name"]
 
@@ -38,7 +38,7 @@ class AlertArguments:
         check_alert_name(self.name)
         table_name(self.on)
         if not isinstance(self.where, Expr):
-            raise InvalidArgument(f"where is the condition, such as kivi.col('p99') > 1, not {self.where!r:.200}")
+            raise InvalidArgument(f"where is the condition, such as kivi.col('p99') > 1, not {shown(self.where)}")
         self.for_, self.lateness = _duration_us(self.for_, "for_"), lateness_us(self.lateness)
         self.told = Notify.of(self.notify)
 
@@ -57,7 +57,7 @@ def _duration_us(value: object, what: str) -> int:
     if value in (0, "0", "0s", dt.timedelta(0)) and not isinstance(value, bool):
         return 0
     if not isinstance(value, (str, int, dt.timedelta)):
-        raise InvalidArgument(f"{what} is a duration like '2m', not {value!r:.200}")
+        raise InvalidArgument(f"{what} is a duration like '2m', not {shown(value)}")
     return parse_duration_us(value, what)
 
 

@@ -181,6 +181,11 @@ class Selection:
     where: Expr | None = None
     columns: Sequence[str] | None = None
 
+    @property
+    def has_prefix(self) -> bool:
+        """0 and "" are no key, and refused as 1 and "a" are: they are not the prefix of everything."""
+        return self.prefix is not None and (not isinstance(self.prefix, (tuple, list)) or bool(self.prefix))
+
     def seen(self, schema: TableSchema) -> TableSchema:
         """The table with the columns that may be named."""
         return schema
@@ -189,7 +194,7 @@ class Selection:
         """Checked against the schema, in stored form; ``more`` as it is. Raises SchemaError, InvalidArgument."""
         seen = self.seen(schema)
         return Scan(
-            prefix=schema.stored_bound(self.prefix) if self.prefix else (),
+            prefix=schema.stored_bound(self.prefix) if self.has_prefix else (),
             start=None if self.start is None else schema.stored_bound(self.start),
             end=None if self.end is None else schema.stored_bound(self.end),
             where=None if self.where is None else bind(self.where, lambda name: type_of(seen, name)),
@@ -548,9 +553,8 @@ class SubscribeArguments(Selection):
         _number(self.offset, "offset is a number of rows")
         _number(self.skip, "skip is a number of events")
         _number_or_none(self.since, "since is a commit timestamp")
-        for name, value, least in (("interval_ms", self.interval_ms, 0), ("heartbeat_ms", self.heartbeat_ms, 10)):
-            if not _is_real(value) or not least <= value <= 3_600_000:
-                raise InvalidArgument(f"{name} is a number from {least} to 3,600,000, not {shown(value)}")
+        _check_ms("interval_ms", self.interval_ms, 0)
+        _check_ms("heartbeat_ms", self.heartbeat_ms, 10)
         self.interval_ms = round(self.interval_ms)
         # Its store hears of a durable one when it is heard of itself, which is before it expires.
         self.heartbeat_ms = max(10, round(min(self.heartbeat_ms, self.ttl_us / 4_000)))
@@ -561,7 +565,7 @@ class SubscribeArguments(Selection):
             if self.since is None:
                 raise InvalidArgument("rows are those that the query gave at since: give that, too")
             if not isinstance(self.rows, Sequence) or not all(isinstance(row, dict) for row in self.rows):
-                raise InvalidArgument(f"rows are a list of dicts, as live.rows has them, not {self.rows!r:.200}")
+                raise InvalidArgument(f"rows are a list of dicts, as live.rows has them, not {shown(self.rows)}")
 
     def _check_rollup(self) -> None:
         if self.rollup is None:
@@ -572,7 +576,7 @@ class SubscribeArguments(Selection):
             raise InvalidArgument(f"rollup is a dict of the arguments of snapshot.rollup, not {shown(self.rollup)}")
         if unknown := [name for name in self.rollup if name not in _ROLLUP]:
             raise InvalidArgument(f"rollup has {', '.join(_ROLLUP)}, and no {unknown[0]!r}")
-        others = (self.prefix or None, self.start, self.end, self.where, self.columns)
+        others = (self.has_prefix or None, self.start, self.end, self.where, self.columns)
         if any(other is not None for other in others):
             raise InvalidArgument("prefix, start, end, where and measures of a rollup are given in rollup=dict(...)")
         self.rollup = dict(self.rollup)
@@ -628,7 +632,7 @@ class SubscribeArguments(Selection):
         if self.rollup is not None:
             scan = RollupArguments(self.table, **self.rollup).bound(schema)
             return Query.of(schema, scan, self.order_by, self.limit, self.offset)
-        if schema.kind == "event" and self.prefix:
+        if schema.kind == "event" and self.has_prefix:
             raise InvalidArgument(f"event table {schema.name!r} has no row keys: use where")
         start = self.start if self.from_time is None else (self.from_time,)
         end = self.end if self.until_time is None else (self.until_time,)
@@ -683,6 +687,12 @@ def check_limit(limit: object) -> None:
 
 def _is_real(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _check_ms(name: str, value: object, least: int) -> None:
+    """Of a time in milliseconds, up to an hour: no thread can wait for just any. Raises InvalidArgument."""
+    if not _is_real(value) or not least <= value <= 3_600_000:
+        raise InvalidArgument(f"{name} is a number from {least} to 3,600,000, not {shown(value)}")
 
 
 def _text(value: object, rule: str, least: int = 0) -> str:
@@ -781,7 +791,7 @@ def directory(path: object) -> str:
     except UnicodeEncodeError:
         right = False
     if not right:
-        raise InvalidArgument(f"a directory is named by a path, and {path!r} is none")
+        raise InvalidArgument(f"a directory is named by a path, and {shown(path)} is none")
     return os.fsdecode(path)
 
 
@@ -818,17 +828,19 @@ def reads_fresh(read: object) -> bool:
 
 def patience_s(timeout: object, what: str = "timeout") -> float | None:
     """For how many seconds somebody waits; None for ever. Raises InvalidArgument."""
-    if timeout is None or timeout == math.inf:
+    if timeout is None:
         return None
     if not _is_real(timeout) or not (timeout <= 0 or timeout > 0):
         raise InvalidArgument(f"{what} is a number of seconds, or None to wait for ever, and not {shown(timeout)}")
+    if timeout == math.inf:
+        return None
     return float(min(max(timeout, -_PATIENCE_S_MAX), _PATIENCE_S_MAX))  # an int may be more than a float can be
 
 
 def check_ttl(ttl_s: object) -> None:
     """How long a snapshot lasts, or None. Raises InvalidArgument."""
     if ttl_s is not None and not (_is_real(ttl_s) and 0 < ttl_s < math.inf):
-        raise InvalidArgument(f"ttl_s is a number of seconds, not {ttl_s!r:.200}")
+        raise InvalidArgument(f"ttl_s is a number of seconds, not {shown(ttl_s)}")
 
 
 def check_work(fn: object) -> None:
@@ -920,9 +932,9 @@ class AppenderArguments:
     each: bool = False
 
     def __post_init__(self) -> None:
-        for name, value, least in (("linger_ms", self.linger_ms, 0), ("max_events", self.max_events, 1)):
-            if not _is_real(value) or not least <= value < math.inf:
-                raise InvalidArgument(f"{name} is a number from {least} on, not {shown(value)}")
+        _check_ms("linger_ms", self.linger_ms, 0)
+        if not _is_real(self.max_events) or not 1 <= self.max_events < math.inf:
+            raise InvalidArgument(f"max_events is a number from 1 on, not {shown(self.max_events)}")
         drops_late(self.late)
         self.each = bool(self.each)
 
@@ -985,6 +997,7 @@ class AggregateArguments:
             raise SchemaError(f"group_by takes column names and kivi.time_slot, not {shown(groups)}")
         self.measures = _measures(self.measures)
         _check_derived(self.derived)
+        _check_progress(self.progress)
         self.group_by = (groups,) if isinstance(groups, (str, TimeSlot)) else tuple(groups)
         for group in self.group_by:
             if not isinstance(group, (str, TimeSlot)):
@@ -1025,6 +1038,7 @@ class LevelsArguments:
                 )
         self.measures = _measures(self.measures)
         _check_derived(self.derived)
+        _check_progress(self.progress)
 
     @property
     def names(self) -> list[str]:
@@ -1050,8 +1064,14 @@ def _check_derived(derived: object) -> None:
     right = derived is None or isinstance(derived, Mapping)
     if not right or not all(is_text(text) for pair in (derived or {}).items() for text in pair):  # type: ignore[attr-defined]
         raise SchemaError(
-            f"derived maps names to expressions, as in {{'avg': 'total / calls'}}, and is {derived!r:.200}"
+            f"derived maps names to expressions, as in {{'avg': 'total / calls'}}, and is {shown(derived)}"
         )
+
+
+def _check_progress(progress: object) -> None:
+    """Raises InvalidArgument for what cannot be called: by then something has been made."""
+    if progress is not None and not callable(progress):
+        raise InvalidArgument(f"progress is a function of (done_rows, total_rows), not {shown(progress)}")
 
 
 def _measures(measures: Mapping[str, OperatorCall] | None) -> Mapping[str, OperatorCall] | None:
@@ -1104,7 +1124,7 @@ class AlterTableArguments:
         if columns is None and self.role is None:
             raise InvalidArgument(f"nothing to alter of {self.name!r}: name columns to add, or a role")
         if columns is not None and not isinstance(columns, Mapping):
-            raise SchemaError(f"add_columns maps the names of new columns to types, and is {columns!r}")
+            raise SchemaError(f"add_columns maps the names of new columns to types, and is {shown(columns)}")
 
 
 @dataclass(slots=True)
@@ -1121,7 +1141,8 @@ class AlterAggregateArguments:
         table_name(self.name)
         measures: object = self.add_measures
         if not isinstance(measures, Mapping):
-            raise SchemaError(f"add_measures maps names to kivi.sum, count, min or max, and is {measures!r}")
+            raise SchemaError(f"add_measures maps names to kivi.sum, count, min or max, and is {shown(measures)}")
         _measures(self.add_measures)
         _check_derived(self.derived)
+        _check_progress(self.progress)
         self.backfill = bool(self.backfill)

@@ -21,6 +21,7 @@ from kivi.model.patterns import Pattern, match_of
 from kivi.model.questions import seen_schema
 from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
+from kivi.model.types import shown
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -73,7 +74,7 @@ def matches_arguments(
 ) -> SubscribeArguments:
     """Of ``subscribe_matches``."""
     if not isinstance(pattern, Pattern):
-        raise InvalidArgument(f"subscribe_matches takes a pattern, made by kivi.pattern(...), not {pattern!r:.200}")
+        raise InvalidArgument(f"subscribe_matches takes a pattern, made by kivi.pattern(...), not {shown(pattern)}")
     wanted = SubscribeArguments(table, interval_ms=interval_ms, heartbeat_ms=heartbeat_ms, since=since, skip=skip)
     wanted.matching = MatchArguments(table, pattern, where=where)
     wanted.lateness_us = lateness_us(lateness)

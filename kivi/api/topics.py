@@ -19,6 +19,7 @@ from kivi.model.expressions import HIERARCHY, Expr, bind, to_plain
 from kivi.model.names import is_text
 from kivi.model.schema import TableSchema
 from kivi.model.slots import parse_duration_us
+from kivi.model.types import shown
 
 __all__ = [
     "SUBSCRIPTIONS_MAX",
@@ -66,10 +67,10 @@ class StoreArguments:
         shape_of, places = list[int](), list[int]()
         for one in self.subscriptions:
             if not isinstance(one, dict | Mapping) or not one.keys() <= _NAMED or "name" not in one:
-                raise InvalidArgument(f"a subscription has a name, and perhaps a user and a where, not {one!r:.200}")
+                raise InvalidArgument(f"a subscription has a name, and perhaps a user and a where, not {shown(one)}")
             name, user, where = one["name"], one.get("user", ""), one.get("where")
             if where is not None and not isinstance(where, Expr):
-                raise InvalidArgument(f"where is a predicate, such as kivi.col('topic') == 'a', not {where!r:.200}")
+                raise InvalidArgument(f"where is a predicate, such as kivi.col('topic') == 'a', not {shown(where)}")
             shape, text = _shape(where)
             found = known.get(shape)
             if found is None:
@@ -185,7 +186,7 @@ class SubscribersArguments:
         check_commit_ts(self.ts, "ts")
         for what, value, most in (("place", self.place, 2**31), ("limit", self.limit, _LIMIT_MAX)):
             if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
-                raise InvalidArgument(f"{what} is a number from 0 to {most:,}, not {value!r:.100}")
+                raise InvalidArgument(f"{what} is a number from 0 to {most:,}, not {shown(value)}")
 
 
 class Topics(ABC):

@@ -55,7 +55,7 @@ from kivi.model.names import is_text
 from kivi.model.schema import Column, TableSchema
 from kivi.model.types import MOMENT_MAX_US, MOMENT_MIN_US, ColumnType, check_moment, shown
 
-__all__ = ["DELETES", "event_batch", "row_batch", "table_batch"]
+__all__ = ["DELETES", "event_batch", "lasting", "row_batch", "table_batch"]
 
 DELETES: Final = "kivi.deletes"
 """The column of a batch of rows that says which are deleted; no column of a table has such a name."""
@@ -159,6 +159,19 @@ def _flags(name: str, column: Any) -> Any:
     if not (pa.types.is_boolean(column.type) or pa.types.is_null(column.type)):
         raise SchemaError(f"column {name!r}, which says what to delete, is of bool, and the records have {column.type}")
     return pc.fill_null(flat(column).cast(pa.bool_()), False)
+
+
+def lasting(records: Any) -> Any:
+    """The same records, to be read more than once: of an iterator, or a stream of Arrow, all that is left of it.
+
+    Raises InvalidArgument for what is no records.
+    """
+    if isinstance(records, EventBatch):
+        return records
+    table, pandas = _table_of(records)
+    if pandas or isinstance(records, (list, tuple)):
+        return records
+    return list(records) if table is None else table
 
 
 def _table_of(records: Any) -> tuple[Any, bool]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from kivi import errors
 from kivi.api.arguments import TransactionArguments, drops_late
 from kivi.client.core import Core
-from kivi.client.messages import append_parts, commit, request_token, write_parts
+from kivi.client.messages import append_parts, commit, encoding, request_token, write_parts
 from kivi.client.steps import Steps
 from kivi.client.transaction import TransactionCore
 from kivi.errors import InvalidArgument
@@ -44,21 +45,17 @@ def append_batch(
 ) -> Steps[int]:
     """One transaction, or with ``each`` one for each event."""
     drop_late, wanted = drops_late(late), TransactionArguments(token, batch)
-    return core.asked(
-        table, lambda schema: schema, lambda schema: _append(core, schema, events, wanted, drop_late, each)
-    )
 
+    def ask(bound: tuple[TableSchema, list[Any]]) -> Steps[int]:
+        schema, parts = bound
+        if each and len(parts) > 1:
+            raise InvalidArgument("events that are each a transaction travel in one message: append fewer at a time")
+        kind = Kind.KIND_APPEND_EACH if each else Kind.KIND_APPEND
+        committed = yield from _commit(core, schema, parts, wanted, kind, drop_late=drop_late)
+        core.saw(committed + (events.batch.num_rows - 1 if each else 0))
+        return committed
 
-def _append(
-    core: Core, schema: TableSchema, records: Any, wanted: TransactionArguments, drop_late: bool, each: bool
-) -> Steps[int]:
-    parts = append_parts(schema, records)
-    if each and len(parts) > 1:
-        raise InvalidArgument("events that are each a transaction travel in one message: append fewer at a time")
-    kind = Kind.KIND_APPEND_EACH if each else Kind.KIND_APPEND
-    committed = yield from _commit(core, schema, parts, wanted, kind, drop_late=drop_late)
-    core.saw(committed + (records.batch.num_rows - 1 if each else 0))
-    return committed
+    return core.asked(table, encoding(events, append_parts), ask)
 
 
 def write(
@@ -72,12 +69,8 @@ def write(
 ) -> Steps[int]:
     """Rows, in one transaction."""
     wanted = TransactionArguments(token, batch)
-
-    def ask(schema: TableSchema) -> Steps[int]:
-        parts = write_parts(schema, records, deletes)
-        return _commit(core, schema, parts, wanted, Kind.KIND_WRITE, insert=bool(insert))
-
-    return core.asked(table, lambda schema: schema, ask)
+    ask = partial(_commit, core, wanted=wanted, kind=Kind.KIND_WRITE, insert=bool(insert))
+    return core.asked(table, encoding(records, partial(write_parts, deletes=deletes)), lambda bound: ask(*bound))
 
 
 def _commit(

@@ -39,6 +39,7 @@ from kivi.api.retry import backoff_s
 from kivi.api.subscription import listed
 from kivi.client.messages import (
     append_parts,
+    encoding,
     get,
     got,
     new_aggregate,
@@ -164,12 +165,12 @@ class Core:
 
     # -- schemas --------------------------------------------------------------------------------
 
-    def fetch(self, name: str, least: int = 0) -> Steps[TableSchema]:
+    def fetch(self, table: str, least: int = 0) -> Steps[TableSchema]:
         """The schema from the server, into the cache: one that has heard of the commit ``least``."""
         try:
-            reply = yield from self.call("Describe", self._described(table_name(name), least))
+            reply = yield from self.call("Describe", self._described(table_name(table), least))
         except errors.NotFound:
-            self.schemas.pop(name, None)
+            self.schemas.pop(table, None)
             raise
         return self.learn(reply.table)
 
@@ -333,14 +334,13 @@ class Core:
     def stage(self, table: str, records: Any, owner: str = "", deletes: str | None = None) -> Steps[bytes]:
         plain_text(owner, "owner")
 
-        def ask(schema: TableSchema) -> Steps[bytes]:
-            parts = append_parts(schema, records, rows=True, deletes=deletes)
-
+        def ask(bound: tuple[TableSchema, list[Any]]) -> Steps[bytes]:
+            schema, parts = bound
             message = partial(service_pb2.StageRequest, table=schema.name, table_id=schema.id, owner=owner)
             reply = yield Upload("Stage", lambda: (message(arrow=bytes(part)) for part in parts), self.timeout_s)
             return bytes(reply.stage)
 
-        return self.asked(table, lambda schema: schema, ask)
+        return self.asked(table, encoding(records, partial(append_parts, rows=True, deletes=deletes)), ask)
 
     def discard_stages(self, ids: Iterable[bytes]) -> Steps[None]:
         yield from self.call("DiscardStages", service_pb2.DiscardStagesRequest(stages=stage_ids(ids)))

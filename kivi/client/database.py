@@ -310,7 +310,7 @@ class Database(interface.Database[Transaction, Snapshot]):
     def _value_bytes_max(self) -> int:
         return self._core.value_bytes_max
 
-    _schema = asks(Core.schema)
+    _schema = asks(Core.fetch)  # of an appender, which knows no other columns as long as it lives
     _create = asks(Core.create)
     create_aggregate = takes(AggregateArguments)(asks(Core.create_aggregate))
     create_aggregates = takes(LevelsArguments)(asks(Core.create_aggregates))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "append_parts",
     "commit",
+    "encoding",
     "get",
     "got",
     "new_aggregate",
@@ -97,7 +98,7 @@ def append_parts(schema: TableSchema, records: Any, *, rows: bool = False, delet
     from kivi.arrow.records import table_batch
 
     if schema.kind != "event" and not (rows and schema.kind == "row"):
-        raise InvalidArgument(f"{schema.name!r} is not an event table: write its rows in a transaction")
+        raise InvalidArgument(f"{schema.name!r} is a {schema.kind} table: events are appended to event tables")
     batch = table_batch(schema, records, deletes=deletes)
     if schema.kind == "event":
         batch = trimmed(batch, schema)
@@ -106,6 +107,22 @@ def append_parts(schema: TableSchema, records: Any, *, rows: bool = False, delet
         return [data]
     rows = max(1, batch.num_rows // (-(-len(data) // _APPEND_BYTES)))
     return [encode_ipc(batch.slice(i, rows)) for i in range(0, batch.num_rows, rows)]
+
+
+def encoding(
+    records: Any, encode: Callable[[TableSchema, Any], list[Any]]
+) -> Callable[[TableSchema], tuple[TableSchema, list[Any]]]:
+    """For ``Core.use`` and ``Core.asked``: the schema, and the records encoded for it. These ask for it again where the
+    table turns out to be another, and an iterator has nothing left by then."""
+
+    def bind(schema: TableSchema) -> tuple[TableSchema, list[Any]]:
+        from kivi.arrow.records import lasting
+
+        nonlocal records
+        records = lasting(records)
+        return schema, encode(schema, records)
+
+    return bind
 
 
 def write_parts(schema: TableSchema, records: Any, deletes: str | None) -> list[Any]:

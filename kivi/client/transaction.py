@@ -27,7 +27,16 @@ from kivi.api.results import Result
 from kivi.api.retry import backoff_s
 from kivi.api.writes import Write
 from kivi.client.core import Core, newest
-from kivi.client.messages import append_parts, get, got, read_batches, request_token, scan_spec, write_parts
+from kivi.client.messages import (
+    append_parts,
+    encoding,
+    get,
+    got,
+    read_batches,
+    request_token,
+    scan_spec,
+    write_parts,
+)
 from kivi.client.messages import commit as commit_message
 from kivi.client.pages import PageReader
 from kivi.client.steps import (
@@ -304,7 +313,7 @@ class TransactionCore:
                 f"the server has opened the snapshot {self.start_ts} again at {reply.start_ts}: begin another"
             )
         if self.start_ts is None:
-            self.start_ts = reply.start_ts or None
+            self.start_ts = reply.start_ts if self.read_only else reply.start_ts or None
             self.core.saw(reply.start_ts)
             if self.told is not None:
                 self.told()
@@ -538,8 +547,8 @@ class TransactionCore:
             yield from self._ask(request, bodies)
 
     def append(self, table: str, records: Any, late: str = "fail") -> Steps[None]:
-        drop_late, schema = drops_late(late), (yield from self.core.schema(table))
-        parts = append_parts(schema, records)
+        drop_late = drops_late(late)
+        schema, parts = yield from self.core.use(table, encoding(records, append_parts))
         for part in parts:
             self.send_part(Kind.KIND_APPEND, schema, part, drop_late=drop_late)
             if len(parts) > 1 or self._is_full:
@@ -550,8 +559,9 @@ class TransactionCore:
         self._operation(kind, schema, part, arrow_bytes=len(part), **options)
 
     def write_rows(self, table: str, records: Any, deletes: str | None = None, insert: bool = False) -> Steps[None]:
-        schema = yield from self.core.schema(table)
-        parts = write_parts(schema, records, deletes)
+        schema, parts = yield from self.core.use(
+            table, encoding(records, functools.partial(write_parts, deletes=deletes))
+        )
         for part in parts:
             self.send_part(Kind.KIND_WRITE, schema, part, insert=bool(insert))
             if len(parts) > 1 or (insert and not self.deferred) or self._is_full:

@@ -24,7 +24,7 @@ from kivi.model.measuring import TIMED, delta_column, measured, observed_columns
 from kivi.model.names import check_disjoint, check_name, name_list
 from kivi.model.schema import Alteration, Column, GroupKey, OperatorCall, TableSchema
 from kivi.model.slots import Slot, parse_duration_us
-from kivi.model.types import ColumnType
+from kivi.model.types import ColumnType, shown
 
 __all__ = [
     "TimeSlot",
@@ -89,9 +89,10 @@ def row_table_schema(
 
 
 def _check_columns(table: str, **parts: object) -> None:
+    check_name(table, "table")
     for part, given in parts.items():
         if not isinstance(given, Mapping):
-            raise SchemaError(f"{part} of table {table!r} maps column names to types, and is not {given!r:.200}")
+            raise SchemaError(f"{part} of table {table!r} maps column names to types, and is not {shown(given)}")
 
 
 def declared_columns(columns: Mapping[str, object]) -> list[Column]:
@@ -119,7 +120,9 @@ def with_columns(schema: TableSchema, columns: Mapping[str, object]) -> TableSch
     if schema.kind == "view":
         raise InvalidArgument(f"{schema.name!r} is a view: drop it, and create it again with the columns it is to have")
     if not isinstance(columns, Mapping) or not columns:
-        raise SchemaError(f"add_columns maps the names of new columns of {schema.name!r} to types, and is {columns!r}")
+        raise SchemaError(
+            f"add_columns maps the names of new columns of {schema.name!r} to types, and is {shown(columns)}"
+        )
     if schema.kind == "event":
         built = [_value_column(n, t, "column") for n, t in columns.items()]
         check_not_hidden(f"event table {schema.name!r}", columns)
@@ -201,18 +204,18 @@ def event_table_schema(
     ``local`` and ``cold`` ("30d", "s3://bucket/prefix") come together: settled files of older events lie there.
     ``expires``: a timestamp column that says of each event when it ends; null: never.
     """
+    _check_columns(name, columns=columns)
     if (local is None) != (cold is None):
         raise InvalidArgument(
             f"event table {name!r}: local= and cold= come together, as in local='30d', cold='s3://...'"
         )
-    _check_columns(name, columns=columns)
     built = tuple(_value_column(n, t, "column") for n, t in columns.items())
     check_not_hidden(f"event table {name!r}", columns)
     by_name = {c.name: c for c in built}
     moments = [c.name for c in built if c.type.name == "timestamp"]
     if event_time not in moments:
         raise SchemaError(
-            f"event table {name!r}: event_time must name one of its timestamp columns, not {event_time!r}"
+            f"event table {name!r}: event_time must name one of its timestamp columns, not {shown(event_time)}"
         )
     index = name_list(index, f"event table {name!r}: index")
     shard_by = name_list(shard_by, f"event table {name!r}: shard_by")
@@ -224,7 +227,7 @@ def event_table_schema(
                     f"{column!r}"
                 )
     if expires is not None and expires not in moments:
-        raise SchemaError(f"event table {name!r}: expires must name one of its timestamp columns, not {expires!r}")
+        raise SchemaError(f"event table {name!r}: expires must name one of its timestamp columns, not {shown(expires)}")
     if expires is not None and shard_by:
         raise SchemaError(
             f"event table {name!r}: events that expire lie on every node: leave shard_by= or expires= out"
@@ -253,7 +256,7 @@ def _object_store(name: str, url: object) -> str:
     if not parts.scheme or not (parts.netloc or parts.path.strip("/")) or ".." in parts.path.split("/"):
         raise InvalidArgument(
             f"event table {name!r}: cold= is the URL of an object store, such as 's3://bucket/prefix' or "
-            f"'file:///mnt/archive', not {url!r}"
+            f"'file:///mnt/archive', not {shown(url)}"
         )
     if any(map(str.isspace, str(url))):
         raise InvalidArgument(f"event table {name!r}: cold= has a space in it, which a URL writes as %20, in {url!r}")

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from kivi.errors import InvalidArgument
 from kivi.model.slots import parse_duration_us
+from kivi.model.types import shown
 
 __all__ = ["AUTO_US", "DAYS", "LatenessDay", "lateness_us"]
 
@@ -41,5 +42,5 @@ def lateness_us(value: Any) -> int:
     if value == "auto":
         return AUTO_US
     if isinstance(value, bool) or not isinstance(value, (str, int, dt.timedelta)):
-        raise InvalidArgument(f"lateness is a duration like '5s', or 'auto', not {value!r:.200}")
+        raise InvalidArgument(f"lateness is a duration like '5s', or 'auto', not {shown(value)}")
     return 0 if value in (0, "0", "0s", dt.timedelta(0)) else parse_duration_us(value, "lateness")

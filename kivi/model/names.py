@@ -58,6 +58,7 @@ def column_names(what: str, part: str, given: Sequence[str]) -> list[str]:
     """Names of columns, each once. Raises SchemaError."""
     if isinstance(given, str) or not isinstance(given, Sequence) or not all(isinstance(name, str) for name in given):
         raise SchemaError(f"{what}: {part} is a list of column names, and not {shown(given)}")
-    if twice := [name for i, name in enumerate(given) if name in given[:i]]:
+    names = list(given)
+    if twice := [name for i, name in enumerate(names) if name in names[:i]]:
         raise SchemaError(f"{what} names the column {twice[0]!r} twice")
-    return list(given)
+    return names

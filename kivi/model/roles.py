@@ -26,6 +26,7 @@ from typing import Final
 
 from kivi.errors import InvalidArgument, SchemaError
 from kivi.model.schema import TableSchema
+from kivi.model.types import shown
 
 __all__ = ["COSTS", "ROLES", "TRACES", "check_role", "with_role"]
 
@@ -41,7 +42,7 @@ def check_role(role: object) -> str:
     """A role; "" is none. Raises InvalidArgument."""
     if role == "" or (isinstance(role, str) and role in ROLES):
         return str(role)
-    raise InvalidArgument(f"a role is {', '.join(ROLES)}, or '' for none, and not {role!r}")
+    raise InvalidArgument(f"a role is {', '.join(ROLES)}, or '' for none, and not {shown(role)}")
 
 
 def with_role(schema: TableSchema, role: str) -> TableSchema:

@@ -31,6 +31,7 @@ from typing import Final
 
 from kivi.errors import InvalidArgument, ResourceExhausted, SnapshotTooOld
 from kivi.model.tenants import Tenant
+from kivi.model.types import shown
 from kivi.mvcc.watermark import Watermark
 
 __all__ = ["Lease", "Leases"]
@@ -148,7 +149,9 @@ class Leases:
         if ttl_s is None:
             return self.ttl_s
         if not 0 < ttl_s <= self.ttl_max_s:
-            raise InvalidArgument(f"a snapshot's time limit is between 0 and {self.ttl_max_s:.0f} s, not {ttl_s}")
+            raise InvalidArgument(
+                f"a snapshot's time limit is between 0 and {self.ttl_max_s:.0f} s, not {shown(ttl_s)}"
+            )
         return ttl_s
 
     def find(self, lease_id: int) -> Lease:

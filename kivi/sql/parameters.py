@@ -50,8 +50,12 @@ def _in_us(value: pa.Array) -> pa.Array:
 
 
 def from_batch(batch: pa.RecordBatch | None) -> Parameters:
+    """Raises InvalidArgument for a moment that DuckDB cannot be given."""
     if batch is None:
         return None
-    values = [column[0].as_py() for column in batch.columns]
+    try:
+        values = [column[0].as_py() for column in batch.columns]
+    except (OverflowError, ValueError):  # such as the last hours of the year 9999 in a time zone west of UTC
+        raise InvalidArgument("a parameter is a moment outside the years 1 to 9999") from None
     names = batch.schema.names
     return dict(zip(names, values, strict=True)) if any(names) else values

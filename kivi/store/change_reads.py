@@ -37,7 +37,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kivi.arrow.columns import rows_batch
+from kivi.arrow.columns import padded, rows_batch
 from kivi.arrow.dictionaries import gathered
 from kivi.delta.grouping import Events
 from kivi.delta.runs import DeltaRun
@@ -232,7 +232,8 @@ class ChangeReads:
         delivers = changes.retractions == "deliver"
         if delivers and (changes.skip or changes.take is not None):
             raise InvalidArgument("skip and take are not for tails that deliver retracted events")
-        earlier = self.reads.pending.events(schema.id, since) if delivers else []
+        waiting = self.reads.pending.events(schema.id, since) if delivers else []
+        earlier = [item._replace(batch=padded(item.batch, schema)) for item in waiting]
         view_of = functools.partial(events.tail, since, lease.ts, remembered_at=remembered_at, partial=changes.partial)
         view, recent = self.reads.retention.captured(
             self.reads.pending, schema.id, lease.ts, view_of, floor_at=remembered_at, since=since
@@ -275,13 +276,13 @@ class ChangeReads:
         tail: Iterator[pa.RecordBatch] = itertools.chain(stored, gathered(memory, _SMALL_ROWS))
         if delivers:
             columns = [column.name for column in schema.columns]
-            removed = [
-                (cts, (trim(_stamped(batch, cts), True) for batch in _removed(view, earlier, cts, since, columns)))
-                for cts in met
-            ]
-            tail = (
-                batch if changes.commit_ts else batch.drop_columns([COMMIT_TS]) for batch in _interleaved(tail, removed)
-            )
+
+            def removed_at(cts: int) -> Iterator[pa.RecordBatch]:
+                for batch in _removed(view, earlier, cts, since, columns):
+                    yield trim(_stamped(batch, cts), True)
+
+            tail = _interleaved(tail, [(cts, removed_at(cts)) for cts in met])
+            tail = (batch if changes.commit_ts else batch.drop_columns([COMMIT_TS]) for batch in tail)
         return self.reads.watched(lease, schema, view, tail)
 
     def _changed_rows(

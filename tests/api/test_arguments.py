@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import collections
+import datetime as dt
 import math
 import operator
 from collections.abc import Callable
@@ -31,6 +33,19 @@ def writing(ask: Callable[[Any], Any]) -> Callable[[Any], Any]:
             ask(tx)
 
     return call
+
+
+def within(values: Any) -> Callable[[Any], Any]:
+    return reading(lambda snap: snap.scan("t", where=kivi.col("id").isin(values)))
+
+
+N = {"n": kivi.count()}
+NO_LISTS: list[Any] = [5, None]
+NO_YEAR = [
+    at.replace(tzinfo=dt.timezone(dt.timedelta(hours=hours)))
+    for at, hours in ((dt.datetime.min, 5), (dt.datetime.max, -5))  # noqa: DTZ901
+]
+"""Moments that are of no year in UTC."""
 
 
 REFUSED: list[Callable[[Any], Any]] = [
@@ -64,6 +79,22 @@ REFUSED: list[Callable[[Any], Any]] = [
     lambda db: db.reached("ev", 2**70),
     lambda db: db.reached("ev", 1, since=2**70),
     lambda db: db.subscribers("ev", 2**70),
+    *(reading(operator.methodcaller("scan", "t", prefix=prefix)) for prefix in (0, 0.0, "", False, 1, "a")),
+    reading(lambda snap: snap.changes("ev", since=0, prefix="")),
+    lambda db: db.subscribe("t", prefix=0).__enter__(),
+    lambda db: db.subscribe("ev", prefix=0).__enter__(),
+    *(operator.methodcaller("appender", "ev", linger_ms=ms) for ms in (2**63, 10**5_000, 3_600_001, math.inf)),
+    *(kind(lambda one: one.renew(10**5_000)) for kind in (reading, writing)),
+    lambda db: db.create_table("new", key=10**5_000, columns={"n": "int64"}),
+    lambda db: db.create_event_table("new", event_time=10**5_000, columns={"ts": "timestamp"}),
+    lambda db: db.alter_table("t", add_columns=10**5_000),
+    lambda db: db.alter_table("t", role=10**5_000),
+    lambda db: db.alter_aggregate("ag", add_measures=10**5_000),
+    reading(lambda snap: snap.query("ev", measures=N, derived=10**5_000)),
+    *map(within, NO_LISTS),
+    lambda db: db.create_aggregate("a", "ev", ["x"], N, progress=5),
+    lambda db: db.create_aggregates("a", "ev", ["x"], ["5m"], N, progress="n"),
+    *(reading(operator.methodcaller("sql", "select ?", [at])) for at in NO_YEAR),
     lambda db: db.cancel_move(5),
     lambda db: db.forget_node(5),
     lambda db: db.checkpoint("/nowhere/\0"),
@@ -78,7 +109,6 @@ REFUSED: list[Callable[[Any], Any]] = [
 
 HALF = "half \ud800"
 """Of a character: a string that Python has, and no text."""
-N = {"n": kivi.count()}
 NO_TEXT: dict[str, Callable[[Any], Any]] = {
     "sql": reading(lambda snap: snap.sql(f"select '{HALF}'")),
     "parameter": reading(lambda snap: snap.sql("select ?", [HALF])),
@@ -294,3 +324,18 @@ def test_what_runs_in_a_transaction_is_a_function() -> None:
         assert db.get("t", (1,)) is None
     with pytest.raises(InvalidArgument):
         kivi.open(5)
+
+
+def test_a_row_table_takes_no_events_and_says_so_alike(db: Any) -> None:
+    db.create_table("t", key={"id": "int64"}, columns={"n": "int64"})
+    for call in (lambda db: db.append("t", [{"id": 1}]), writing(lambda tx: tx.append("t", [{"id": 1}]))):
+        with pytest.raises(InvalidArgument, match="'t' is a row table: events are appended to event tables"):
+            call(db)
+
+
+def test_the_key_of_a_view_is_any_sequence(db: Any) -> None:
+    db.create_table("t", key={"id": "int64"}, columns={"n": "int64"})
+    db.create_view("v", source="t", key=collections.deque(["n", "id"]))
+    with pytest.raises(SchemaError, match="twice"):
+        db.create_view("w", source="t", key=collections.deque(["n", "n"]))
+    assert list(db.describe("v")["key"]) == ["n", "id"]

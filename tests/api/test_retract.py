@@ -123,6 +123,26 @@ def test_nothing_matches(db: Any) -> None:
         assert events(now) == [1, 2, 3, 40]
 
 
+def test_a_tail_delivers_what_each_retraction_removed_where_that_was_committed(db: Any) -> None:
+    first, _ = fill(db)
+
+    def retracted(user: str) -> int:
+        with db.transaction() as tx:
+            tx.retract("calls", where=kivi.col("user") == user)
+        return int(tx.commit_ts)
+
+    ana = retracted("ana")
+    between = db.append("calls", [event("ana", 9)])
+    bob = retracted("bob")
+    after = db.append("calls", [event("bob", 10)])
+    with db.snapshot() as now:
+        tail = [
+            (row["us"], row["_commit_ts"], row["_retracted"])
+            for row in now.changes("calls", since=first, retractions="deliver")
+        ]
+        assert tail == [(1, ana, True), (3, ana, True), (9, between, False), (2, bob, True), (10, after, False)]
+
+
 def test_tails(db: Any) -> None:
     first, second = fill(db)
     with db.transaction() as tx:

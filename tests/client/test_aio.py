@@ -15,6 +15,7 @@ import kivi.client.database
 import kivi.polars
 from kivi.client.calls import _GATHERED_MAX, Commits
 from tests.client.proxy import Proxy
+from tests.serverproc import ServerProcess
 from tests.waiting import until
 
 NOW = 1_700_000_000_000_000
@@ -425,3 +426,16 @@ def test_lazy_tables_are_read_beside_the_loop_and_never_wait_for_it(server, acco
             assert await snap.get(accounts, (1,), columns=["name"]) == {"name": "n1"}
 
     run(server.endpoint, test)
+
+
+def test_a_snapshot_of_nothing_has_a_timestamp(tmp_path: Any) -> None:
+    async def ask(endpoint: str) -> list[int]:
+        found = []
+        async with await kivi.aio.connect(endpoint) as db:
+            for snapshot in (db.snapshot(), db.snapshot(as_of=0), db.snapshot(ttl_s=5)):
+                async with snapshot as snap:
+                    found.append(snap.ts)
+        return found
+
+    with ServerProcess(tmp_path / "data") as server:
+        assert asyncio.run(ask(server.endpoint)) == [0, 0, 0]

@@ -207,3 +207,23 @@ def test_aggregates_that_forget_rows(tmp_path: Path) -> None:
                 rows = {(r["k"], micros(r["slot"])): (r["n"], r["most"], r["us"]) for r in now.scan("short")}
             assert rows == {key: (len(us), max(us), sum(us)) for key, us in expected.items()}
     store.close()
+
+
+@pytest.mark.parametrize("is_pending", [True, False])
+def test_events_of_before_an_alteration_are_delivered_with_the_columns_of_now(is_pending: bool) -> None:
+    with kivi.open(background=False) as db:
+        declare(db)
+        event = {"ts": BEGIN_US, "us": 1, "load": 1.0, "name": ""}
+        since = db.append("calls", [{"k": k, **event} for k in range(3)])
+        if not is_pending:
+            db.consolidate()
+        db.alter_table("calls", add_columns={"z": "int64"})
+        first = retract(db, where=kivi.col("k") == 1)
+        db.append("calls", [{"k": 7, **event, "z": 5}])
+        second = retract(db, where=kivi.col("k") == 2)
+        with db.snapshot() as now:
+            tail = now.changes("calls", since=since, columns=["k", "z"], retractions="deliver")
+            found = [(row["k"], row["z"], row["_commit_ts"], row["_retracted"]) for row in tail]
+            assert found == [(1, None, first, True), (7, 5, second - 1, False), (2, None, second, True)]
+            assert len(list(now.changes("calls", since=since, retractions="deliver"))) == 3
+            assert named(now, "extremes", since, ["k"]) == {(1,): True, (2,): True, (7,): False}

@@ -194,7 +194,7 @@ class Value(Expr):
 
     def isin(self, values: Iterable[object]) -> Expr:
         """True where it equals one of ``values``, which are no expressions."""
-        if isinstance(values, str | bytes):  # a text is one value, and would be taken for its letters
+        if isinstance(values, str | bytes) or not isinstance(values, Iterable):  # a text is one value: not its letters
             raise InvalidArgument(f"isin takes a list of values, not {shown(values)}: write isin([{shown(values)}])")
         found = tuple(values)
         if any(isinstance(value, Expr) for value in found):
