@@ -58,6 +58,10 @@ function show(moved) {
   showViews();
   shell.status("wait", "loading");
   const named = (kind) => tables.get(place.name) ?? (kind && ofRole(kind)[0]);
+  if (place.asOf !== null && Number.isNaN(Date.parse(place.asOf))) {
+    fill(main);
+    return shell.failed({ status: 400, message: `"${place.asOf}" is no moment: go back to live, and choose one` });
+  }
   try {
     current = opened(main, named);
   } catch (error) {

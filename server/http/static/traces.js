@@ -13,7 +13,10 @@ const SHOWN = 200;
 const NAMES = ["route", "operation", "model"];
 
 // What a span is called, of whatever table.
-const nameOf = (row) => [row.method, NAMES.map((name) => row[name]).find((text) => text) ?? row.peer ?? ""].filter(Boolean).join(" ");
+function nameOf(row) {
+  const name = NAMES.map((each) => row[each]).find((text) => text) ?? row.peer ?? "";
+  return !row.method || `${name} `.startsWith(`${row.method} `) ? name : `${row.method} ${name}`; // names of spans have it
+}
 const idText = (table, id) => (table.types.trace_id === "bytes" && !id.startsWith("0x") ? `0x${id}` : id);
 
 export function openTraces({ main, ofRole }) {
