@@ -17,7 +17,7 @@ ENDPOINT = "endpoints?k.namespace=&k.service=shop&k.route=/cart&k.method=GET"
 def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
     with otlp(tmp_path_factory.mktemp("clarity")) as server:
         made = Stand(server)
-        said = {"http.request.method": "GET"}
+        said: dict[str, Any] = {"http.request.method": "GET"}
         for slots_ago in (0, 4, 8):  # with nothing between them
             made.send("shop", "/cart", made.now_s - 300 * slots_ago, 1_000, **said)
         for number in range(150):
