@@ -67,7 +67,7 @@ export function openAggregate({ main, ofRole }, table, named, extra = null) {
   const grid = isDetail ? slots(table, measures) : list(table, named, free, keys, measures, namings, ofRole, beside);
   const steps = () => path(table, named, keys, namings);
   const way = heading(steps());
-  fill(main, way, el("div", { class: "top" }, extra, controls({ slotUs: table.slotUs, canCompare: table.slotText === null })),
+  fill(main, way, el("div", { class: "top" }, extra, controls({ slotUs: table.slotUs, canCompare: table.slotText === null, hasPast: table.hasPast })),
     tiles, el("div", { class: "charts" }, ...charts.map((chart) => chart.node)), grid.node);
 
   // -- its contents

@@ -22,8 +22,9 @@ export class Grid {
     this.filter = el("input", { type: "search", placeholder: "Filter", "aria-label": `Filter ${what}`, oninput: () => { this.text = this.filter.value.toLowerCase(); this.arrange(); } });
     this.heads = columns.map((column) => el("th", { scope: "col", class: this.classOf(column)?.replace("mono", "") },
       el("button", { type: "button", onclick: () => this.sortBy(column) }, column.title ?? title(column.name), column.kind === "time" ? el("small", {}, " UTC") : null)));
-    this.above = el("tr", { class: "space", "aria-hidden": "true" }, el("td", { colspan: columns.length }));
-    this.below = el("tr", { class: "space", "aria-hidden": "true" }, el("td", { colspan: columns.length }));
+    // Of one cell: columns that are hidden would take room, if a cell spanned them.
+    this.above = el("tr", { class: "space", "aria-hidden": "true" }, el("td", {}));
+    this.below = el("tr", { class: "space", "aria-hidden": "true" }, el("td", {}));
     this.body = el("tbody", {}, this.above, this.below);
     this.table = el("table", { "aria-labelledby": id }, el("thead", {}, el("tr", {}, ...this.heads)), this.body);
     this.fit();
