@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.browsers import shown, until
-from tests.console.test_console import Stand, cells_of, opened, otlp, table_of
+from tests.console.test_console import Stand, _span, cells_of, opened, otlp, table_of
 
 ENDPOINT = "endpoints?k.namespace=&k.service=shop&k.route=/cart&k.method=GET"
 
@@ -79,6 +80,23 @@ def test_a_chart_has_whole_labels_and_every_value(stand: Stand, browser: Any) ->
         assert browser.execute_script("return dots") >= 4 * 3, "slots without neighbours: the rate and three quantiles"
     finally:
         browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
+
+
+def test_the_view_that_is_shown_is_in_sight_and_a_long_trace_is_not_taken_for_whole(stand: Stand, browser: Any) -> None:
+    end = int((stand.now_s - 30) * 1e9)
+    spans = [
+        _span("ab" * 16, f"{n:016x}", 2, end, end + n * 1_000, False, {"http.route": "/x"}) for n in range(1, 1_002)
+    ]
+    body = {"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]}
+    assert httpx.post(f"{stand.address}/v1/traces", json=body, timeout=60).json() == {}
+    sized(browser, 320)
+    opened(browser, stand, f"#/trace/{'ab' * 16}")
+    until(browser, lambda: shown(browser, "main .soft").startswith("Only those that ended first: 1,000 spans"))
+    edges = "const { left, right } = document.querySelector('#views [aria-current]').getBoundingClientRect()"
+    left, right = browser.execute_script(f"{edges}; return [left, right]")
+    assert left >= 0 and right <= 320
+    opened(browser, stand, f"#/trace/{1:032x}")
+    until(browser, lambda: shown(browser, "main .soft").startswith("2 spans"))
 
 
 def test_an_endpoint_is_named_and_times_have_their_zone(stand: Stand, browser: Any) -> None:

@@ -44,7 +44,7 @@ export class Grid {
 
   // The columns that are shown have room; where there is less, the table scrolls. On a phone minor ones are not shown.
   fit() {
-    for (const [name, wide, plain] of [["--least", 13, 6.3], ["--least-phone", 8, 4.7]]) {
+    for (const [name, wide, plain] of [["--least", 13, 6.3], ["--least-phone", 7, 4.7]]) {
       const shown = this.columns.filter((column, n) => !this.heads[n].hidden && !(column.isMinor && wide < 13));
       const least = shown.map((column) => (column.wide ? wide : this.isCompared && isNumeric(column.kind) ? 8.4 : plain));
       this.table.style.setProperty(name, `${least.reduce((all, one) => all + one, 0)}rem`);

@@ -39,6 +39,8 @@ function showViews() {
   }, text));
   fill($("views"), ...roles.map((role) => entry(role, ROLES[role])), roles.length ? el("li", { class: "gap", "aria-hidden": "true" }) : null,
     ...Object.entries(GENERAL).map(([view, text]) => entry(view, text)));
+  const now = $("views").querySelector("[aria-current]");
+  $("views").parentNode.scrollLeft = now ? now.offsetLeft - 40 : 0; // on a phone the list scrolls
 }
 
 const isAt = (view) => place.view === view || (view === "traces" && place.view === "trace") || (view === "tables" && place.view === "table");
