@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from itertools import chain
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import numpy as np
 import numpy.typing as npt
@@ -78,6 +79,8 @@ _PEERS: Final = (
     "db.namespace",
     "db.name",
 )
+_URLS: Final = ("url.full", "http.url")
+"""Whose host is the peer where nothing else says it, as in the spans of Python's ``requests``."""
 _SYSTEMS: Final = ("db.system.name", "db.system", "messaging.system", "rpc.system.name", "rpc.system")
 _TENANTS: Final = ("tenant.id", "enduser.id", "user.id")
 _PROVIDERS: Final = ("gen_ai.provider.name", "gen_ai.system")
@@ -86,7 +89,7 @@ _INPUTS: Final = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens")
 _OUTPUTS: Final = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens")
 _GEN_AI: Final = "gen_ai.operation.name"
 _OUTGOING: Final = frozenset(
-    {*_WANTED, *_PEERS, *_SYSTEMS, *_TENANTS, *_PROVIDERS, *_MODELS, *_INPUTS, *_OUTPUTS, _GEN_AI}
+    {*_WANTED, *_PEERS, *_URLS, *_SYSTEMS, *_TENANTS, *_PROVIDERS, *_MODELS, *_INPUTS, *_OUTPUTS, _GEN_AI}
 )
 _WRAPPING: Final = frozenset({"create_agent", "invoke_agent", "invoke_workflow", "execute_tool"})
 """Operations that call no model themselves: the calls in them have spans of their own."""
@@ -222,7 +225,10 @@ def _made(
         values = (*place, *grouping.values(), *others, *tokens, error, error_type, *over)
     else:
         method = _text(said, *_METHODS)
-        grouping = {"peer": _text(said, *_PEERS), "system": _text(said, *_SYSTEMS) or ("http" if method else "")}
+        grouping = {
+            "peer": _text(said, *_PEERS) or _host(said),
+            "system": _text(said, *_SYSTEMS) or ("http" if method else ""),
+        }
         others = (_cut(_route(said) or span.name), _cut(method))
         values = (*place, *grouping.values(), *others, kind, _status_code(said), error, error_type, *over)
     lengths = [*map(_length, grouping.values())]
@@ -281,6 +287,13 @@ def _whole(number: float) -> int:
 
 def _text(said: dict[str, str | int], *names: str) -> str:
     return next((value for name in names if isinstance(value := said.get(name), str)), "")
+
+
+def _host(said: dict[str, str | int]) -> str:
+    try:
+        return urlsplit(_text(said, *_URLS)).hostname or ""
+    except ValueError:  # it is no address
+        return ""
 
 
 def _route(said: dict[str, str | int]) -> str:

@@ -86,7 +86,7 @@ OUTGOING: Final = {
     "namespace": "string",
     "service": "string",
     "instance": "string",
-    "peer": "string",  # peer.service, else server.address, or where a message goes to
+    "peer": "string",  # peer.service, else server.address, where a message goes to, the host of the URL
     "system": "string",  # db.system.name, messaging.system, rpc.system, else http
     "operation": "string",  # http.route, rpc.service/rpc.method, else the span's name
     "method": "string",  # http.request.method

@@ -34,12 +34,14 @@ class Stand:
         self.now_s = int(time.time()) // SLOT_S * SLOT_S + 1  # at the beginning of a slot: all spans are in few of them
         self.sent = 0
 
-    def send(self, service: str, route: str, ended_s: float, ms: int, *, error: bool = False, model: str = "") -> str:
+    def send(
+        self, service: str, route: str, ended_s: float, ms: int, *, error: bool = False, model: str = "", **said: Any
+    ) -> str:
         """A span, with a call to a database in it, or to a model; the id of its trace."""
         self.sent += 1
         trace = f"{self.sent:032x}"
         end = int(ended_s * 1e9)
-        spans = [_span(trace, f"{self.sent:015x}1", 2, end - ms * 10**6, end, error, {"http.route": route})]
+        spans = [_span(trace, f"{self.sent:015x}1", 2, end - ms * 10**6, end, error, {"http.route": route, **said})]
         inner = {"gen_ai.operation.name": "chat", "gen_ai.request.model": model, "gen_ai.usage.input_tokens": 1_000}
         attributes = inner if model else {"db.system.name": "postgresql", "db.namespace": "orders"}
         spans.append(_span(trace, f"{self.sent:015x}2", 3, end - ms * 8 * 10**5, end - ms * 10**5, False, attributes))
@@ -223,9 +225,9 @@ def test_any_aggregate_is_charted_and_any_table_shown(stand: Stand, browser: Any
     until(browser, lambda: cells_of(browser, ".chart h2") == ["n", "longest"])
     assert browser.execute_script("return document.querySelectorAll('.chart canvas').length") == 2
     opened(browser, stand, "#/models")
-    until(browser, lambda: table_of(browser).get(MODEL, [])[-3:] == ["2,000", "0", "0.006"])
-    assert table_of(browser)["unpriced"][-3:] == ["1,000", "0", "\N{EN DASH}"]
-    assert shown(browser, ".tiles").split()[-2:] == ["Cost", "0.006"]
+    until(browser, lambda: table_of(browser).get(MODEL, [])[3:7] == ["2", "2,000", "0", "0.006"])
+    assert table_of(browser)["unpriced"][3:7] == ["1", "1,000", "0", "\N{EN DASH}"]
+    assert shown(browser, ".tiles").split()[-5:] == ["Cost", "0.006", "of", "2", "calls"]
     opened(browser, stand, "#/table/llm_costs_5m")
     until(browser, lambda: table_of(browser).get(MODEL, [])[-2:] == ["2", "0.006"])
     assert cells_of(browser, ".chart h2") == ["Calls", "Cost"]

@@ -191,6 +191,8 @@ def test_calls_that_a_service_makes_and_models_that_it_asks(tmp_path: Path) -> N
         said: list[tuple[str, SpanKind, dict[str, Any]]] = [
             ("serve", SpanKind.SERVER, {"http.route": "/ask", **chat}),
             ("GET", SpanKind.CLIENT, {"server.address": "stock", "http.request.method": "GET", "http.route": "/s"}),
+            ("GET", SpanKind.CLIENT, {"http.method": "GET", "http.url": "https://a:b@api.example:8443/x?y=1"}),
+            ("GET", SpanKind.CLIENT, {"http.request.method": "GET", "url.full": "http://[none/"}),
             ("select", SpanKind.CLIENT, {"db.system.name": "postgresql", "db.namespace": "shop"}),
             ("send", SpanKind.PRODUCER, {"messaging.system": "kafka", "messaging.destination.name": "orders"}),
             ("chat m1", SpanKind.CLIENT, {**chat, "gen_ai.provider.name": "p", "tenant.id": "acme"}),
@@ -219,6 +221,8 @@ def test_calls_that_a_service_makes_and_models_that_it_asks(tmp_path: Path) -> N
             outgoing = list(snap.scan("outgoing_calls"))
             assert Counter((r["peer"], r["system"], r["operation"], r["method"], r["kind"]) for r in outgoing) == {
                 ("stock", "http", "/s", "GET", "client"): 3,
+                ("api.example", "http", "GET", "GET", "client"): 3,
+                ("", "http", "GET", "GET", "client"): 3,
                 ("shop", "postgresql", "select", "", "client"): 3,
                 ("orders", "kafka", "send", "", "producer"): 3,
             }

@@ -4,7 +4,7 @@ import { Chart } from "./chart.js";
 import { controls, effective, heading, RANGES } from "./controls.js";
 import { el, fill, put } from "./dom.js";
 import { Feed, Past } from "./feed.js";
-import { count, duration, isNumeric, short, shown as text, title } from "./format.js";
+import { clock, count, duration, isNumeric, short, shown as text, title } from "./format.js";
 import { Grid } from "./grid.js";
 import { link, place } from "./place.js";
 import { listening } from "./shell.js";
@@ -12,7 +12,7 @@ import { listening } from "./shell.js";
 const WEEK_MS = 7 * 86400e3;
 const POINTS = 300;
 const STEPS_US = [1, 5, 10, 15, 30].map((s) => s * 1e6).concat([1, 5, 10, 15, 30].map((m) => m * 60e6), [1, 2, 3, 6, 12, 24].map((h) => h * 3600e6));
-const COLUMNS = ["calls", "error_rate", "p50_us", "p95_us", "p99_us", "apdex", "slowest_us", "slowest_trace_id", "input_tokens", "output_tokens", "cost"];
+const COLUMNS = ["calls", "input_tokens", "output_tokens", "cost", "error_rate", "p50_us", "p95_us", "p99_us", "apdex", "slowest_us", "slowest_trace_id"];
 const GROUPS = [
   { heading: "Calls", names: ["calls"], bars: true, color: 0 },
   { heading: "Error rate", names: ["error_rate"], color: 4 },
@@ -67,7 +67,7 @@ export function openAggregate({ main, ofRole }, table, named, extra = null) {
   const grid = isDetail ? slots(table, measures) : list(table, named, free, keys, measures, namings, ofRole, beside);
   const steps = () => path(table, named, keys, namings);
   const way = heading(steps());
-  fill(main, way, el("div", { class: "top" }, extra, controls({ slotUs: table.slotUs, canCompare: table.slotText === null })),
+  fill(main, way, el("div", { class: "top" }, extra, controls({ slotUs: table.slotUs, canCompare: table.slotText === null, hasPast: table.hasPast })),
     tiles, el("div", { class: "charts" }, ...charts.map((chart) => chart.node)), grid.node);
 
   // -- its contents
@@ -87,7 +87,7 @@ export function openAggregate({ main, ofRole }, table, named, extra = null) {
     if (from !== null) {
       for (const { other, measure } of beside) {
         const of = { table: other.name, ...other.selected(keys), slot: other.slot, interval_ms: INTERVAL_MS, from, columns: measure };
-        found.push([`${measure}Beside`, { ...of, by: "" }]);
+        found.push([`${measure}Beside`, { ...of, by: "", columns: measure === "cost" && "calls" in other.types ? "cost,calls" : measure }]);
         if (!isDetail) found.push([`${measure}Of`, { ...of, by: free.join(",") }]);
       }
     }
@@ -123,7 +123,10 @@ export function openAggregate({ main, ofRole }, table, named, extra = null) {
     if (end !== compared || from !== counted) open(end, from); // where the range ends has moved, or is known now
     const extra = beside.map(({ measure, none }) => {
       const rows = found[`${measure}Beside`];
-      return [measure[0].toUpperCase() + measure.slice(1), rows === undefined ? "–" : count(rows[0]?.[measure] ?? none)];
+      const { [measure]: value = none, calls } = rows?.[0] ?? {};
+      // What is known of some of the calls is not taken for that of all.
+      const part = calls !== undefined && calls !== total[0]?.calls ? el("small", {}, `of ${count(calls)} calls`) : "";
+      return [measure[0].toUpperCase() + measure.slice(1), rows === undefined ? "–" : count(value), " ", part];
     });
     showTiles(tiles, table, measures, total[0] ?? null, totalBefore === undefined ? null : (totalBefore[0] ?? {}), range, extra);
     for (const chart of charts) chart.update(series, seriesBefore, table.slot, table.slotText === null ? stepMs(step) : 0, { day: RANGES[range] > 86400e6 });
@@ -136,8 +139,7 @@ export function openAggregate({ main, ofRole }, table, named, extra = null) {
       }
       if (entriesBefore !== undefined) {
         const before = new Map(entriesBefore.map((row) => [grid.key(row), row]));
-        grid.before = (row) => before.get(grid.key(row));
-        grid.table.classList.add("compared");
+        grid.compare((row) => before.get(grid.key(row)));
       }
       grid.update(entries);
     }
@@ -192,10 +194,13 @@ function path(table, named, keys, namings) {
   const names = table.keys.filter((name) => name in keys);
   const steps = [[named, addressOf(table, {})]];
   const shownNames = names.filter((name) => keys[name] !== "" || names.length === 1);
+  const isEndpoint = shownNames.at(-2) === "route" && shownNames.at(-1) === "method";
   for (const [n, name] of shownNames.entries()) {
+    if (isEndpoint && name === "route") continue; // it is called by both
     const upto = Object.fromEntries(names.slice(0, names.indexOf(name) + 1).map((each) => [each, keys[each]]));
     const last = n === shownNames.length - 1;
-    steps.push([called(name) || "(empty)", last ? null : addressOf(table, upto)]);
+    const text = isEndpoint && last ? `${keys.method} ${called("route")}` : called(name);
+    steps.push([text || "(empty)", last ? null : addressOf(table, upto)]);
   }
   return steps;
 }
@@ -226,7 +231,6 @@ function list(table, named, free, keys, measures, namings, ofRole, beside) {
   for (const column of grid.columns) {
     if (!["calls", "p99_us", "error_rate"].includes(column.name)) continue;
     const plain = column.kind;
-    column.isCompared = true;
     column.text = (row) => {
       const before = grid.before?.(row)?.[column.name];
       return text(plain, row[column.name]) + (grid.before ? ` (${before === undefined ? "–" : text(plain, before)})` : "");
@@ -242,7 +246,8 @@ function calledBy(naming) {
 }
 
 function slots(table, measures) {
-  return new Grid("By time", [{ name: table.slot, kind: "time", isKey: true, title: "slot", wide: true }, ...measured(table, measures)], {
+  const text = (row) => clock(row[table.slot], { seconds: table.slotUs < 60e6 });
+  return new Grid("By time", [{ name: table.slot, kind: "time", isKey: true, title: "slot", wide: true, text }, ...measured(table, measures)], {
     what: "slots", sort: { name: table.slot, down: true }, hasFilter: false, empty: "Nothing came in this range. Choose a longer one.",
   });
 }
@@ -264,7 +269,7 @@ function toleratedText(table) {
 
 // -- totals ---------------------------------------------------------------------------------------------
 
-// `extra`: [heading, text] of what is of other tables.
+// `extra`: [heading, ...content] of what is of other tables.
 function showTiles(node, table, measures, total, before, range, extra) {
   const cell = (name, ...content) => el("div", { class: "tile" }, el("h2", {}, name), el("p", {}, ...content));
   const value = (name) => (total === null ? "–" : text(table.kindOf(name), total[name] ?? null));
@@ -289,7 +294,7 @@ function showTiles(node, table, measures, total, before, range, extra) {
   } else {
     found = measures.filter((name) => isNumeric(table.kindOf(name))).slice(0, 6).map((name) => cell(title(name), value(name), change(name)));
   }
-  found.push(...extra.map(([name, value]) => cell(name, value)));
+  found.push(...extra.map((each) => cell(...each)));
   if (!node.children.length || node.children.length !== found.length) return fill(node, ...found);
   for (const [n, tile] of found.entries()) if (node.children[n].textContent !== tile.textContent || node.children[n].innerHTML !== tile.innerHTML) {
     const focused = node.children[n].contains(document.activeElement);

@@ -44,7 +44,7 @@ export function openTable(context, table) {
     what: "rows", key: (row) => JSON.stringify(isEvents ? row : Object.keys(table.key).map((name) => row[name])),
     sort: isEvents ? { name: table.event_time, down: true } : { name: names[0], down: false }, empty: "The table is empty.",
   });
-  fill(main, heading([["Tables", link("tables")], [table.name, null]]), el("div", { class: "top" }, about(table), controls({ hasRange: false })), grid.node);
+  fill(main, heading([["Tables", link("tables")], [table.name, null]]), el("div", { class: "top" }, about(table), controls({ hasRange: false, hasPast: table.hasPast })), grid.node);
   const query = { table: table.name, columns: names.join(","), limit: SHOWN, interval_ms: 500, ...(isEvents ? { order_by: `-${table.event_time}` } : {}) };
   const on = listening({ pastOf: place.asOf, shown: ([rows]) => grid.update(rows) });
   const feed = place.asOf === null ? new Feed([query], on) : new Past([query], place.asOf, on);

@@ -6,10 +6,19 @@ import { axis, clock, shown } from "./format.js";
 
 const HEIGHT = 176;
 const LEAST = 8;
+// Between the lines of an axis: 1, 2 and 5, up to a second, and what a minute, an hour and days are divided by.
+const STEPS_US = [
+  ...[1, 10, 100, 1e3, 1e4, 1e5].flatMap((each) => [each, 2 * each, 5 * each]),
+  ...[1e6, 60e6].flatMap((each) => [each, 2 * each, 5 * each, 10 * each, 20 * each, 30 * each]),
+  ...[1, 2, 6, 12].map((hours) => hours * 3600e6), ...Array.from({ length: 20 }, (_, n) => 2 ** n * 86400e6),
+];
 const FONT = '11px system-ui, "Segoe UI", "DejaVu Sans", sans-serif';
 const charts = new Set();
 const variable = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => charts.forEach((chart) => chart.draw(true)));
+
+// The places of values that no line leads to.
+const isolated = (values) => [...values.keys()].filter((n) => values[n] !== null && [values[n - 1], values[n + 1]].every((each) => each === null || each === undefined));
 
 export class Chart {
   // lines: [{name, title, kind, color: a number, bars}]
@@ -86,7 +95,7 @@ export class Chart {
       const stroke = variable(`--s${each.color}`);
       return {
         label: each.title, stroke, width: isBefore ? 1.2 : 1.8, dash: isBefore ? [5, 4] : undefined, spanGaps: false,
-        points: { show: (plot, n) => plot.data[n].filter((value) => value !== null).length < 3, size: 5 },
+        points: { show: false, filter: (plot, n) => (each.bars && !isBefore ? null : isolated(plot.data[n])), size: 5 },
         ...(each.bars && !isBefore ? { fill: `${stroke}a6`, width: 0, paths: uPlot.paths.bars({ size: [0.75, 40], align: 1 }) } : {}),
       };
     };
@@ -98,7 +107,8 @@ export class Chart {
       scales: { x: { time: true, range: (_, low, high) => [low, high + (this.widthMs > 0 ? this.widthMs / 1000 : 1)] }, y: { range: (_, __, high) => [0, high > 0 ? high * 1.08 : this.lines[0].kind === "size" ? 1024 : 1] } },
       axes: [
         { stroke: soft, grid: { show: false }, ticks: { stroke: grid, size: 4 }, font: FONT, size: 26, space: 64, values: (_, ticks) => ticks.map((at, n) => clock(at * 1000, { day: this.day && (n === 0 || at % 86400 === 0) ? undefined : false, seconds: this.widthMs > 0 && this.widthMs < 60000 })) },
-        { stroke: soft, grid: { stroke: grid, width: 1 }, ticks: { show: false }, font: FONT, size: 52, gap: 6, space: 34, values: (_, ticks) => ticks.map(format) },
+        { stroke: soft, grid: { stroke: grid, width: 1 }, ticks: { show: false }, font: FONT, gap: 6, space: 34, values: (_, ticks) => ticks.map(format),
+          size: (_, texts) => Math.max(52, 12 + 7 * Math.max(0, ...(texts ?? []).map((each) => each.length))), ...(this.lines[0].kind === "duration" ? { incrs: STEPS_US } : {}) },
       ],
       series: [{}, ...this.lines.map((each) => line(each, false)), ...(isCompared ? this.lines.map((each) => line(each, true)) : [])],
       hooks: { setCursor: [(plot) => { this.index = plot.cursor.idx ?? null; this.read(); }] },
@@ -108,7 +118,7 @@ export class Chart {
   // The values at the cursor, or of the newest slot.
   read() {
     const at = this.index ?? this.data[0].length - 1;
-    put(this.when, clock(this.data[0][at] * 1000, { seconds: this.widthMs > 0 && this.widthMs < 60000 }));
+    put(this.when, `${clock(this.data[0][at] * 1000, { seconds: this.widthMs > 0 && this.widthMs < 60000 })} UTC`);
     for (const [n, line] of this.lines.entries()) {
       put(this.values[n], shown(line.kind, this.data[n + 1][at] ?? null));
       const before = this.data[n + 1 + this.lines.length]?.[at];

@@ -25,7 +25,7 @@ export function heading(path) {
       : el("a", { href: address, "data-key": `step-${n}` }, text)))));
 }
 
-export function controls({ slotUs = 0, canCompare = false, hasRange = true } = {}) {
+export function controls({ slotUs = 0, canCompare = false, hasRange = true, hasPast = true } = {}) {
   const ranges = rangesOf(slotUs), chosen = effective(slotUs);
   const moment = el("input", { id: "moment", type: "datetime-local", step: "1", required: true });
   if (place.asOf !== null) moment.value = new Date(place.asOf).toISOString().slice(0, 19);
@@ -36,5 +36,5 @@ export function controls({ slotUs = 0, canCompare = false, hasRange = true } = {
       el("input", { type: "radio", name: "range", value: name, checked: name === chosen, "data-key": `range-${name}`, onchange: () => go(here({ range: name })) }),
       el("span", {}, NAMES[name])))) : null,
     canCompare ? el("label", { class: "check" }, el("input", { type: "checkbox", "data-key": "compare", checked: place.compare, onchange: (event) => go(here({ compare: event.target.checked })) }), "compare with a week ago") : null,
-    form);
+    hasPast || place.asOf !== null ? form : null);
 }

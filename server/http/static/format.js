@@ -21,17 +21,20 @@ export const short = (n) => (n === null || n === undefined ? DASH : compact.form
 // Microseconds.
 export function duration(us) {
   if (us === null || us === undefined) return DASH;
-  if (Math.abs(us) < 1000) return `${whole.format(us)} µs`;
+  if (Math.abs(us) < 999.5) return `${whole.format(us)} µs`;
   const ms = us / 1000;
-  if (ms < 10) return `${ms.toFixed(1)} ms`;
-  if (ms < 1000) return `${whole.format(ms)} ms`;
-  if (ms < 60000) return `${(ms / 1000).toFixed(ms < 10000 ? 2 : 1)} s`;
+  if (ms < 9.95) return `${ms.toFixed(1)} ms`;
+  if (ms < 999.5) return `${whole.format(ms)} ms`;
+  if (ms < 59950) return `${(ms / 1000).toFixed(ms < 9995 ? 2 : 1)} s`;
   return `${(ms / 60000).toFixed(1)} min`;
 }
 
 export function percent(part) {
   if (part === null || part === undefined) return DASH;
   const value = 100 * part;
+  // Some are never shown as none, nor most as all.
+  if (value > 0 && value < 0.005) return "< 0.01 %";
+  if (value > 99 && value < 100) return value < 99.95 ? `${value.toFixed(1)} %` : "> 99.9 %";
   return `${value === 0 ? "0" : value < 0.1 ? value.toFixed(2) : value < 10 ? value.toFixed(1) : whole.format(value)} %`;
 }
 
@@ -98,4 +101,5 @@ const SHOW = {
 export const shown = (kind, value) => SHOW[kind](value);
 export const isNumeric = (kind) => ["duration", "percent", "number", "size", "score"].includes(kind);
 const ofAxis = (n) => (Math.abs(n) < 1 ? count(n) : short(n));
-export const axis = (kind) => ({ duration, percent, size: bytes, score: (n) => n.toFixed(1) })[kind] ?? ofAxis;
+const ofTime = (us) => (us === 0 ? "0" : duration(us).replace(/\.0+ /, " "));
+export const axis = (kind) => ({ duration: ofTime, percent, size: bytes, score: (n) => n.toFixed(1) })[kind] ?? ofAxis;

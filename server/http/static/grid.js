@@ -21,9 +21,10 @@ export class Grid {
     this.counted = el("small", { "aria-live": "off" });
     this.filter = el("input", { type: "search", placeholder: "Filter", "aria-label": `Filter ${what}`, oninput: () => { this.text = this.filter.value.toLowerCase(); this.arrange(); } });
     this.heads = columns.map((column) => el("th", { scope: "col", class: this.classOf(column)?.replace("mono", "") },
-      el("button", { type: "button", onclick: () => this.sortBy(column) }, column.title ?? title(column.name))));
-    this.above = el("tr", { class: "space", "aria-hidden": "true" }, el("td", { colspan: columns.length }));
-    this.below = el("tr", { class: "space", "aria-hidden": "true" }, el("td", { colspan: columns.length }));
+      el("button", { type: "button", onclick: () => this.sortBy(column) }, column.title ?? title(column.name), column.kind === "time" ? el("small", {}, " UTC") : null)));
+    // Of one cell: columns that are hidden would take room, if a cell spanned them.
+    this.above = el("tr", { class: "space", "aria-hidden": "true" }, el("td", {}));
+    this.below = el("tr", { class: "space", "aria-hidden": "true" }, el("td", {}));
     this.body = el("tbody", {}, this.above, this.below);
     this.table = el("table", { "aria-labelledby": id }, el("thead", {}, el("tr", {}, ...this.heads)), this.body);
     this.fit();
@@ -41,10 +42,22 @@ export class Grid {
     return [isNumeric(column.kind) ? "n" : "", column.wide ? "wide" : "", column.isMinor ? "minor" : "", column.kind === "trace" || column.kind === "bytes" ? "mono" : ""].filter(Boolean).join(" ") || null;
   }
 
-  // The columns that are shown have room; where there is less, the table scrolls.
+  // The columns that are shown have room; where there is less, the table scrolls. On a phone minor ones are not shown.
   fit() {
-    const least = this.columns.map((column, n) => (this.heads[n].hidden ? 0 : column.wide ? 13 : 6.3));
-    this.table.style.setProperty("--least", `${least.reduce((all, one) => all + one, 0)}rem`);
+    for (const [name, wide, plain] of [["--least", 13, 6.3], ["--least-phone", 7, 4.7]]) {
+      const shown = this.columns.filter((column, n) => !this.heads[n].hidden && !(column.isMinor && wide < 13));
+      const least = shown.map((column) => (column.wide ? wide : this.isCompared && isNumeric(column.kind) ? 8.4 : plain));
+      this.table.style.setProperty(name, `${least.reduce((all, one) => all + one, 0)}rem`);
+    }
+  }
+
+  // `before(row)`: what stood there before, for which numbers have room.
+  compare(before) {
+    this.before = before;
+    if (this.isCompared) return;
+    this.isCompared = true;
+    this.table.classList.add("compared");
+    this.fit();
   }
 
   update(rows) {

@@ -39,6 +39,8 @@ function showViews() {
   }, text));
   fill($("views"), ...roles.map((role) => entry(role, ROLES[role])), roles.length ? el("li", { class: "gap", "aria-hidden": "true" }) : null,
     ...Object.entries(GENERAL).map(([view, text]) => entry(view, text)));
+  const now = $("views").querySelector("[aria-current]");
+  $("views").parentNode.scrollLeft = now ? now.offsetLeft - 40 : 0; // on a phone the list scrolls
 }
 
 const isAt = (view) => place.view === view || (view === "traces" && place.view === "trace") || (view === "tables" && place.view === "table");
@@ -58,6 +60,10 @@ function show(moved) {
   showViews();
   shell.status("wait", "loading");
   const named = (kind) => tables.get(place.name) ?? (kind && ofRole(kind)[0]);
+  if (place.asOf !== null && Number.isNaN(Date.parse(place.asOf))) {
+    fill(main);
+    return shell.failed({ status: 400, message: `"${place.asOf}" is no moment: go back to live, and choose one` });
+  }
   try {
     current = opened(main, named);
   } catch (error) {

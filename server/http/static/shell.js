@@ -87,7 +87,8 @@ export function failed(error) {
     return askToken(token.get() ? "The server does not know this token, or it was withdrawn." : "This server asks who you are.");
   }
   status("bad", error.status === 403 ? "no access" : "not shown");
-  trouble(error.status === 0 || error.passes ? `${error.message}; load the page again in a moment` : error.message);
+  const isPast = error.reason === "SnapshotTooOld"; // that does not pass
+  trouble(error.passes && !isPast ? `${error.message}; load the page again in a moment` : error.message);
   if (error.status === 403) $("token").hidden = false;
   snapshot(null);
   $("main").classList.add("stale");

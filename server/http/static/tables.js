@@ -23,6 +23,11 @@ export class Table {
     this.measures = Object.keys(this.types).filter((name) => !(name in description.key));
   }
 
+  // Whether it can be read as of the past.
+  get hasPast() {
+    return this.kind === "event" || Boolean(this.history_us);
+  }
+
   get isTimed() {
     return this.kind === "aggregate" && this.slot !== null;
   }

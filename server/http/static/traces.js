@@ -3,17 +3,21 @@
 import { controls, effective, heading, RANGES } from "./controls.js";
 import { el, fill, put } from "./dom.js";
 import { Feed, Past } from "./feed.js";
-import { clock, duration } from "./format.js";
+import { clock, count, duration } from "./format.js";
 import { Grid } from "./grid.js";
 import { go, here, link, place } from "./place.js";
 import { listening } from "./shell.js";
 
 const LEFT_OUT = new Set(["namespace", "instance", "span_id", "kind"]);
 const SHOWN = 200;
+const MOST = 1000; // spans of a trace, of each table
 const NAMES = ["route", "operation", "model"];
 
 // What a span is called, of whatever table.
-const nameOf = (row) => [row.method, NAMES.map((name) => row[name]).find((text) => text) ?? row.peer ?? ""].filter(Boolean).join(" ");
+function nameOf(row) {
+  const name = NAMES.map((each) => row[each]).find((text) => text) ?? row.peer ?? "";
+  return !row.method || `${name} `.startsWith(`${row.method} `) ? name : `${row.method} ${name}`; // names of spans have it
+}
 const idText = (table, id) => (table.types.trace_id === "bytes" && !id.startsWith("0x") ? `0x${id}` : id);
 
 export function openTraces({ main, ofRole }) {
@@ -54,7 +58,7 @@ export function openTrace({ main, ofRole }, id) {
   const about = el("p", { class: "soft" });
   const empty = el("p", { class: "empty", hidden: true }, "No span of this trace is here: it was not sent, or it is older than its table keeps events.");
   fill(main, heading([["Traces", link("traces")], [id.replace(/^0x/, ""), null]]), el("section", { class: "panel" }, about, list, empty));
-  const queries = tables.map((table) => ({ table: table.name, where: `trace_id == '${idText(table, id)}'`, order_by: table.event_time, limit: 1000, interval_ms: 1000 }));
+  const queries = tables.map((table) => ({ table: table.name, where: `trace_id == '${idText(table, id)}'`, order_by: table.event_time, limit: MOST, interval_ms: 1000 }));
   const on = listening({
     pastOf: place.asOf,
     shown: (parts) => {
@@ -65,7 +69,8 @@ export function openTrace({ main, ofRole }, id) {
       empty.hidden = spans.length > 0;
       list.hidden = spans.length === 0;
       const first = Math.min(...spans.map((span) => span.start)), last = Math.max(...spans.map((span) => span.end));
-      put(about, spans.length ? `${spans.length} ${spans.length === 1 ? "span" : "spans"}, ${duration(last - first)}, begun ${clock(first / 1000, { seconds: true, day: true })} UTC` : "");
+      const isCut = parts.some((rows) => rows.length === MOST);
+      put(about, spans.length ? `${isCut ? "Only those that ended first: " : ""}${count(spans.length)} ${spans.length === 1 ? "span" : "spans"}, ${duration(last - first)}, begun ${clock(first / 1000, { seconds: true, day: true })} UTC` : "");
       fill(list, ...spans.map((span) => shownSpan(span, first, Math.max(1, last - first))));
     },
   });
