@@ -16,6 +16,7 @@ import kivi
 from tests.browsers import press, shown, until
 from tests.ports import Port
 from tests.serverproc import ServerProcess
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.browser
 
@@ -382,6 +383,20 @@ def test_a_server_that_goes_away_is_said_and_come_back_from(tmp_path: Path, brow
         stand.send("shop", "/new", stand.now_s, 100)
         until(browser, lambda: table_of(browser).keys() == {"/cart", "/new"})
         assert shown(browser, "#status-text") == "live" and shown(browser, "#error") == ""
+
+
+def test_a_page_that_was_left_holds_no_stream_and_is_live_again_once_one_goes_back(stand: Stand, browser: Any) -> None:
+    """A browser keeps what was left for its button, and has six connections to one origin."""
+    with stand.server.connect() as db:
+        before = db.stats()["subscriptions"]
+        for view in ("services", "endpoints", "tables", "services"):
+            opened(browser, stand, f"#/{view}")
+        browser.get("about:blank")
+        wait_until(lambda: db.stats()["subscriptions"] <= before, 10, reason=lambda: db.stats()["subscriptions"])
+        browser.back()
+        until(browser, lambda: shown(browser, "#status-text") == "live" and table_of(browser))
+        until(browser, lambda: shown(browser, "#snapshot") == stand.watermark())
+        assert db.stats()["subscriptions"] > before
 
 
 def test_a_token_is_asked_for_and_kept_in_the_tab(tmp_path: Path, browser: Any) -> None:

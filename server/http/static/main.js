@@ -129,6 +129,9 @@ setInterval(async () => {
   } catch { /* the view itself says so */ }
 }, POLL_MS);
 
+// A page that the browser keeps, to go back to, would keep its stream, too; an origin has six connections.
+addEventListener("pagehide", () => { current?.close(); current = null; });
+addEventListener("pageshow", (event) => { if (event.persisted && tables !== null) route(false); });
 addEventListener("hashchange", () => { if (tables !== null && location.hash.startsWith("#/")) route(); });
 document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); $("main").focus(); });
 $("to-live").addEventListener("click", () => go(here({ asOf: null })));
