@@ -81,6 +81,7 @@ COLUMNS: Final = {
     "duration_us": "int64",  # whole microseconds
     "trace_id": "bytes",  # 16
     "span_id": "bytes",  # 8
+    "parent_span_id": "bytes",  # 8, or none of a trace's first
 }
 OUTGOING: Final = {
     "namespace": "string",
@@ -98,6 +99,7 @@ OUTGOING: Final = {
     "duration_us": "int64",
     "trace_id": "bytes",
     "span_id": "bytes",
+    "parent_span_id": "bytes",
 }
 LLM: Final = {
     "namespace": "string",
@@ -115,6 +117,7 @@ LLM: Final = {
     "duration_us": "int64",
     "trace_id": "bytes",
     "span_id": "bytes",
+    "parent_span_id": "bytes",
 }
 _MEASURES: Final = {
     "calls": surface.count(),
@@ -163,7 +166,7 @@ INVOCATIONS_KIND: Final = Kind(
     {"endpoint_5m": ("namespace", "service", "route", "method"), "service_5m": ("namespace", "service")},
     _MEASURES,
     {"endpoint_5m": "endpoints", "service_5m": "services"},
-    later=frozenset({"error_type"}),
+    later=frozenset({"error_type", "parent_span_id"}),
 )
 OUTGOING_KIND: Final = Kind(
     "outgoing_calls",
@@ -171,6 +174,7 @@ OUTGOING_KIND: Final = Kind(
     {"5m": ("namespace", "service", "peer", "system")},
     _MEASURES,
     {"5m": "dependencies"},
+    later=frozenset({"parent_span_id"}),
 )
 LLM_KIND: Final = Kind(
     "llm_calls",
@@ -178,6 +182,7 @@ LLM_KIND: Final = Kind(
     {"5m": ("tenant", "service", "provider", "model")},
     {**_MEASURES, "input_tokens": surface.sum("input_tokens"), "output_tokens": surface.sum("output_tokens")},
     {"5m": "models"},
+    later=frozenset({"parent_span_id"}),
     beside=costs.declare,
 )
 

@@ -45,11 +45,14 @@ class Stand:
         spans = [_span(trace, f"{self.sent:015x}1", 2, end - ms * 10**6, end, error, {"http.route": route, **said})]
         inner = {"gen_ai.operation.name": "chat", "gen_ai.request.model": model, "gen_ai.usage.input_tokens": 1_000}
         attributes = inner if model else {"db.system.name": "postgresql", "db.namespace": "orders"}
-        spans.append(_span(trace, f"{self.sent:015x}2", 3, end - ms * 8 * 10**5, end - ms * 10**5, False, attributes))
+        call = _span(trace, f"{self.sent:015x}2", 3, end - ms * 8 * 10**5, end - ms * 10**5, False, attributes)
+        self.export(service, [*spans, call | {"parentSpanId": spans[0]["spanId"]}])
+        return trace
+
+    def export(self, service: str, spans: list[dict[str, Any]]) -> None:
         place = {"attributes": [_attribute("service.name", service)]}
         body = {"resourceSpans": [{"resource": place, "scopeSpans": [{"spans": spans}]}]}
-        assert httpx.post(f"{self.address}/v1/traces", json=body, timeout=60).status_code == 200
-        return trace
+        assert httpx.post(f"{self.address}/v1/traces", json=body, timeout=60).json() == {}
 
     def fill(self) -> None:
         for ago_s in (0, SLOT_S, 2 * SLOT_S, 7 * 86_400):
@@ -193,7 +196,7 @@ def test_down_to_a_trace_by_keyboard(stand: Stand, browser: Any) -> None:
     until(browser, lambda: len(cells_of(browser, ".spans summary")) == 2)
     first, second = cells_of(browser, ".spans summary")
     assert first.startswith(f"search {route}") and "202 ms" in first
-    assert second.startswith("search span") and "orders" in second
+    assert second.startswith("level 2: search span") and "orders" in second
     browser.back()
     until(browser, lambda: shown(browser, "h1") == route)
 
@@ -383,6 +386,32 @@ def test_a_server_that_goes_away_is_said_and_come_back_from(tmp_path: Path, brow
         stand.send("shop", "/new", stand.now_s, 100)
         until(browser, lambda: table_of(browser).keys() == {"/cart", "/new"})
         assert shown(browser, "#status-text") == "live" and shown(browser, "#error") == ""
+
+
+def test_a_trace_is_a_tree(stand: Stand, browser: Any) -> None:
+    """Of several services and tables; what is part of a span that is not here begins anew, and so does a circle."""
+    end, trace = int((stand.now_s - 3 * 86_400) * 1e9), "7e" * 16
+    made = [  # name, kind, parent, when it begins and ends of 100
+        ("root", 2, None, 0, 100), ("late", 3, "root", 50, 90), ("call", 3, "root", 10, 40),
+        ("answer", 2, "call", 15, 35), ("orphan", 3, "inside", 20, 30), ("tail", 3, "head", 60, 70),
+        ("head", 3, "tail", 55, 75),
+    ]  # fmt: skip
+    ids = {name: f"{n:016x}" for n, name in enumerate(["inside", *(each[0] for each in made)], 1)}
+    spans = []
+    for name, kind, parent, begins, ends in made:
+        at = end - 100_000_000
+        span = _span(trace, ids[name], kind, at + begins * 10**6, at + ends * 10**6, False, {"http.route": name})
+        spans.append(span | ({} if parent is None else {"parentSpanId": ids[parent]}))
+    stand.export("shop", spans)
+    opened(browser, stand, f"#/trace/{trace}")
+    until(browser, lambda: len(browser.find_elements("css selector", ".spans summary")) == len(made))
+    assert cells_of(browser, ".spans .what") == [
+        "shop root", "level 2: shop call", "level 3: shop answer", "level 2: shop late", "shop orphan", "shop head",
+        "level 2: shop tail",
+    ]  # fmt: skip
+    script = "return [...document.querySelectorAll('.spans .what b')].map((each) => each.getBoundingClientRect().left)"
+    lefts = browser.execute_script(script)
+    assert lefts[0] < lefts[1] < lefts[2] and lefts[3] == lefts[1] and lefts[4] == lefts[0]
 
 
 def test_a_page_that_was_left_holds_no_stream_and_is_live_again_once_one_goes_back(stand: Stand, browser: Any) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 from kivi_server.options import Options
-from kivi_server.otlp.tables import COLUMNS, LLM_KIND, ensure
+from kivi_server.otlp.tables import COLUMNS, INVOCATIONS_KIND, LLM_KIND, ensure
 from kivi_server.process.serve import credentials
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
@@ -140,9 +140,10 @@ def test_a_span_that_says_little_and_one_that_cannot_be_used(empty: Server) -> N
         to.spans.add(**{**defaults, **times, **fields})
 
     good, spans = request()
-    add(spans, 1)
+    add(spans, 1, parent_span_id=bytes(8))  # zeros for none
     assert not export(empty.otlp, good).HasField("partial_success")
     (row,) = empty.read("invocations")
+    assert row["parent_span_id"] == b""
     assert (row["namespace"], row["service"], row["instance"], row["route"]) == ("", "unknown_service", "", "n")
     assert (row["duration_us"], row["trace_id"], row["span_id"]) == (1, (1).to_bytes(16), (1).to_bytes(8))
 
@@ -496,7 +497,7 @@ def test_intakes_that_make_the_same_tables_at_the_same_moment_fail_no_export(tmp
 def test_the_tables_of_an_older_server_are_used_as_they_are(tmp_path: Path) -> None:
     older = {"calls": kivi.count(), "errors": kivi.sum("error")}
     with kivi.open(tmp_path / "data") as db:
-        columns = {name: type_ for name, type_ in COLUMNS.items() if name != "error_type"}
+        columns = {name: type_ for name, type_ in COLUMNS.items() if name not in INVOCATIONS_KIND.later}
         db.create_event_table("invocations", event_time="ts", columns={**columns, "own": "int64"})
         slots = kivi.time_slot("ts", "5m", name="slot")
         group_by: list[Any] = ["namespace", "service", slots]
@@ -507,9 +508,10 @@ def test_the_tables_of_an_older_server_are_used_as_they_are(tmp_path: Path) -> N
         assert (service["calls"], "latency" in service) == (3, False)
         assert sum(row["latency"].count for row in server.read("invocations_endpoint_5m")) == 3
         with server.connect() as db:
-            db.alter_table("invocations", add_columns={"error_type": "string"})
+            db.alter_table("invocations", add_columns={"error_type": "string", "parent_span_id": "bytes"})
         export(server.otlp, Recorder().spans(2))
         assert [row["error_type"] for row in server.read("invocations")] == [None] * 3 + [""] * 2
+        assert [row["parent_span_id"] for row in server.read("invocations")] == [None] * 3 + [b""] * 2
 
 
 def test_without_the_extra_the_server_says_which(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-// Traces: the slowest spans of a while, and all spans of one trace on a common scale.
+// Traces: the slowest spans of a while, and all spans of one trace, as a tree and on a common scale.
 
 import { controls, effective, heading, RANGES } from "./controls.js";
 import { el, fill, put } from "./dom.js";
@@ -8,9 +8,10 @@ import { Grid } from "./grid.js";
 import { go, here, link, place } from "./place.js";
 import { listening } from "./shell.js";
 
-const LEFT_OUT = new Set(["namespace", "instance", "span_id", "kind"]);
+const LEFT_OUT = new Set(["namespace", "instance", "span_id", "parent_span_id", "kind"]);
 const SHOWN = 200;
 const MOST = 1000; // spans of a trace, of each table
+const DEEPEST = 8; // that is drawn
 const NAMES = ["route", "operation", "model"];
 
 // What a span is called, of whatever table.
@@ -54,7 +55,7 @@ export function openTraces({ main, ofRole }) {
 
 export function openTrace({ main, ofRole }, id) {
   const tables = ofRole("traces");
-  const list = el("ol", { class: "spans", "aria-label": "Spans, in order of their beginning" });
+  const list = el("ol", { class: "spans", "aria-label": "Spans, each below the one that it is part of" });
   const about = el("p", { class: "soft" });
   const empty = el("p", { class: "empty", hidden: true }, "No span of this trace is here: it was not sent, or it is older than its table keeps events.");
   fill(main, heading([["Traces", link("traces")], [id.replace(/^0x/, ""), null]]), el("section", { class: "panel" }, about, list, empty));
@@ -62,10 +63,10 @@ export function openTrace({ main, ofRole }, id) {
   const on = listening({
     pastOf: place.asOf,
     shown: (parts) => {
-      const spans = parts.flatMap((rows, n) => rows.map((row) => {
+      const spans = nested(parts.flatMap((rows, n) => rows.map((row) => {
         const end = Date.parse(row[tables[n].event_time]) * 1000 + microsOf(row[tables[n].event_time]);
         return { row, table: tables[n], end, start: end - (row.duration_us ?? 0) };
-      })).sort((a, b) => a.start - b.start || b.end - a.end);
+      })).sort((a, b) => a.start - b.start || b.end - a.end));
       empty.hidden = spans.length > 0;
       list.hidden = spans.length === 0;
       const first = Math.min(...spans.map((span) => span.start)), last = Math.max(...spans.map((span) => span.end));
@@ -78,16 +79,42 @@ export function openTrace({ main, ofRole }, id) {
   return { close() { feed.close(); } };
 }
 
+// Each below the span that it is part of, and such as are part of none that is here, by their beginning: `depth` is how
+// deep, of 0 on. The spans inside of a service are not kept, so what is part of them begins anew.
+function nested(spans) {
+  const known = new Map(spans.map((span) => [span.row.span_id, span]));
+  const parts = new Map(spans.map((span) => [span, []]));
+  const tops = [];
+  for (const span of spans) {
+    const parent = span.row.parent_span_id && known.get(span.row.parent_span_id);
+    (parent && parent !== span ? parts.get(parent) : tops).push(span);
+  }
+  const found = new Set();
+  for (const top of [...tops, ...spans]) { // also those that say that they are part of each other
+    const waiting = [[top, 0]];
+    while (waiting.length) {
+      const [span, depth] = waiting.pop();
+      if (found.has(span)) continue;
+      found.add(Object.assign(span, { depth }));
+      waiting.push(...parts.get(span).map((each) => [each, depth + 1]).reverse());
+    }
+  }
+  return [...found];
+}
+
 // The microseconds of a text like 2026-07-01T12:00:00.123456Z that a Date does not hold.
 const microsOf = (text) => Number(/\.\d{3}(\d{3})/.exec(text)?.[1] ?? 0);
 
-function shownSpan({ row, table, start, end }, first, whole) {
+function shownSpan({ row, table, start, end, depth }, first, whole) {
   const bar = el("span", { class: `bar ${row.error ? "bad" : ""}` });
   bar.style.marginInlineStart = `${(100 * (start - first)) / whole}%`;
   bar.style.width = `${Math.max(0.3, (100 * (end - start)) / whole)}%`;
-  const details = Object.entries(row).filter(([name, value]) => value !== "" && value !== null && !["trace_id", "duration_us"].includes(name));
+  const what = el("span", { class: "what" }, depth ? el("span", { class: "hidden" }, `level ${depth + 1}: `) : null, el("b", {}, row.service ?? table.name), ` ${nameOf(row)}`,
+    row.peer && NAMES.some((name) => row[name]) ? el("small", {}, ` → ${row.peer}`) : null, row.error ? el("span", { class: "badge bad" }, "error") : null);
+  what.style.paddingInlineStart = `${Math.min(depth, DEEPEST) * 14}px`;
+  const details = Object.entries(row).filter(([name, value]) => value !== "" && value !== "0x" && value !== null && !["trace_id", "duration_us"].includes(name));
   return el("li", {}, el("details", { "data-key": row.span_id ?? "" },
-    el("summary", {}, el("span", { class: "what" }, el("b", {}, row.service ?? table.name), ` ${nameOf(row)}`, row.peer && NAMES.some((name) => row[name]) ? el("small", {}, ` → ${row.peer}`) : null, row.error ? el("span", { class: "badge bad" }, "error") : null),
+    el("summary", {}, what,
       el("span", { class: "took" }, duration(row.duration_us)), el("span", { class: "lane", "aria-hidden": "true" }, bar)),
     el("dl", {}, el("dt", {}, "table"), el("dd", {}, table.name), ...details.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, String(value))]))));
 }
