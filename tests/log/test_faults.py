@@ -153,30 +153,27 @@ def test_a_failed_sync_fails_the_log_for_good_and_is_not_retried(tmp_path: Path,
 
 
 def test_every_group_in_flight_at_a_failed_sync_is_told(tmp_path: Path) -> None:
-    """The first sync is slow and fails; what was written and synced meanwhile must not be acknowledged."""
+    """The sync is slow and fails; what came meanwhile must not be acknowledged, though the mark was synced by then."""
     armed, inside, meanwhile, go = (threading.Event() for _ in range(4))
-    lock = threading.Lock()
 
     def fault(name: str, number: int) -> None:
-        if name != "fdatasync" or not armed.is_set():
-            return
-        with lock:
-            mine = not inside.is_set()
+        if name == "fdatasync" and armed.is_set():
             inside.set()
-        if mine:
-            assert go.wait(10)
+            assert go.wait(60)
             raise OSError(errno.EIO, "injected")
-        meanwhile.set()
+        if name == "sync of the mark" and inside.is_set():
+            meanwhile.set()
 
     log = open_log(tmp_path / "log", FaultyFiles(fault))
     append(log, b"good")
     armed.set()
     outcomes: list[BaseException | None] = []
     log.append([Entry(Kind.COMMIT, [b"first"])], outcomes.append)
-    assert inside.wait(10)
+    assert inside.wait(60)
     for _ in range(5):
         log.append([Entry(Kind.COMMIT, [b"later"])], outcomes.append)
-    assert meanwhile.wait(10)
+    log._mark.put()  # what there is to sync
+    assert meanwhile.wait(60)
     assert outcomes == []
     go.set()
     log.close()
@@ -186,19 +183,15 @@ def test_every_group_in_flight_at_a_failed_sync_is_told(tmp_path: Path) -> None:
 
 
 def test_a_later_sync_that_fails_first_fails_the_earlier_group_too(tmp_path: Path) -> None:
+    """The later one is the mark's."""
     armed, first, second = threading.Event(), threading.Event(), threading.Event()
-    lock = threading.Lock()
 
     def fault(name: str, number: int) -> None:
-        if name != "fdatasync" or not armed.is_set():
-            return
-        with lock:
-            mine = not first.is_set()
+        if name == "fdatasync" and armed.is_set():
             first.set()
-        if mine:
-            assert second.wait(10)
-            time.sleep(0.1)
-        else:
+            assert second.wait(60)
+            wait_until(lambda: log._failed is not None)
+        if name == "sync of the mark" and first.is_set():
             second.set()
             raise OSError(errno.EIO, "injected")
 
@@ -207,8 +200,9 @@ def test_a_later_sync_that_fails_first_fails_the_earlier_group_too(tmp_path: Pat
     armed.set()
     outcomes: list[BaseException | None] = []
     log.append([Entry(Kind.COMMIT, [b"first"])], outcomes.append)
-    assert first.wait(10)
+    assert first.wait(60)
     log.append([Entry(Kind.COMMIT, [b"second"])], outcomes.append)
+    log._mark.put()  # what there is to sync
     log.close()
     assert [type(error) for error in outcomes] == [LogFailed, LogFailed]
 
