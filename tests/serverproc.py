@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Self
 import kivi
 from tests.forkserver import ROOT, Forked
 from tests.ports import Port
+from tests.waiting import PATIENCE_S
 
 __all__ = ["ROOT", "EndedError", "ServerProcess"]
 
@@ -103,8 +104,9 @@ class ServerProcess:
         lines.put(None)
 
     def connect(self, **arguments: Any) -> Any:
-        """A client of it; ``arguments`` are those of ``kivi.connect``."""
-        return kivi.connect(self.endpoint, **arguments)
+        """A client of it; ``arguments`` are those of ``kivi.connect``. Unless a test is about a timeout it has none of
+        the ten seconds that a client has, in which a busy machine may not answer."""
+        return kivi.connect(self.endpoint, **{"timeout": PATIENCE_S, **arguments})
 
     def signal(self, number: int) -> None:
         assert self.process is not None

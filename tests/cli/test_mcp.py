@@ -36,7 +36,7 @@ async def _asked(server: ServerProcess) -> None:
 
     process = mcp.StdioServerParameters(
         command=sys.executable,
-        args=["-m", "kivi.cli", "--endpoint", server.endpoint, "mcp"],
+        args=["-m", "kivi.cli", "--endpoint", server.endpoint, "--timeout", "60", "mcp"],
         env={**os.environ, "KIVI_TOKEN": "reader-token-0123456789"},
         cwd=str(ROOT),
     )

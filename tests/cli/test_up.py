@@ -74,7 +74,7 @@ def test_from_nothing_to_percentiles_and_through_a_kill(tmp_path: Path, capsys: 
         with urllib.request.urlopen(f"{found['http'][0]}/api/v1/query?query={asked}") as answer:
             assert json.load(answer)["status"] == "success"
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        assert process.wait(90) == 0
 
 
 def send(address: str, spans: Sequence[Any]) -> None:

@@ -141,12 +141,14 @@ def test_one_whose_first_read_was_refused_is_begun_again(server: ServerProcess, 
     """That it is not there yet tells nothing of what it holds."""
     with (
         db.snapshot() as newest,
-        server.connect(timeout=1) as other,
+        server.connect() as other,
         other.snapshot(min_snapshot=newest.ts + 1) as snap,
     ):
         assert other.get(counter, (1,)) is not None  # the table's schema is known from here on
+        other._core.timeout_s, patience_s = 0.5, other._core.timeout_s
         with pytest.raises(kivi.Unavailable):
             snap.get(counter, (1,))
+        other._core.timeout_s = patience_s
         with db.transaction() as tx:
             tx.put(counter, (1,), balance=2)
         cut(other)

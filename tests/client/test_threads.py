@@ -68,7 +68,7 @@ def test_connecting_that_is_interrupted_leaves_nothing_behind():
 def test_a_request_that_is_interrupted_before_it_left_keeps_nobody_waiting(server, what, monkeypatch):
     """Where it waits because much is queued, if it does: the requests of others may rely on what it queues."""
     monkeypatch.setattr("kivi.client.transport._COMPANY_S", 1.0)  # a Begin is still there when its transaction commits
-    with server.connect(timeout=3) as db:
+    with server.connect() as db:
         table = f"interrupted_{what}"
         db.create_table(table, key={"id": "int64"}, columns={"n": kivi.sum("int64")})
         with db.transaction() as tx, monkeypatch.context() as patch:
