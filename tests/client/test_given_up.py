@@ -9,7 +9,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import signal
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -94,7 +93,7 @@ def test_an_append_whose_client_is_closed_may_have_committed_and_says_so(alone: 
             db.append(table, events, token=first)
             alone.signal(signal.SIGSTOP)
             appended = pool.submit(db.append, table, events, token=second)
-            time.sleep(1.0)
+            wait_until(lambda: db._transport.open().is_awaited, reason="it was not sent")
             db.close()
             appended.result()
 
@@ -103,7 +102,7 @@ def test_an_append_whose_client_is_closed_may_have_committed_and_says_so(alone: 
         await db.append(table, events, token=first)
         alone.signal(signal.SIGSTOP)
         appended = asyncio.create_task(db.append(table, events, token=second))
-        await asyncio.sleep(0.2)
+        await until(lambda: db._transport.open().is_awaited, reason="it was not sent")
         await db.close()
         await appended
 
@@ -170,6 +169,7 @@ def test_the_writes_of_a_read_that_was_refused_until_its_time_was_up_are_not_for
         db._core.timeout_s = 1.0
         with _refusing(alone.port), pytest.raises(kivi.errors.Unavailable):
             tx.get("t", (1,))
+        db._core.timeout_s = 60.0
         alone.start()
     assert stored(alone) == 1
 
