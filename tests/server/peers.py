@@ -120,9 +120,10 @@ async def served(path: Path, allowance: Allowance | None = None) -> AsyncIterato
     """Sessions of a store with a table of counters, whose log is idle and has been quick.
 
     No turn of their event loop ends, or is thought slow, because a machine is busy: what comes together is done so.
+    Nothing is folded or settled meanwhile, which has snapshots and syncs of its own.
     """
     patient = patch.multiple(scheduler, _TURN_S=PATIENCE_S, _QUICK_S_MAX=PATIENCE_S, _STUCK_S_MAX=PATIENCE_S)
-    with patient, contextlib.closing(kivi.open(str(path / "data"))) as db:
+    with patient, contextlib.closing(kivi.open(str(path / "data"), background=False)) as db:
         db.create_table("counters", key={"id": "int64"}, columns={"hits": kivi.sum("int64")})
         with db.transaction() as tx:
             tx.delta("counters", (0,), hits=1)

@@ -468,6 +468,8 @@ def _reads(db: Any) -> bool:
 
 
 def test_a_client_has_so_many_snapshots_over_all_its_connections(limited: ServerProcess) -> None:
+    with limited.connect(access_token=ROOT) as root:
+        wait_until(lambda: not root.stats()["server_open_transactions"])  # nobody waits for a release, nor did the last
     with limited.connect(access_token=READER) as one, limited.connect(access_token=READER) as two:
         held = [one.snapshot(), one.snapshot(shared=True), two.snapshot()]
         for snapshot in held:

@@ -281,7 +281,10 @@ def beside_a_full_pool(
     """
 
     async def told() -> None:
-        with contextlib.closing(kivi.open(str(path / "data"))) as db, mock.patch.object(Scheduler, "took"):
+        with (
+            contextlib.closing(kivi.open(str(path / "data"), background=False)) as db,
+            mock.patch.object(Scheduler, "took"),
+        ):
             fill(db)
             sessions = Sessions(db.store, "test")
             peer, free = Peer(sessions), threading.Event()
