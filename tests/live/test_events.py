@@ -114,13 +114,22 @@ def test_only_those_that_are_selected(db: Any) -> None:
 
 
 def test_it_ends_when_its_moment_is_over(db: Any) -> None:
-    now = dt.datetime.now(dt.UTC)
-    with db.subscribe("calls", until_time=now + dt.timedelta(seconds=3), interval_ms=0, heartbeat_ms=100) as live:
-        db.append("calls", [{"seq": 0, "ts": now, "us": 1}, {"seq": 1, "ts": now + dt.timedelta(hours=1), "us": 1}])
+
+    def told(now: dt.datetime, lasts: dt.timedelta) -> Any:
+        live = db.subscribe("calls", until_time=now + lasts, since=db.watermark(), interval_ms=0, heartbeat_ms=100)
+        db.append("calls", [{"seq": 0, "ts": now, "us": 1}, {"seq": 1, "ts": now + 2 * lasts, "us": 1}])
         assert collect(live, 1) == [0]  # the other one lies behind its end
+        return live
+
+    began, hour = dt.datetime.now(dt.UTC), dt.timedelta(hours=1)
+    with told(began, hour) as live:
+        assert not live.ended
+    now = dt.datetime.now(dt.UTC)
+    lasts = max(dt.timedelta(seconds=2), 10 * (now - began))  # so that it is not over before it is told
+    with told(now, lasts) as live:
         assert not live.ended
         assert live.next(60.0).ended
-        assert dt.datetime.now(dt.UTC) >= now + dt.timedelta(seconds=3)
+        assert dt.datetime.now(dt.UTC) >= now + lasts
         db.append("calls", [{"seq": 2, "ts": now, "us": 1}])
         assert live.next(0.2) is None
 

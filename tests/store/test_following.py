@@ -219,10 +219,15 @@ def test_a_moment_is_the_snapshot_that_it_is_for_its_owner(pair: Pair, monkeypat
     pair.follow()
     pair.caught_up()
     assert pair.follower is not None
-    log, goes_on = pair.follower._log, threading.Event()
+    log, looks, goes_on = pair.follower._log, threading.Event(), threading.Event()
     news = log.news
-    monkeypatch.setattr(log, "news", lambda: news() if goes_on.is_set() else [])
-    time.sleep(0.05)  # it may be in the middle of a look
+
+    def held() -> Any:
+        looks.set()
+        return news() if goes_on.is_set() else []
+
+    monkeypatch.setattr(log, "news", held)
+    assert looks.wait(60)  # it was in the middle of a look, perhaps, which is over
     pair.owner.run(lambda tx: tx.delta("rows", (1,), n=1))
     moment_us = pair.owner.store.committer.now_us()
     time.sleep(0.001)
