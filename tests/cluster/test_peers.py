@@ -36,6 +36,8 @@ from tests.serverproc import EndedError, ServerProcess
 from tests.waiting import PATIENCE_S, wait_until
 
 SECRET = "what only the servers of this test know"
+BOUND_S = 5
+BOUND = f"{BOUND_S}s"
 
 
 @pytest.fixture
@@ -69,18 +71,18 @@ def test_clients_leave_a_node_whose_server_of_the_log_stands_still_and_it_is_sta
         os.kill(before, signal.SIGSTOP)
         refused, done = 0, [time.monotonic()]
         until = time.monotonic() + 25
-        with kivi.connect(stood.endpoint) as bounded:
+        with stood.connect() as bounded:
             while time.monotonic() < until or len(done) <= 10:
                 try:
                     db.run(lambda tx: tx.delta("totals", (1,), us=1, n=1))
                     done.append(time.monotonic())
                 except kivi.Disconnected:  # what was on its way then: the next node knows that it is not there
                     refused += 1
-                # Beyond the bound that node names another one, which is asked (R27).
-                before_s = time.monotonic() - 1
-                with bounded.snapshot(max_staleness="1s") as snap:
+                # Beyond the bound that node names another one (R27), which is to hear of the log as often.
+                before_s = time.monotonic() - BOUND_S
+                with bounded.snapshot(max_staleness=BOUND) as snap:
                     assert snap.ts
-                    rows = [snap.get("totals", (1,)), bounded.get("totals", (1,), max_staleness="1s")]
+                    rows = [snap.get("totals", (1,)), bounded.get("totals", (1,), max_staleness=BOUND)]
                 rows.append(asyncio.run(_bounded(stood.endpoint)))
                 least = sum(at <= before_s for at in done)
                 assert all(row is not None and row["n"] >= least for row in rows), (rows, least)
@@ -89,12 +91,12 @@ def test_clients_leave_a_node_whose_server_of_the_log_stands_still_and_it_is_sta
         stood.await_log_server_after(before)
         at_last = db.watermark()
     for node in nodes:
-        with kivi.connect(node.endpoint) as one, one.snapshot(min_snapshot=at_last) as snap:
+        with node.connect() as one, one.snapshot(min_snapshot=at_last) as snap:
             assert snap.get("totals", (1,)) == {"endpoint": 1, "us": wanted, "n": wanted}
 
 
 async def _bounded(endpoint: str) -> dict[str, Any] | None:
-    async with await kivi.aio.connect(endpoint) as db, db.snapshot(max_staleness="1s") as snap:
+    async with await kivi.aio.connect(endpoint) as db, db.snapshot(max_staleness=BOUND) as snap:
         return await snap.get("totals", (1,))
 
 
@@ -131,7 +133,7 @@ def test_nodes_and_their_servers_of_the_log_are_killed_and_nothing_is_lost(nodes
     wanted += commit(nodes, 40)
     nodes[0].await_log_server_after(before)
     all_have(nodes, wanted)
-    with kivi.connect(nodes[1].endpoint) as db:
+    with nodes[1].connect() as db:
 
         def restarts() -> list[int]:
             about = [one for one in db.cluster_status()["nodes"] if one["address"] == nodes[0].endpoint]
@@ -165,11 +167,11 @@ def test_a_second_process_on_the_directory_is_refused_and_leaves_the_first_alone
 def test_copies_of_a_node_leave_the_log_out(nodes: list[Node], tmp_path: Path) -> None:
     make_tables_everywhere(nodes)
     wanted = commit(nodes, 0)
-    with kivi.connect(nodes[0].endpoint) as db:
+    with nodes[0].connect() as db:
         db.checkpoint(str(tmp_path / "checkpoint"))
         backup = Path(db.backup(str(tmp_path / "backups"))["path"])
     assert not [*(tmp_path / "checkpoint").rglob("nats*"), *backup.rglob("nats*")]
-    with kivi.connect(nodes[0].endpoint) as db:
+    with nodes[0].connect() as db:
         last = db.watermark()
     assert re.search(r"result +good", _said_by("verify", tmp_path / "checkpoint"))
     nodes[0].stop()

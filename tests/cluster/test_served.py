@@ -74,7 +74,7 @@ def _remove(tx: Any, low: int) -> int:
 
 def test_any_node_removes_events_while_others_append(nodes: list[ServerProcess]) -> None:
     make_tables_everywhere(nodes)
-    with kivi.connect(nodes[0].endpoint) as db:
+    with nodes[0].connect() as db:
         db.create_aggregate("slowest", source="calls", group_by=["endpoint"], measures={"us": kivi.max("us")})
     removed = beside = 0
     clients = [Client(node.endpoint, seed, 40, while_=lambda: not beside) for seed, node in enumerate(nodes)]
@@ -96,7 +96,7 @@ def test_any_node_removes_events_while_others_append(nodes: list[ServerProcess])
     last = newest_of(nodes)
     answers = []
     for node in nodes:
-        with kivi.connect(node.endpoint) as db, db.snapshot(min_snapshot=last) as snap:
+        with node.connect() as db, db.snapshot(min_snapshot=last) as snap:
             answers.append([list(snap.scan(name)) for name in ("calls", "by_endpoint", "slowest")])
     assert answers[0] == answers[1] == answers[2]
     calls, sums, slowest = answers[0]
@@ -129,7 +129,7 @@ def test_a_node_that_was_killed_comes_back_with_all_that_was_acknowledged(nodes:
 @pytest.mark.story
 def test_a_new_node_begins_with_the_copy_of_another_one(nodes: list[ServerProcess], tmp_path: Path) -> None:
     make_tables_everywhere(nodes)
-    with kivi.connect(nodes[0].endpoint) as db:
+    with nodes[0].connect() as db:
         before = Client(nodes[0].endpoint, 1, 10)
         before.run()
         db.checkpoint(str(tmp_path / "copy"))
@@ -137,7 +137,7 @@ def test_a_new_node_begins_with_the_copy_of_another_one(nodes: list[ServerProces
     after = Client(nodes[1].endpoint, 2, 10)
     after.run()
     assert before.failure is None and after.failure is None
-    with kivi.connect(nodes[1].endpoint) as db:
+    with nodes[1].connect() as db:
         last = db.watermark()
     with ServerProcess(tmp_path / "copy", *nodes[0].arguments) as fourth:
         assert answers_of(fourth, last) == answers_of(nodes[2], last)
@@ -146,7 +146,7 @@ def test_a_new_node_begins_with_the_copy_of_another_one(nodes: list[ServerProces
         assert later.failure is None
         fourth.kill()
         fourth.start()
-        with kivi.connect(fourth.endpoint) as db:
+        with fourth.connect() as db:
             last = db.watermark()
         wanted = before.done + after.done + later.done
         answers = [answers_of(node, last) for node in (*nodes, fourth)]
@@ -197,7 +197,7 @@ def test_who_follows_matches_goes_on_at_another_node(nodes: list[ServerProcess])
         db.append("calls", rows)
 
     def told(node: ServerProcess, **since: Any) -> tuple[list[Any], dict[str, int]]:
-        with kivi.connect(node.endpoint) as db:
+        with node.connect() as db:
             wait_for(since["since"], db)  # it may be behind the one that was killed
             with db.subscribe_matches("calls", rises, interval_ms=10, **since) as live:
                 update = live.next(60.0)
@@ -205,7 +205,7 @@ def test_who_follows_matches_goes_on_at_another_node(nodes: list[ServerProcess])
                 return [(change.kind, change.row) for change in update.changes], {"since": live.ts, "skip": live.skip}
 
     make_tables_everywhere(nodes)
-    with kivi.connect(nodes[0].endpoint) as db:
+    with nodes[0].connect() as db:
         append(db, 0, 5, 6, 7, 1)
         first, position = told(nodes[1], since=0)
         assert first == [("add", {"began": 5, "rises": 2})]
@@ -240,7 +240,7 @@ def test_clients_leave_nodes_that_stand_still(nodes: list[ServerProcess]) -> Non
 
 
 def test_a_fresh_read_has_what_was_acknowledged_by_any_node(nodes: list[ServerProcess]) -> None:
-    with kivi.connect(nodes[0].endpoint) as one, kivi.connect(nodes[1].endpoint, read="fresh") as other:
+    with nodes[0].connect() as one, kivi.connect(nodes[1].endpoint, read="fresh") as other:
         make_tables(one)
         for n in range(1, 30):
             with one.transaction() as tx:
@@ -259,13 +259,13 @@ def test_a_fresh_read_has_what_was_acknowledged_by_any_node(nodes: list[ServerPr
 
 def test_a_shared_snapshot_is_read_by_any_node_and_outlives_the_one_that_began_it(nodes: list[ServerProcess]) -> None:
     make_tables_everywhere(nodes)
-    with kivi.client.connect(nodes[0].endpoint) as db:
+    with nodes[0].connect() as db:
         with db.transaction() as tx:
             tx.delta("totals", (1,), us=5, n=1)
         shared = db.snapshot(shared=True, ttl_s=600)
         shared.__enter__()
         at = shared.ts
-    with kivi.client.connect(nodes[1].endpoint) as db:
+    with nodes[1].connect() as db:
         for _ in range(3):
             with db.transaction() as tx:
                 tx.delta("totals", (1,), us=7, n=1)
@@ -274,22 +274,22 @@ def test_a_shared_snapshot_is_read_by_any_node_and_outlives_the_one_that_began_i
     nodes[0].kill()
     nodes[0].start()
     for node in nodes:
-        with kivi.client.connect(node.endpoint) as db:
+        with node.connect() as db:
             wait_for(later, db)
             db.consolidate()
             with db.snapshot(lease=shared.lease, min_snapshot=at) as snap:
                 assert (snap.ts, snap.get("totals", (1,))) == (at, {"endpoint": 1, "us": 5, "n": 1})
             with db.snapshot(as_of=at) as snap:
                 assert list(snap.scan("totals")) == [{"endpoint": 1, "us": 5, "n": 1}]
-    with kivi.client.connect(nodes[2].endpoint) as db:
-        short = db.snapshot(shared=True, ttl_s=3)
+    with nodes[2].connect() as db:
+        short = db.snapshot(shared=True, ttl_s=60)
         with short:
             snapshot = db.snapshot(lease=short.lease, min_snapshot=short.ts)
             with snapshot:
                 snapshot.renew(600)
 
         def is_over() -> bool:  # its maker has closed it, and so it ends everywhere
-            with kivi.client.connect(nodes[1].endpoint) as other:
+            with nodes[1].connect() as other:
                 try:
                     with other.snapshot(lease=short.lease, min_snapshot=short.ts) as snap:
                         return snap.ts < 0
@@ -301,7 +301,7 @@ def test_a_shared_snapshot_is_read_by_any_node_and_outlives_the_one_that_began_i
 
 @pytest.mark.story
 def test_without_its_log_a_cluster_reads_and_takes_no_writes(nodes: list[ServerProcess], nats: NatsCluster) -> None:
-    with kivi.connect(nodes[0].endpoint) as db:
+    with nodes[0].connect() as db:
         make_tables(db)
         with db.transaction() as tx:
             tx.delta("totals", (1,), us=5, n=1)
@@ -326,7 +326,7 @@ def test_without_its_log_a_cluster_reads_and_takes_no_writes(nodes: list[ServerP
 
 def test_an_alert_is_the_same_on_every_node_and_told_once(nodes: list[ServerProcess]) -> None:
     begin = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
-    dbs = [kivi.connect(node.endpoint) for node in nodes]
+    dbs = [node.connect() for node in nodes]
 
     def append(db: Any, minute: float, us: int) -> None:
         db.append("calls", [{"ts": begin + dt.timedelta(minutes=minute), "endpoint": 1, "us": us}])

@@ -36,7 +36,7 @@ def test_a_read_goes_where_its_rows_are(tmp_path: Path) -> None:
         nats = opened.enter_context(NatsCluster(tmp_path, 1))
         how = ("--cluster", "apm", "--nats", ",".join(nats.urls), "--log-bytes", "1GiB")
         high = opened.enter_context(ServerProcess(tmp_path / "high", *how))
-        with kivi.connect(high.endpoint) as db:
+        with high.connect() as db:
             db.create_event_table("calls", event_time="ts", columns=COLUMNS, shard_by=["user"])
             db.create_aggregate("sums", source="calls", group_by=["user"], measures={"us": kivi.sum("us")})
             db.append("calls", [{"ts": i, "user": user, "us": i} for i in range(100) for user in (LOW, HIGH)])
@@ -45,7 +45,7 @@ def test_a_read_goes_where_its_rows_are(tmp_path: Path) -> None:
         high.stop()
         high.arguments += ["--shards", "32-63"]
         high.start()
-        with kivi.connect(low.endpoint) as db:
+        with low.connect() as db:
             wait_until(
                 lambda: {one["address"] for one in db.cluster_status()["nodes"]} >= {low.endpoint, high.endpoint}
             )
@@ -197,7 +197,7 @@ def test_alerts_and_matches_where_no_node_has_all_shards(tmp_path: Path) -> None
         nats = opened.enter_context(NatsCluster(tmp_path, 1))
         how = ("--cluster", "apm", "--nats", ",".join(nats.urls), "--log-bytes", "1GiB")
         high = opened.enter_context(ServerProcess(tmp_path / "high", *how))
-        with kivi.connect(high.endpoint) as db:
+        with high.connect() as db:
             db.create_event_table("calls", event_time="ts", columns=COLUMNS, shard_by=["user"])
             db.create_event_table("plain", event_time="ts", columns=COLUMNS)
             for of in ("calls", "plain"):
@@ -209,7 +209,7 @@ def test_alerts_and_matches_where_no_node_has_all_shards(tmp_path: Path) -> None
         high.stop()
         high.arguments += ["--shards", "32-63"]
         high.start()
-        low_db, high_db = (opened.enter_context(kivi.connect(node.endpoint)) for node in (low, high))
+        low_db, high_db = (opened.enter_context(node.connect()) for node in (low, high))
         for of in ("calls", "plain"):
             low_db.create_alert(of, on=f"{of}_1h", where=kivi.col("n") > 0)
 
@@ -218,7 +218,7 @@ def test_alerts_and_matches_where_no_node_has_all_shards(tmp_path: Path) -> None
 
         across = kivi.pattern("A B", within="1m", measures={"us": kivi.last("us")})
         with (
-            kivi.connect(low.endpoint, timeout=1.0) as db,
+            kivi.connect(low.endpoint, timeout=5.0) as db,
             pytest.raises(kivi.Unavailable, match="may have rows of the shards"),
         ):
             db.subscribe_matches("calls", across, since=0)
@@ -283,7 +283,7 @@ def test_who_reads_at_a_node_that_is_lost_goes_on_at_another(tmp_path: Path) -> 
         nats = opened.enter_context(NatsCluster(tmp_path, 1))
         how = ("--cluster", "apm", "--nats", ",".join(nats.urls), "--log-bytes", "1GiB")
         one = opened.enter_context(ServerProcess(tmp_path / "one", *how))
-        with kivi.connect(one.endpoint) as db:
+        with one.connect() as db:
             db.create_event_table("calls", event_time="ts", columns=COLUMNS, shard_by=["user"])
             db.append("calls", [{"ts": i, "user": f"user {i}", "us": i} for i in range(100)])
             for name in ("two", "part"):
@@ -302,7 +302,7 @@ def test_who_reads_at_a_node_that_is_lost_goes_on_at_another(tmp_path: Path) -> 
                     found.append(len([change async for change in snap.changes("calls", since=0)]))
             return found
 
-        with kivi.connect(part.endpoint) as db:
+        with part.connect() as db:
             wait_until(
                 lambda: {node["address"] for node in db.cluster_status()["nodes"]} >= {one.endpoint, two.endpoint}
             )
@@ -311,7 +311,7 @@ def test_who_reads_at_a_node_that_is_lost_goes_on_at_another(tmp_path: Path) -> 
             lost.kill()
             assert [count(db) for _ in range(3)] == [100] * 3
             for _ in range(6):
-                with kivi.connect(part.endpoint) as other:
+                with part.connect() as other:
                     assert count(other) == 100
             assert asyncio.run(counts(6)) == [100] * 6
 
@@ -325,7 +325,7 @@ def test_who_answers_alone_may_be_killed_in_the_middle(tmp_path: Path, reverse: 
         how = ("--cluster", "apm", "--nats", ",".join(nats.urls), "--log-bytes", "1GiB")
         whole = opened.enter_context(ServerProcess(tmp_path / "whole", *how))
         columns = {**COLUMNS, "text": "string"}
-        with kivi.connect(whole.endpoint) as db:
+        with whole.connect() as db:
             db.create_event_table("calls", event_time="ts", columns=columns, shard_by=["user"])
             for name in ("low", "other"):
                 db.checkpoint(tmp_path / name)
