@@ -69,8 +69,9 @@ _ANSWERED: Final = ("server", "consumer")
 _PLACES: Final = ("service.namespace", "service.name", "service.instance.id")
 _METHODS: Final = ("http.request.method", "http.method")
 _CODES: Final = ("http.response.status_code", "http.status_code", "rpc.grpc.status_code", "rpc.response.status_code")
+_PATHS: Final = ("url.path", "http.target")
 _ERROR_TYPE: Final = "error.type"
-_WANTED: Final = frozenset({"http.route", "rpc.service", "rpc.method", _ERROR_TYPE, *_METHODS, *_CODES})
+_WANTED: Final = frozenset({"http.route", "rpc.service", "rpc.method", _ERROR_TYPE, *_METHODS, *_PATHS, *_CODES})
 _PEERS: Final = (
     "peer.service",
     "server.address",
@@ -177,7 +178,8 @@ def spans_of(request: ExportTraceServiceRequest) -> Export:
                 trace_id, span_id = span.trace_id, span.span_id
                 began, ended = span.start_time_unix_nano, span.end_time_unix_nano
                 said = _named(span.attributes, _WANTED)
-                route, method = _route(said) or span.name, _text(said, *_METHODS)
+                method = _text(said, *_METHODS)
+                route = _route(said) or _without_path(span.name, said)
                 code = span.status.code
                 error = int(code == Status.STATUS_CODE_ERROR)
                 error_type = _error_type(span, said, error)
@@ -307,6 +309,17 @@ def _route(said: dict[str, str | int]) -> str:
         return route
     service, method = _text(said, "rpc.service"), _text(said, "rpc.method")
     return f"{service}/{method}" if service and method else service or method
+
+
+def _without_path(name: str, said: dict[str, str | int]) -> str:
+    """A span's name but for the path of its request, which some instrumentations put into it where no route matches.
+
+    The semantic conventions have the method alone there: each path that a scanner tries would be an endpoint.
+    """
+    path = _text(said, *_PATHS).partition("?")[0]
+    if not path or not f" {name}".endswith(f" {path}"):
+        return name
+    return name.removesuffix(path).rstrip(" ") or _text(said, *_METHODS) or "HTTP"
 
 
 def _status_code(said: dict[str, str | int]) -> int:

@@ -71,7 +71,7 @@ COLUMNS: Final = {
     "namespace": "string",  # service.namespace
     "service": "string",  # service.name
     "instance": "string",  # service.instance.id
-    "route": "string",  # http.route, else rpc.service/rpc.method, else the span's name
+    "route": "string",  # http.route, else rpc.service/rpc.method, else the span's name without url.path
     "method": "string",  # http.request.method
     "kind": "string",  # server, consumer
     "status_code": "int64",  # http.response.status_code, or gRPC's
