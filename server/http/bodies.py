@@ -1,7 +1,7 @@
 """What clients send: read against limits, of one request and of all together, also after it is unpacked.
 
-A body that is longer than ``BODY_BYTES_MAX`` is 413, one that does not come in time is 408. gzip and deflate are unpacked
-piece by piece, so that some bytes that stand for gigabytes stop at the limit.
+A body that is longer than ``BODY_BYTES_MAX`` is 413, one that does not come in time is 408. gzip and deflate are
+unpacked piece by piece, so that some bytes that stand for gigabytes stop at the limit.
 
 Who sends slowly is not in the way of others: where there is no room for a piece, bodies that have been coming for
 ``_SLOW_S`` give way, the longest first, and are told to come again (429).

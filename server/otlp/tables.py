@@ -11,8 +11,8 @@ For ``--otlp-table invocations``, spans of kind SERVER and CONSUMER::
                                                                           error_rate, p50_us, p95_us, p99_us, apdex
 
 Of kind CLIENT and PRODUCER, but for calls to language models; of whatever kind but SERVER and CONSUMER, calls to
-language models (``gen_ai.*``, but ``retrieval``; operations that only wrap such calls, like ``invoke_agent``, are passed
-over, or their tokens would count twice)::
+language models (``gen_ai.*``, but ``retrieval``; operations that only wrap such calls, like ``invoke_agent``, are
+passed over, or their tokens would count twice)::
 
     outgoing_calls            an event for each call that a service made (``OUTGOING``)
     outgoing_calls_5m         (namespace, service, peer, system, slot)        the same measures

@@ -6,8 +6,8 @@ import base64
 import gzip
 import json
 import random
-import zlib
 import time
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from decimal import Decimal
