@@ -66,6 +66,8 @@ def _guide(options: Any) -> str:
             "and of its metrics differences, with histograms that percentiles can be had of:",
             f"    export {_METRICS}TEMPORALITY_PREFERENCE=delta",
             f"    export {_METRICS}DEFAULT_HISTOGRAM_AGGREGATION=base2_exponential_bucket_histogram",
+            "and no logs, which it does not take:",
+            "    export OTEL_LOGS_EXPORTER=none",
             "",
         ]
     asked = "rollup invocations_endpoint_5m --by service,route --columns calls,p99_us"

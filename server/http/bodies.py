@@ -1,7 +1,7 @@
 """What clients send: read against limits, of one request and of all together, also after it is unpacked.
 
-A body that is longer than ``BODY_BYTES_MAX`` is 413, one that does not come in time is 408. gzip is unpacked piece by
-piece, so that some bytes that stand for gigabytes stop at the limit.
+A body that is longer than ``BODY_BYTES_MAX`` is 413, one that does not come in time is 408. gzip and deflate are
+unpacked piece by piece, so that some bytes that stand for gigabytes stop at the limit.
 
 Who sends slowly is not in the way of others: where there is no room for a piece, bodies that have been coming for
 ``_SLOW_S`` give way, the longest first, and are told to come again (429).
@@ -28,6 +28,8 @@ _ALL_BYTES_MAX: Final = 256 << 20
 _WHOLE_S: Final = 60.0
 _SLOW_S: Final = 5.0
 _PIECE: Final = 256 << 10
+_CODINGS: Final = {"identity": 0, "gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
+"""What zlib calls each, and 0 for what is not packed."""
 
 
 class Bodies:
@@ -42,16 +44,18 @@ class Bodies:
     async def read(self, request: Request, limit: int = BODY_BYTES_MAX) -> AsyncIterator[bytes]:
         """The body, unpacked; what it takes is counted until the block ends.
 
-        Raises BodyTooLarge, RequestTimeout, UnsupportedMediaType, InvalidArgument for what is no gzip, and
-        ResourceExhausted while others' bodies take all the room.
+        Raises BodyTooLarge, RequestTimeout, UnsupportedMediaType, InvalidArgument for what is not packed as it
+        says, and ResourceExhausted while others' bodies take all the room.
         """
         coding = request.headers.get("content-encoding", "identity").lower()
-        if coding not in ("identity", "gzip"):
-            raise UnsupportedMediaType(f"Content-Encoding {coding!r} is not understood: send gzip, or leave it out")
+        if coding not in _CODINGS:
+            raise UnsupportedMediaType(
+                f"Content-Encoding {coding!r} is not understood: send gzip or deflate, or leave it out"
+            )
         length = request.headers.get("content-length", "")
         if length.isdecimal() and int(length) > limit:
             raise _too_large(limit)
-        body = _Body(self, limit, unpacks=coding == "gzip")
+        body = _Body(self, limit, coding)
         try:
             self._coming[body] = None
             try:
@@ -81,10 +85,10 @@ class Bodies:
 
 
 class _Body:
-    def __init__(self, bodies: Bodies, limit: int, *, unpacks: bool) -> None:
-        self._bodies, self._limit, self.nbytes = bodies, limit, 0
+    def __init__(self, bodies: Bodies, limit: int, coding: str) -> None:
+        self._bodies, self._limit, self._coding, self.nbytes = bodies, limit, coding, 0
         self._parts: list[bytes] = []
-        self._unpacking = zlib.decompressobj(zlib.MAX_WBITS | 16) if unpacks else None
+        self._unpacking = zlib.decompressobj(bits) if (bits := _CODINGS[coding]) else None
         self.clock = asyncio.timeout(_WHOLE_S)
         self._began_s = time.monotonic()
         self._gave_way = False
@@ -118,9 +122,9 @@ class _Body:
                     piece = self._unpacking.unconsumed_tail
                     await asyncio.sleep(0)
         except zlib.error as error:
-            raise InvalidArgument(f"the body is not gzip, as Content-Encoding says: {error}") from None
+            raise InvalidArgument(f"the body is not {self._coding}, as Content-Encoding says: {error}") from None
         if self._unpacking.unused_data:
-            raise InvalidArgument("something follows the gzip body: send one member")
+            raise InvalidArgument(f"something follows the {self._coding} body: send one member")
 
     def _keep(self, part: bytes) -> None:
         if self.nbytes + len(part) > self._limit:
@@ -135,7 +139,7 @@ class _Body:
     def whole(self) -> bytes:
         self.check()  # its end may have been there when it gave way
         if self._unpacking is not None and not self._unpacking.eof:
-            raise InvalidArgument("the gzip body ends in the middle")
+            raise InvalidArgument(f"the {self._coding} body ends in the middle")
         return self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
 
 

@@ -75,7 +75,7 @@ from kivi.model.predicate_text import split_names, where
 from kivi.model.schema import TableSchema
 from kivi.model.subscriptions import Change, Query, Update, applied
 
-__all__ = ["Channels", "Wanted"]
+__all__ = ["Channels", "Wanted", "until_left"]
 
 _PARAMETERS: Final = frozenset(
     "table prefix where columns order_by limit offset by step tz last from to since interval_ms".split()  # noqa: SIM905
@@ -465,7 +465,7 @@ class _Stream(Response):
             await send({"type": "http.response.body", "body": b""})
             return
         sending = asyncio.ensure_future(self._send(send))
-        leaving = asyncio.ensure_future(_left(receive))
+        leaving = asyncio.ensure_future(until_left(receive))
         try:
             await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -480,6 +480,7 @@ class _Stream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _left(receive: Callable[[], Awaitable[Any]]) -> None:
+async def until_left(receive: Callable[[], Awaitable[Any]]) -> None:
+    """Waits until whoever asked has closed the connection; its body has been read."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -197,8 +198,9 @@ class Sql:
         """Raises InvalidArgument."""
         return Sql(members(data, SQL, "sql"))
 
-    def answer(self, sessions: Sessions, grant: Grant) -> Answered:
-        """In a thread of those that wait for processes. Raises what the question deserves."""
+    def answer(self, sessions: Sessions, grant: Grant, left: Future[None]) -> Answered:
+        """In a thread of those that wait for processes. ``left`` is done once nobody waits for the answer: its process
+        is for others then. Raises what the question deserves."""
         wanted = SqlArguments(self.given["sql"], self.given.get("parameters"))
         parameters = b"" if wanted.batch is None else bytes(encode_ipc(wanted.batch))
         store = sessions.store
@@ -208,7 +210,7 @@ class Sql:
                 question = SqlTables(sessions.translator, lambda: grant, lease, shared).question(
                     wanted.text, parameters
                 )
-                table = gathered(_batches(sessions.workers.answer(question)), None)
+                table = gathered(_batches(sessions.workers.answer(question, left=left)), None)
                 shared.check()
             return Answered(table, lease.ts, False, "")
         finally:

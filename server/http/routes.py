@@ -25,7 +25,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from typing import Any, Final, Protocol, TypeVar
 from urllib.parse import parse_qs
 
@@ -39,7 +39,7 @@ from kivi_server.http.console import Console
 from kivi_server.http.description import described
 from kivi_server.http.errors import UnsupportedMediaType, retry_after, status_of, whole_seconds
 from kivi_server.http.front import CALL, ERROR
-from kivi_server.http.live import Channels, Wanted
+from kivi_server.http.live import Channels, Wanted, until_left
 from kivi_server.http.questions import Query, Sql
 from kivi_server.http.rendering import (
     CSV,
@@ -320,12 +320,23 @@ class Routes:
             asked = Sql.of(body)
 
         def work() -> Answer:
-            table, ts, more, _ = asked.answer(self._sessions, grant)
+            table, ts, more, _ = asked.answer(self._sessions, grant, left)
             about = {"snapshot": ts, "more": more, "types": types_of(table)}
             return Answer(rendered(media, table, about, doubles=doubles), media, ts, more)
 
         await self._reached(asked.given.get("min_snapshot"))
-        return _answered(await self._asked(request, self._sessions.sql, work))
+        left = Future[None]()
+
+        def ended(leaving: asyncio.Task[None]) -> None:
+            if not leaving.cancelled():
+                self._sessions.long.submit(left.set_result, None)  # to end a process takes a while
+
+        leaving = asyncio.create_task(until_left(request.receive))
+        leaving.add_done_callback(ended)
+        try:
+            return _answered(await self._asked(request, self._sessions.sql, work))
+        finally:
+            leaving.cancel()
 
     async def live(self, request: Request) -> Response:
         grant = self._door.enter(request, Access.READ, "subscribing")

@@ -69,8 +69,9 @@ _ANSWERED: Final = ("server", "consumer")
 _PLACES: Final = ("service.namespace", "service.name", "service.instance.id")
 _METHODS: Final = ("http.request.method", "http.method")
 _CODES: Final = ("http.response.status_code", "http.status_code", "rpc.grpc.status_code", "rpc.response.status_code")
+_PATHS: Final = ("url.path", "http.target")
 _ERROR_TYPE: Final = "error.type"
-_WANTED: Final = frozenset({"http.route", "rpc.service", "rpc.method", _ERROR_TYPE, *_METHODS, *_CODES})
+_WANTED: Final = frozenset({"http.route", "rpc.service", "rpc.method", _ERROR_TYPE, *_METHODS, *_PATHS, *_CODES})
 _PEERS: Final = (
     "peer.service",
     "server.address",
@@ -81,6 +82,14 @@ _PEERS: Final = (
 )
 _URLS: Final = ("url.full", "http.url")
 """Whose host is the peer where nothing else says it, as in the spans of Python's ``requests``."""
+_LAST_PEERS: Final = (
+    "net.sock.peer.name",
+    "network.peer.address",
+    "net.sock.peer.addr",
+    "messaging.destination",
+    "rpc.service",
+)
+"""Of older instrumentations, and of a cloud's services, as ``S3``."""
 _SYSTEMS: Final = ("db.system.name", "db.system", "messaging.system", "rpc.system.name", "rpc.system")
 _TENANTS: Final = ("tenant.id", "enduser.id", "user.id")
 _PROVIDERS: Final = ("gen_ai.provider.name", "gen_ai.system")
@@ -89,10 +98,12 @@ _INPUTS: Final = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens")
 _OUTPUTS: Final = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens")
 _GEN_AI: Final = "gen_ai.operation.name"
 _OUTGOING: Final = frozenset(
-    {*_WANTED, *_PEERS, *_URLS, *_SYSTEMS, *_TENANTS, *_PROVIDERS, *_MODELS, *_INPUTS, *_OUTPUTS, _GEN_AI}
+    chain(_WANTED, _PEERS, _URLS, _LAST_PEERS, _SYSTEMS, _TENANTS, _PROVIDERS, _MODELS, _INPUTS, _OUTPUTS, [_GEN_AI])
 )
 _WRAPPING: Final = frozenset({"create_agent", "invoke_agent", "invoke_workflow", "execute_tool"})
 """Operations that call no model themselves: the calls in them have spans of their own."""
+_RETRIEVAL: Final = "retrieval"
+"""Asks an index, and no model."""
 _TYPES: Final = {
     "string": pa.string(),
     "float64": pa.float64(),
@@ -177,7 +188,8 @@ def spans_of(request: ExportTraceServiceRequest) -> Export:
                 trace_id, span_id = span.trace_id, span.span_id
                 began, ended = span.start_time_unix_nano, span.end_time_unix_nano
                 said = _named(span.attributes, _WANTED)
-                route, method = _route(said) or span.name, _text(said, *_METHODS)
+                method = _text(said, *_METHODS)
+                route = _route(said) or _without_path(span.name, said)
                 code = span.status.code
                 error = int(code == Status.STATUS_CODE_ERROR)
                 error_type = _error_type(span, said, error)
@@ -206,10 +218,10 @@ def _made(
         return
     said = _named(span.attributes, _OUTGOING)
     operation, model = _text(said, _GEN_AI), _text(said, *_MODELS)
-    if operation in _WRAPPING or (kind is None and not (operation and model)):
+    is_llm = bool(operation or model) and operation != _RETRIEVAL
+    if operation in _WRAPPING or (kind is None and not (is_llm and operation and model)):
         export.invocations.passed_over += 1
         return
-    is_llm = bool(operation or model)
     spans = export.llm if is_llm else export.outgoing
     code = span.status.code
     error = int(code == Status.STATUS_CODE_ERROR)
@@ -226,7 +238,7 @@ def _made(
     else:
         method = _text(said, *_METHODS)
         grouping = {
-            "peer": _text(said, *_PEERS) or _host(said),
+            "peer": _text(said, *_PEERS) or _host(said) or _text(said, *_LAST_PEERS),
             "system": _text(said, *_SYSTEMS) or ("http" if method else ""),
         }
         others = (_cut(_route(said) or span.name), _cut(method))
@@ -307,6 +319,17 @@ def _route(said: dict[str, str | int]) -> str:
         return route
     service, method = _text(said, "rpc.service"), _text(said, "rpc.method")
     return f"{service}/{method}" if service and method else service or method
+
+
+def _without_path(name: str, said: dict[str, str | int]) -> str:
+    """A span's name but for the path of its request, which some instrumentations put into it where no route matches.
+
+    The semantic conventions have the method alone there: each path that a scanner tries would be an endpoint.
+    """
+    path = _text(said, *_PATHS).partition("?")[0]
+    if not path or not f" {name}".endswith(f" {path}"):
+        return name
+    return name.removesuffix(path).rstrip(" ") or _text(said, *_METHODS) or "HTTP"
 
 
 def _status_code(said: dict[str, str | int]) -> int:

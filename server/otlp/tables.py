@@ -11,8 +11,8 @@ For ``--otlp-table invocations``, spans of kind SERVER and CONSUMER::
                                                                           error_rate, p50_us, p95_us, p99_us, apdex
 
 Of kind CLIENT and PRODUCER, but for calls to language models; of whatever kind but SERVER and CONSUMER, calls to
-language models (``gen_ai.*``; operations that only wrap such calls, like ``invoke_agent``, are passed over, or their
-tokens would count twice)::
+language models (``gen_ai.*``, but ``retrieval``; operations that only wrap such calls, like ``invoke_agent``, are
+passed over, or their tokens would count twice)::
 
     outgoing_calls            an event for each call that a service made (``OUTGOING``)
     outgoing_calls_5m         (namespace, service, peer, system, slot)        the same measures
@@ -71,7 +71,7 @@ COLUMNS: Final = {
     "namespace": "string",  # service.namespace
     "service": "string",  # service.name
     "instance": "string",  # service.instance.id
-    "route": "string",  # http.route, else rpc.service/rpc.method, else the span's name
+    "route": "string",  # http.route, else rpc.service/rpc.method, else the span's name without url.path
     "method": "string",  # http.request.method
     "kind": "string",  # server, consumer
     "status_code": "int64",  # http.response.status_code, or gRPC's
@@ -87,7 +87,7 @@ OUTGOING: Final = {
     "namespace": "string",
     "service": "string",
     "instance": "string",
-    "peer": "string",  # peer.service, else server.address, where a message goes to, the host of the URL
+    "peer": "string",  # peer.service, else server.address, where a message goes to, the host of the URL, rpc.service
     "system": "string",  # db.system.name, messaging.system, rpc.system, else http
     "operation": "string",  # http.route, rpc.service/rpc.method, else the span's name
     "method": "string",  # http.request.method

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
@@ -57,8 +58,11 @@ class Workers:
         self.killed = 0
         self.answered = 0
 
-    def answer(self, question: Question, timeout_s: float | None = None) -> Iterator[Any]:
-        """Pages of the answer, each an Arrow IPC stream; at least one. ``timeout_s``: what is left for it.
+    def answer(
+        self, question: Question, timeout_s: float | None = None, left: Future[None] | None = None
+    ) -> Iterator[Any]:
+        """Pages of the answer, each an Arrow IPC stream; at least one. ``timeout_s``: what is left for it. ``left`` is
+        done once nobody waits for it any more, which ends it.
 
         Raises ResourceExhausted where a limit ends it, and what answering it raises.
         """
@@ -71,12 +75,16 @@ class Workers:
                 retry_s=1.0,
             )
         try:
+            if left is not None and left.done():
+                raise ResourceExhausted("nobody waits for the answer any more")
             worker = self._taken()
         except BaseException:
             self._room.release()
             raise
         left_s = max(0.001, min(self._limits.timeout_s, until - time.monotonic()))
         run = _Run(worker, replace(self._limits, timeout_s=left_s), self._ended)
+        if left is not None:
+            left.add_done_callback(lambda _: run.end())
         try:
             yield from run.pages(question)
         finally:
@@ -229,5 +237,6 @@ class _Run:
                 maximum=self._limits.timeout_s,
             )
         return ResourceExhausted(
-            "the process that computed this question has ended: it took more memory than it may, or was killed"
+            "the process that computed this question has ended: it took more memory than it may, was killed, or nobody "
+            "waits for the answer any more"
         )

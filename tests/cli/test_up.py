@@ -51,6 +51,7 @@ def test_from_nothing_to_percentiles_and_through_a_kill(tmp_path: Path, capsys: 
     with running(tmp_path, *PORTS) as (process, found, said):
         assert "kivi is up" in said and "OTEL_EXPORTER_OTLP_ENDPOINT=" in said and str(tmp_path / "kivi-data") in said
         assert "TEMPORALITY_PREFERENCE=delta" in said  # what its metrics are refused without
+        assert "OTEL_LOGS_EXPORTER=none" in said  # agents that send logs unasked are answered 404
         assert len(found["http"]) == 2
         for address in found["http"]:
             with urllib.request.urlopen(f"{address}/healthz") as answer:

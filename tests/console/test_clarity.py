@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -78,6 +79,13 @@ def test_a_chart_has_whole_labels_and_every_value(stand: Stand, browser: Any) ->
         opened(browser, stand, f"#/{ENDPOINT}")
         until(browser, lambda: table_of(browser))
         assert browser.execute_script("return dots") >= 4 * 3, "slots without neighbours: the rate and three quantiles"
+        opened(browser, stand, "#/endpoints?range=7d")
+        until(browser, lambda: table_of(browser))
+        days = [
+            text for text, _ in browser.execute_script("return texts") if re.fullmatch("[A-Z][a-z]{2} [0-9]+", text)
+        ]
+        assert len({*days}) >= 3, "the axis has the range, of which nothing came but in the last hour"
+        assert not [text for text, _ in browser.execute_script("return texts") if re.match("[0-9]{4}-", text)]
     finally:
         browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
 
@@ -97,6 +105,47 @@ def test_the_view_that_is_shown_is_in_sight_and_a_long_trace_is_not_taken_for_wh
     assert left >= 0 and right <= 320
     opened(browser, stand, f"#/trace/{1:032x}")
     until(browser, lambda: shown(browser, "main .soft").startswith("2 spans"))
+
+
+def test_numbers_and_names_are_such_as_one_says(stand: Stand, browser: Any) -> None:
+    browser.get(stand.address)
+    script = (
+        "const [[name, ...given], done] = arguments;"
+        "import('/console/format.js').then((all) => done(all[name](...given)))"
+    )
+    hour, day = 3_600e6, 86_400e6
+    for asked, said in (
+        (["rate", 7_200, hour], "2 /s"), (["rate", 5_000_000, hour], "1,389 /s"), (["rate", 12, hour], "0.2 /min"),
+        (["rate", 19, day], "0.79 /h"), (["rate", 1, day], "1 /day"), (["rate", 0, day], "0 /day"),
+        (["withMethod", "GET", "/x"], "GET /x"), (["withMethod", "GET", "GET"], "GET"),
+        (["withMethod", "", "/x"], "/x"), (["withMethod", "GET", "GETTING"], "GET GETTING"),
+    ):  # fmt: skip
+        assert browser.execute_async_script(script, asked) == said
+
+
+def test_a_range_that_ended_long_ago_says_so_and_an_address_that_is_none_shows_something(
+    stand: Stand, browser: Any
+) -> None:
+    for route, says in (("/almost", True), ("/cart", False)):
+        opened(browser, stand, f"#/endpoints?k.namespace=&k.service=shop&k.route={route}&k.method=GET")
+        until(browser, lambda: table_of(browser))
+        assert ("Nothing has come since" in shown(browser, "main > .soft")) is says, route
+    opened(browser, stand, "#/table/100%")
+    assert shown(browser, "h1") == "Tables"
+
+
+def test_a_question_in_sql_is_stopped(stand: Stand, browser: Any) -> None:
+    opened(browser, stand, "#/sql", state="ready")
+    box = browser.find_element("id", "sql")
+    box.clear()
+    box.send_keys("select count(*) from range(3000000000) a, range(1000) b where (a.range * b.range) % 7 = 3")
+    run, stop = browser.find_elements("css selector", ".sql button")
+    assert not stop.is_displayed()
+    run.click()
+    until(browser, stop.is_displayed)
+    stop.click()
+    until(browser, lambda: shown(browser, "main > .soft") == "Stopped.")
+    assert not stop.is_displayed() and shown(browser, "#status-text") == "stopped"
 
 
 def test_an_endpoint_is_named_and_times_have_their_zone(stand: Stand, browser: Any) -> None:

@@ -318,6 +318,19 @@ def test_whole_numbers_that_no_double_holds_are_texts_to_readers_that_say_so(
     assert (empty["rows"], empty["types"]) == ([], {"id": "int64", "d": "decimal128(2, 1)"})
 
 
+def test_a_question_that_nobody_waits_for_any_more_makes_room_for_others(
+    server: ServerProcess, http: httpx.Client
+) -> None:
+    """As of a page that was left, or whose button to stop it was pressed: more than there may be at a time."""
+    slow = {"sql": "select count(*) from range(3000000000) a, range(1000) b where (a.range * b.range) % 7 = 3"}
+    for _ in range(3):
+        with pytest.raises(httpx.ReadTimeout):
+            http.post("/v1/sql", json=slow, timeout=0.5)
+    assert http.post("/v1/sql", json={"sql": "select 1 as one"}, timeout=45).json()["rows"] == [{"one": 1}]
+    with server.connect() as db:
+        assert db.stats()["server_sql_killed"] >= 1
+
+
 @pytest.mark.parametrize(
     ("sql", "said"),
     [

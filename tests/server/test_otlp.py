@@ -124,6 +124,35 @@ def test_spans_of_the_sdk_become_invocations(empty: Server) -> None:
     assert len(empty.read("invocations_endpoint_5m")) == 5
 
 
+def test_paths_that_no_route_matches_are_one_endpoint_of_their_method(empty: Server) -> None:
+    """As Flask's instrumentation and others name them: a scanner would make an endpoint of each path that it tries."""
+    recorder = Recorder()
+    said: list[tuple[str, dict[str, str]]] = [
+        ("GET /wp-login.php", {"http.method": "GET", "http.target": "/wp-login.php?x=1"}),
+        ("GET /.env", {"http.request.method": "GET", "url.path": "/.env", "url.query": "a=/.env"}),
+        ("/old", {"http.method": "PUT", "http.target": "/old"}),
+        ("HTTP /odd", {"http.request.method": "_OTHER", "url.path": "/odd"}),
+        ("/bare", {"url.path": "/bare"}),
+        ("GET", {"http.request.method": "GET", "url.path": "/a"}),
+        ("GET /items/{id}", {"http.request.method": "GET", "url.path": "/items/3"}),  # a name that somebody gave
+        ("find/", {"http.request.method": "GET", "url.path": "/"}),
+        ("GET /exact", {"http.request.method": "GET", "url.path": "/exact", "http.route": "/exact"}),
+    ]
+    for name, attributes in said:
+        recorder.tracer.start_span(name, kind=SpanKind.SERVER, attributes=attributes).end()
+    export(empty.otlp, recorder.memory.get_finished_spans())
+    endpoints = {(row["route"], row["method"]): row["calls"] for row in empty.read("invocations_endpoint_5m")}
+    assert endpoints == {
+        ("GET", "GET"): 3,
+        ("PUT", "PUT"): 1,
+        ("HTTP", "_OTHER"): 1,
+        ("HTTP", ""): 1,
+        ("GET /items/{id}", "GET"): 1,
+        ("find/", "GET"): 1,
+        ("/exact", "GET"): 1,
+    }
+
+
 def test_a_span_that_says_little_and_one_that_cannot_be_used(empty: Server) -> None:
     def request() -> tuple[pb.ExportTraceServiceRequest, Any]:
         made = pb.ExportTraceServiceRequest()

@@ -4,7 +4,7 @@ import { Chart } from "./chart.js";
 import { controls, effective, heading, RANGES } from "./controls.js";
 import { el, fill, put } from "./dom.js";
 import { Feed, Past } from "./feed.js";
-import { clock, count, duration, isNumeric, short, shown as text, title } from "./format.js";
+import { clock, count, duration, isNumeric, rate, short, shown as text, title, withMethod } from "./format.js";
 import { Grid } from "./grid.js";
 import { link, place } from "./place.js";
 import { listening } from "./shell.js";
@@ -21,7 +21,9 @@ const GROUPS = [
   { heading: "Cost", names: ["cost"], bars: true, color: 5 },
 ];
 const MINOR = new Set(["p50_us", "p95_us", "apdex", "slowest_us", "slowest_trace_id", "input_tokens", "output_tokens"]);
+const BOTH = new Set(["calls", "error_rate", "p99_us"]); // beside which those of a week ago are shown
 const INTERVAL_MS = 500;
+const LATE_MS = 60e3; // after its end a slot is waited for
 const DOWN = { services: "endpoints" };
 // Roles of aggregates that are shown beside others whose keys they have (of one role alone: `beside`), the measure that
 // is, and after which it stands.
@@ -65,10 +67,11 @@ export function openAggregate({ main, ofRole }, table, named, extra = null) {
   }))));
   const isDetail = free.length === 0;
   const grid = isDetail ? slots(table, measures) : list(table, named, free, keys, measures, namings, ofRole, beside);
+  const late = el("p", { class: "soft", role: "status", hidden: true });
   const steps = () => path(table, named, keys, namings);
   const way = heading(steps());
   fill(main, way, el("div", { class: "top" }, extra, controls({ slotUs: table.slotUs, canCompare: table.slotText === null, hasPast: table.hasPast })),
-    tiles, el("div", { class: "charts" }, ...charts.map((chart) => chart.node)), grid.node);
+    late, tiles, el("div", { class: "charts" }, ...charts.map((chart) => chart.node)), grid.node);
 
   // -- its contents
   // What is asked: [name, query], of one snapshot. `end`: of the range, for what was a week before; `from`: where the
@@ -100,6 +103,15 @@ export function openAggregate({ main, ofRole }, table, named, extra = null) {
   const slotText = lasting(table.slotUs);
   const endOf = (series, width) => (series.length ? Date.parse(series.at(-1)[table.slot]) + width : null);
 
+  // A range ends with the newest slot, which may have been over for long.
+  let until = null;
+  function tell() {
+    const ago = (place.asOf === null ? Date.now() : Date.parse(place.asOf)) - until;
+    late.hidden = until === null || ago < table.slotUs / 1e3 + LATE_MS;
+    put(late, late.hidden ? "" : `Nothing has come since ${clock(until)} UTC: the range ends there.`);
+  }
+  const telling = setInterval(tell, LATE_MS / 6);
+
   function open(end, from) {
     feed?.close();
     compared = end;
@@ -118,6 +130,8 @@ export function openAggregate({ main, ofRole }, table, named, extra = null) {
     }
     const { total, series, entries, totalBefore, seriesBefore = null, entriesBefore } = found;
     const end = place.compare ? endOf(series, stepMs(step)) ?? compared : null;
+    until = table.slotText === null ? endOf(series, stepMs(step)) : null;
+    tell();
     const newest = beside.length ? endOf(found.newest, table.slotUs / 1e3) : null;
     const from = newest === null ? counted : newest - RANGES[range] / 1e3;
     if (end !== compared || from !== counted) open(end, from); // where the range ends has moved, or is known now
@@ -129,7 +143,7 @@ export function openAggregate({ main, ofRole }, table, named, extra = null) {
       return [measure[0].toUpperCase() + measure.slice(1), rows === undefined ? "–" : count(value), " ", part];
     });
     showTiles(tiles, table, measures, total[0] ?? null, totalBefore === undefined ? null : (totalBefore[0] ?? {}), range, extra);
-    for (const chart of charts) chart.update(series, seriesBefore, table.slot, table.slotText === null ? stepMs(step) : 0, { day: RANGES[range] > 86400e6 });
+    for (const chart of charts) chart.update(series, seriesBefore, table.slot, table.slotText === null ? stepMs(step) : 0, { day: RANGES[range] > 86400e6, least: table.slotText === null ? Math.round(RANGES[range] / 1e3 / stepMs(step)) : undefined });
     if (isDetail) grid.update(series.slice().reverse());
     else {
       for (const { measure, none } of beside) {
@@ -148,6 +162,7 @@ export function openAggregate({ main, ofRole }, table, named, extra = null) {
   open(null, null);
   return {
     close() {
+      clearInterval(telling);
       feed.close();
       for (const chart of charts) chart.close();
       grid.close();
@@ -199,7 +214,7 @@ function path(table, named, keys, namings) {
     if (isEndpoint && name === "route") continue; // it is called by both
     const upto = Object.fromEntries(names.slice(0, names.indexOf(name) + 1).map((each) => [each, keys[each]]));
     const last = n === shownNames.length - 1;
-    const text = isEndpoint && last ? `${keys.method} ${called("route")}` : called(name);
+    const text = isEndpoint && last ? withMethod(keys.method, called("route")) : called(name);
     steps.push([text || "(empty)", last ? null : addressOf(table, upto)]);
   }
   return steps;
@@ -215,7 +230,7 @@ function list(table, named, free, keys, measures, namings, ofRole, beside) {
   const columns = [main, ...order.filter((name) => name !== main)].map((name, n) => ({
     name, kind: table.kindOf(name) === "trace" ? "bytes" : table.kindOf(name) === "number" ? "text" : table.kindOf(name), isKey: true, wide: n === 0, href: n === 0 ? href : null,
     isNumber: table.kindOf(name) === "number",
-    isOptional: name === "namespace", isMinor: n > 1, ...calledBy(namings.find((each) => each.column === name)),
+    isOptional: n > 0, isMinor: n > 1, ...calledBy(namings.find((each) => each.column === name)),
   }));
   const found = measured(table, measures);
   for (const { measure, after } of beside) {
@@ -229,7 +244,7 @@ function list(table, named, free, keys, measures, namings, ofRole, beside) {
   });
   grid.beside = {};
   for (const column of grid.columns) {
-    if (!["calls", "p99_us", "error_rate"].includes(column.name)) continue;
+    if (!column.isBoth) continue;
     const plain = column.kind;
     column.text = (row) => {
       const before = grid.before?.(row)?.[column.name];
@@ -257,6 +272,7 @@ const measured = (table, measures) => measures.map((name) => {
   return {
     name, kind, title: title(name), isMinor: MINOR.has(name),
     ...(kind === "trace" ? { href: (row) => (row[name] ? link("trace", row[name]) : null) } : {}),
+    ...(BOTH.has(name) ? { isBoth: true } : {}),
     ...(name === "error_rate" ? { hot: (row) => row[name] >= 0.01 } : {}),
   };
 });
@@ -282,9 +298,8 @@ function showTiles(node, table, measures, total, before, range, extra) {
   const has = (name) => measures.includes(name);
   let found;
   if (has("calls") && has("p99_us")) {
-    const perSecond = total === null ? null : total.calls / (RANGES[range] / 1e6);
     found = [
-      cell("Calls", value("calls"), " ", el("small", {}, perSecond === null ? "" : `${perSecond >= 10 ? Math.round(perSecond) : perSecond.toPrecision(2)} /s`), change("calls")),
+      cell("Calls", value("calls"), " ", el("small", {}, total === null ? "" : rate(total.calls, RANGES[range])), change("calls")),
       ...(has("error_rate") ? [cell("Error rate", el("span", { class: total?.error_rate >= 0.01 ? "hot" : "" }, value("error_rate")), change("error_rate"))] : []),
       cell("p50 · p95 · p99", el("span", { class: "several" }, total === null ? "–" : ["p50_us", "p95_us", "p99_us"].filter(has).map((name) => duration(total[name])).join(" · ")), before === null ? null : el("small", { class: "change" }, `a week ago: ${["p50_us", "p95_us", "p99_us"].filter(has).map((name) => duration(before[name] ?? null)).join(" · ")}`)),
       ...(has("apdex") ? [cell("Apdex", value("apdex"), " ", el("small", {}, toleratedText(table)), change("apdex"))] : []),

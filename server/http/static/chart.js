@@ -2,7 +2,7 @@
 
 import uPlot from "./uPlot.esm.js";
 import { el, put, unique } from "./dom.js";
-import { axis, clock, shown } from "./format.js";
+import { axis, clock, date, shown } from "./format.js";
 
 const HEIGHT = 176;
 const LEAST = 8;
@@ -51,7 +51,8 @@ export class Chart {
   }
 
   // rows: of the slots, in order; `before`: those of a week ago, or null. Slots without a row are gaps, or 0 of bars.
-  update(rows, before, slot, widthMs, { day = false } = {}) {
+  // `least`: how many slots there is room for, which is the range.
+  update(rows, before, slot, widthMs, { day = false, least = LEAST } = {}) {
     this.widthMs = widthMs;
     const times = new Map(rows.map((row) => [Date.parse(row[slot]), row]));
     const shift = 7 * 86400e3;
@@ -64,7 +65,7 @@ export class Chart {
     const x = [];
     if (widthMs > 0 && (all.at(-1) - all[0]) / widthMs < 5000) for (let at = all[0]; at <= all.at(-1); at += widthMs) x.push(at);
     else x.push(...new Set(all));
-    while (widthMs > 0 && x.length < LEAST) x.unshift(x[0] - widthMs); // what has just begun has room to come
+    while (widthMs > 0 && x.length < Math.max(least, LEAST)) x.unshift(x[0] - widthMs); // what has just begun has room to come
     const first = Math.min(...times.keys());
     const values = (found, line) => x.map((at) => {
       const row = found.get(at);
@@ -106,7 +107,7 @@ export class Chart {
       cursor: { y: false, drag: { x: false, y: false }, points: { size: 7 } },
       scales: { x: { time: true, range: (_, low, high) => [low, high + (this.widthMs > 0 ? this.widthMs / 1000 : 1)] }, y: { range: (_, __, high) => [0, high > 0 ? high * 1.08 : this.lines[0].kind === "size" ? 1024 : 1] } },
       axes: [
-        { stroke: soft, grid: { show: false }, ticks: { stroke: grid, size: 4 }, font: FONT, size: 26, space: 64, values: (_, ticks) => ticks.map((at, n) => clock(at * 1000, { day: this.day && (n === 0 || at % 86400 === 0) ? undefined : false, seconds: this.widthMs > 0 && this.widthMs < 60000 })) },
+        { stroke: soft, grid: { show: false }, ticks: { stroke: grid, size: 4 }, font: FONT, size: 26, space: 64, values: (_, ticks) => ticks.map((at) => (this.day && at % 86400 === 0 ? date(at * 1000) : clock(at * 1000, { day: false, seconds: this.widthMs > 0 && this.widthMs < 60000 }))) },
         { stroke: soft, grid: { stroke: grid, width: 1 }, ticks: { show: false }, font: FONT, gap: 6, space: 34, values: (_, ticks) => ticks.map(format),
           size: (_, texts) => Math.max(52, 12 + 7 * Math.max(0, ...(texts ?? []).map((each) => each.length))), ...(this.lines[0].kind === "duration" ? { incrs: STEPS_US } : {}) },
       ],

@@ -57,6 +57,20 @@ export function clock(moment, { seconds = false, day = undefined } = {}) {
   return (day ?? date !== new Date().toISOString().slice(0, 10)) ? `${date} ${time}` : time;
 }
 
+const dated = new Intl.DateTimeFormat("en", { month: "short", day: "numeric", timeZone: "UTC" });
+// The day that begins then, as an axis has room for.
+export const date = (moment) => dated.format(moment);
+
+// So many in so many microseconds.
+export function rate(n, us) {
+  const [unit, each] = [["s", 1e6], ["min", 60e6], ["h", 3600e6]].find(([, size]) => (n * size) / us >= 0.1) ?? ["day", 86400e6];
+  const found = (n * each) / us;
+  return `${count(found >= 10 ? Math.round(found) : Number(found.toPrecision(2)))} /${unit}`;
+}
+
+// An endpoint; names of spans have their method.
+export const withMethod = (method, name) => (!method || `${name} `.startsWith(`${method} `) ? name : `${method} ${name}`);
+
 // How long a text of a duration like 5m, 1h is, in microseconds.
 const UNITS = { us: 1, ms: 1e3, s: 1e6, m: 60e6, min: 60e6, h: 3600e6, d: 86400e6, w: 7 * 86400e6, month: 31 * 86400e6, quarter: 92 * 86400e6, year: 366 * 86400e6 };
 export function microseconds(text) {

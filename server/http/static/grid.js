@@ -5,8 +5,9 @@ import { count, isNumeric, shown, title } from "./format.js";
 
 const ROW = 34;
 const SPARE = 8;
+const BOTH = 9.6; // rem: two numbers have room, as in console.css
 
-// columns: [{name, kind, title?, value?(row), text?(row), href?(row), wide?, isKey?, isNumber?}]; `key(row)`: what tells rows apart.
+// columns: [{name, kind, title?, value?(row), text?(row), href?(row), wide?, isKey?, isNumber?, isBoth?}]; `key(row)`: what tells rows apart.
 export class Grid {
   constructor(label, columns, { key = null, sort = null, empty = "Nothing here.", what = "rows", hasFilter = true } = {}) {
     this.columns = columns;
@@ -39,14 +40,14 @@ export class Grid {
   }
 
   classOf(column) {
-    return [isNumeric(column.kind) ? "n" : "", column.wide ? "wide" : "", column.isMinor ? "minor" : "", column.kind === "trace" || column.kind === "bytes" ? "mono" : ""].filter(Boolean).join(" ") || null;
+    return [isNumeric(column.kind) ? "n" : "", column.wide ? "wide" : "", column.isMinor ? "minor" : "", column.isBoth ? "both" : "", column.kind === "trace" || column.kind === "bytes" ? "mono" : ""].filter(Boolean).join(" ") || null;
   }
 
   // The columns that are shown have room; where there is less, the table scrolls. On a phone minor ones are not shown.
   fit() {
     for (const [name, wide, plain] of [["--least", 13, 6.3], ["--least-phone", 7, 4.7]]) {
       const shown = this.columns.filter((column, n) => !this.heads[n].hidden && !(column.isMinor && wide < 13));
-      const least = shown.map((column) => (column.wide ? wide : this.isCompared && isNumeric(column.kind) ? 8.4 : plain));
+      const least = shown.map((column) => (column.wide ? wide : this.isCompared && column.isBoth ? BOTH : plain));
       this.table.style.setProperty(name, `${least.reduce((all, one) => all + one, 0)}rem`);
     }
   }
@@ -63,7 +64,7 @@ export class Grid {
   update(rows) {
     this.rows = rows;
     for (const [n, column] of this.columns.entries()) {
-      const isHidden = Boolean(column.isOptional) && !rows.some((row) => row[column.name]);
+      const isHidden = Boolean(column.isOptional) && rows.every((row) => row[column.name] === "");
       if (this.heads[n].hidden === isHidden) continue;
       this.heads[n].hidden = isHidden;
       for (const row of this.pool) row.cells[n].node.hidden = isHidden;

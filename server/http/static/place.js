@@ -2,9 +2,18 @@
 
 export const place = { view: "", name: "", range: "1h", asOf: null, compare: false, keys: {}, more: {} };
 
+// A % that a person typed, and that begins nothing, is itself.
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}
+
 export function read() {
   const [path, text] = location.hash.replace(/^#/, "").split("?");
-  const [view = "", name = ""] = path.replace(/^\//, "").split("/").map(decodeURIComponent);
+  const [view = "", name = ""] = path.replace(/^\//, "").split("/").map(decoded);
   const query = new URLSearchParams(text ?? "");
   Object.assign(place, { view, name, range: "1h", asOf: null, compare: false, keys: {}, more: {} });
   for (const [key, value] of query) {

@@ -15,13 +15,14 @@ export function openSql({ main, tables }) {
   const box = el("textarea", { id: "sql", rows: "6", spellcheck: "false", "aria-describedby": "sql-help", onkeydown: (event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); run(); } } });
   box.value = place.more.q ?? sessionStorage.getItem(KEY) ?? (example ? `select * from ${example.name} limit 100` : "select 1");
   const button = el("button", { type: "submit", class: "main" }, "Run");
+  const stop = el("button", { type: "button", hidden: true, onclick: () => { running?.abort(); button.focus(); } }, "Stop");
   const about = el("p", { class: "soft", role: "status" });
   const wrong = el("pre", { class: "wrong", role: "alert", hidden: true });
   const answer = el("div", {});
   fill(main, heading([["SQL", null]]), el("div", { class: "top" }, controls({ hasRange: false })),
     el("form", { class: "panel sql", onsubmit: (event) => { event.preventDefault(); run(); } },
       el("label", { for: "sql" }, "Question"), box,
-      el("p", { class: "buttons" }, button, el("small", { id: "sql-help" }, "Ctrl+Enter runs it. It reads only; tables are those that the token may read."))),
+      el("p", { class: "buttons" }, button, stop, el("small", { id: "sql-help" }, "Ctrl+Enter runs it. It reads only; tables are those that the token may read."))),
     about, wrong, answer);
   let grid = null, running = null;
 
@@ -30,6 +31,7 @@ export function openSql({ main, tables }) {
     const mine = (running = new AbortController());
     sessionStorage.setItem(KEY, box.value);
     put(about, "Running …");
+    stop.hidden = false;
     status("wait", "running");
     const began = performance.now();
     try {
@@ -48,18 +50,24 @@ export function openSql({ main, tables }) {
       status(place.asOf === null ? "live" : "past", place.asOf === null ? "done" : "the past");
       snapshot(said.snapshot);
     } catch (error) {
-      if (error.name === "AbortError") return;
+      if (error.name === "AbortError") {
+        if (running !== mine) return; // another one runs, or the view was left
+        put(about, "Stopped.");
+        return status("live", "stopped");
+      }
       put(about, "");
       if (error.status === 401 || error.status === 403) return failed(error);
       put(wrong, error.message);
       wrong.hidden = false;
       status("bad", "not answered");
+    } finally {
+      if (running === mine) stop.hidden = true;
     }
   }
 
   status("live", "ready");
   main.setAttribute("aria-busy", "false");
-  return { close() { running?.abort(); grid?.close(); } };
+  return { close() { const last = running; running = null; last?.abort(); grid?.close(); } };
 }
 
 // What Arrow calls a type, as kivi calls it.

@@ -3,7 +3,7 @@
 import { controls, effective, heading, RANGES } from "./controls.js";
 import { el, fill, put } from "./dom.js";
 import { Feed, Past } from "./feed.js";
-import { clock, count, duration } from "./format.js";
+import { clock, count, duration, withMethod } from "./format.js";
 import { Grid } from "./grid.js";
 import { go, here, link, place } from "./place.js";
 import { listening } from "./shell.js";
@@ -17,7 +17,7 @@ const NAMES = ["route", "operation", "model"];
 // What a span is called, of whatever table.
 function nameOf(row) {
   const name = NAMES.map((each) => row[each]).find((text) => text) ?? row.peer ?? "";
-  return !row.method || `${name} `.startsWith(`${row.method} `) ? name : `${row.method} ${name}`; // names of spans have it
+  return withMethod(row.method, name);
 }
 const idText = (table, id) => (table.types.trace_id === "bytes" && !id.startsWith("0x") ? `0x${id}` : id);
 
@@ -36,6 +36,7 @@ export function openTraces({ main, ofRole }) {
     ...(name === "trace_id" ? { href: (row) => link("trace", row.trace_id) } : {}),
     isMinor: !["service", "duration_us", "trace_id", ...NAMES].includes(name),
     ...(table.kindOf(name) === "text" ? { text: (row) => row[name] || "" } : {}), // of what a span does not say
+    ...(name === "status_code" ? { text: (row) => row[name] || "" } : {}),
     ...(name === "error" ? { kind: "text", text: (row) => (row.error ? "error" : ""), hot: (row) => row.error > 0 } : {}),
   })), { what: "spans", key: (row) => `${row.trace_id}${row.span_id ?? row[table.event_time]}`, sort: { name: by, down: true }, empty: "No spans came in this range. Choose a longer one." });
   const id = el("input", { id: "trace-id", type: "text", required: true, spellcheck: "false", pattern: "(0x)?[0-9a-fA-F]{4,64}", placeholder: "32 hexadecimal digits" });
@@ -72,7 +73,8 @@ export function openTrace({ main, ofRole }, id) {
       const first = Math.min(...spans.map((span) => span.start)), last = Math.max(...spans.map((span) => span.end));
       const isCut = parts.some((rows) => rows.length === MOST);
       put(about, spans.length ? `${isCut ? "Only those that ended first: " : ""}${count(spans.length)} ${spans.length === 1 ? "span" : "spans"}, ${duration(last - first)}, begun ${clock(first / 1000, { seconds: true, day: true })} UTC` : "");
-      fill(list, ...spans.map((span) => shownSpan(span, first, Math.max(1, last - first))));
+      const open = new Set([...list.querySelectorAll("details[open]")].map((each) => each.dataset.key));
+      fill(list, ...spans.map((span) => shownSpan(span, first, Math.max(1, last - first), open)));
     },
   });
   const feed = place.asOf === null ? new Feed(queries, on) : new Past(queries, place.asOf, on);
@@ -105,7 +107,7 @@ function nested(spans) {
 // The microseconds of a text like 2026-07-01T12:00:00.123456Z that a Date does not hold.
 const microsOf = (text) => Number(/\.\d{3}(\d{3})/.exec(text)?.[1] ?? 0);
 
-function shownSpan({ row, table, start, end, depth }, first, whole) {
+function shownSpan({ row, table, start, end, depth }, first, whole, open) {
   const bar = el("span", { class: `bar ${row.error ? "bad" : ""}` });
   bar.style.marginInlineStart = `${(100 * (start - first)) / whole}%`;
   bar.style.width = `${Math.max(0.3, (100 * (end - start)) / whole)}%`;
@@ -113,7 +115,7 @@ function shownSpan({ row, table, start, end, depth }, first, whole) {
     row.peer && NAMES.some((name) => row[name]) ? el("small", {}, ` → ${row.peer}`) : null, row.error ? el("span", { class: "badge bad" }, "error") : null);
   what.style.paddingInlineStart = `${Math.min(depth, DEEPEST) * 14}px`;
   const details = Object.entries(row).filter(([name, value]) => value !== "" && value !== "0x" && value !== null && !["trace_id", "duration_us"].includes(name));
-  return el("li", {}, el("details", { "data-key": row.span_id ?? "" },
+  return el("li", {}, el("details", { "data-key": row.span_id ?? "", open: open.has(row.span_id ?? "") },
     el("summary", {}, what,
       el("span", { class: "took" }, duration(row.duration_us)), el("span", { class: "lane", "aria-hidden": "true" }, bar)),
     el("dl", {}, el("dt", {}, "table"), el("dd", {}, table.name), ...details.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, String(value))]))));
