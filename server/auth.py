@@ -283,8 +283,12 @@ def _granted(words: list[str], name: str, where: str) -> Grant:
     tables: tuple[str, ...] = ()
     rate, snapshots, staged, tenant = None, None, None, None
     subscriptions, events, nbytes, query = None, None, None, None
+    given = set[str]()
     for word in words:
         key, _, text = word.partition("=")
+        if key in given:  # which of the two was meant nobody can tell, and one may be the wider
+            raise InvalidArgument(f"{where}: {key}= is there twice")
+        given.add(key)
         try:
             match key:
                 case "tables":

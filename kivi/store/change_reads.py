@@ -9,7 +9,7 @@
   events at or below ``events_upto`` are left out.
 * The order of events within a commit is that of its record, and stays through sealing and compaction: so ``skip`` and
   ``take`` name the same events whenever they are asked for.
-* A retraction in (since, S] of events up to ``since`` is told, unless the caller does not want that.
+* A retraction in (since, S] of events up to ``since`` that the caller selects is told, unless it does not want that.
 * If events after ``since`` were dropped it is SnapshotTooOld with ``kept_since``, never a shorter answer, unless the
   caller asks for what is left.
 
@@ -26,10 +26,11 @@ is told as a *removed row*: its key, and null in all other columns.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -51,7 +52,7 @@ from kivi.events.store import EventStore
 from kivi.events.views import EventView
 from kivi.log.shards import EVERY, SHARDS
 from kivi.model.changes import COMMIT_TS, REMOVED, RETRACTED, Changes, TailPoints
-from kivi.model.expressions import matches
+from kivi.model.expressions import Expr, matches, names
 from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
 from kivi.mvcc.applied import PendingEvents
@@ -220,7 +221,7 @@ class ChangeReads:
         schema: TableSchema,
         wanted: Scan,
         changes: Changes,
-    ) -> Iterator[pa.RecordBatch]:
+    ) -> Generator[pa.RecordBatch, None, None]:
         """Events of the table ``schema`` in (since, the snapshot], in commit order."""
         times = event_times(schema, wanted)
         since, remembered_at = changes.since, changes.remembered_at
@@ -232,27 +233,24 @@ class ChangeReads:
         delivers = changes.retractions == "deliver"
         if delivers and (changes.skip or changes.take is not None):
             raise InvalidArgument("skip and take are not for tails that deliver retracted events")
-        waiting = self.reads.pending.events(schema.id, since) if delivers else []
-        earlier = [item._replace(batch=padded(item.batch, schema)) for item in waiting]
+        waiting = self.reads.pending.events(schema.id, since) if changes.retractions != "ignore" else []
         view_of = functools.partial(events.tail, since, lease.ts, remembered_at=remembered_at, partial=changes.partial)
         view, recent = self.reads.retention.captured(
             self.reads.pending, schema.id, lease.ts, view_of, floor_at=remembered_at, since=since
         )
         self.reads.leases.check(lease)
-        met = view.retractions_met(since) if remembered_at is None else []
-        if met and changes.retractions == "fail":
-            view.close()
-            raise EventsRetracted(
-                f"events of {schema.name!r} committed up to {since} were retracted by the commit at {met[0]}: read on "
-                'with retractions="ignore", or with "deliver" to be told which',
-                table=schema.name,
-                since=since,
-                retracted_at=met[0],
-            )
+        skip, take = changes.skip, changes.take
         with_cts = changes.commit_ts or delivers
         shown = [*outputs, COMMIT_TS] if with_cts else outputs
         trim = trimmer(schema, wanted.where, times, view.floor_us, shown)
-        skip, take = changes.skip, changes.take
+        met = view.retractions_met(since) if remembered_at is None else []
+        earlier = [item._replace(batch=padded(item.batch, schema)) for item in (waiting if met else ())]
+        if met and changes.retractions == "fail":
+            try:
+                self._check_not_read(view, schema, wanted, changes, met, earlier)
+            except BaseException:
+                view.close()
+                raise
         in_blocks = view.rows_after(since) if recent and (skip or take is not None) else 0
 
         def chosen() -> Iterator[pa.RecordBatch]:
@@ -284,6 +282,40 @@ class ChangeReads:
             tail = _interleaved(tail, [(cts, removed_at(cts)) for cts in met])
             tail = (batch if changes.commit_ts else batch.drop_columns([COMMIT_TS]) for batch in tail)
         return self.reads.watched(lease, schema, view, tail)
+
+    def _check_not_read(
+        self,
+        view: EventView,
+        schema: TableSchema,
+        wanted: Scan,
+        changes: Changes,
+        met: Sequence[int],
+        earlier: list[PendingEvents],
+    ) -> None:
+        """Raises EventsRetracted if one of these retractions removed what the reader may have read: what it selects, or
+        any event where it skips and takes some, which are counted among all."""
+        since, times = changes.since, event_times(schema, wanted)
+        asked = sorted({*(() if wanted.where is None else names(wanted.where)), schema.event_time or ""})
+        is_any = (wanted.where is None and times == (None, None)) or changes.skip or changes.take is not None
+        is_any = is_any or any(name not in schema.by_name for name in asked)  # of commits, which nothing tells any more
+        selected = trimmer(schema, wanted.where, times, None, asked)
+        for cts in met:
+            if is_any or any(selected(batch, True).num_rows for batch in _removed(view, earlier, cts, since, asked)):
+                raise EventsRetracted(
+                    f"events of {schema.name!r} committed up to {since} were retracted by the commit at {cts}: read on "
+                    'with retractions="ignore", or with "deliver" to be told which',
+                    table=schema.name,
+                    since=since,
+                    retracted_at=cts,
+                )
+
+    def check_not_read(self, lease: Lease, schema: TableSchema, where: Expr | None, since: int) -> None:
+        """Raises EventsRetracted if events up to ``since`` that a predicate selects were retracted between then and the
+        snapshot."""
+        if any(since < cts and first <= since for cts, first, _ in self.retractions(schema, lease.ts)):
+            tail = self._tail(self._source(schema), lease, schema, Scan(where=where), Changes(since, partial=True))
+            with contextlib.closing(tail):
+                next(tail, None)
 
     def _changed_rows(
         self, events: EventStore, lease: Lease, schema: TableSchema, wanted: Scan, changes: Changes

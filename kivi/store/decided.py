@@ -105,15 +105,14 @@ class Decided:
         Raises EventsRetracted where events that it was told of may be gone since, ResourceExhausted, and what reading
         the table raises.
         """
-        for cts, first, _ in self.changes.retractions(schema, lease.ts):
-            if cts > was.ts and first <= was.ts:
-                raise EventsRetracted(
-                    f"events of {schema.name!r} were retracted at {cts}, and matches that were told since {was.ts} may "
-                    "be gone with them: subscribe again",
-                    table=schema.name,
-                    since=was.ts,
-                    retracted_at=cts,
-                )
+        try:
+            self.changes.check_not_read(lease, schema, self.where, was.ts)
+        except EventsRetracted as met:
+            raise EventsRetracted(
+                f"events of {schema.name!r} were retracted at {met.details['retracted_at']}, and matches that were "
+                f"told since {was.ts} may be gone with them: subscribe again",
+                **met.details,
+            ) from None
         now, before = self._both(lease, schema, was, None)
         there, next_us = now.over < frontier_us, _next(now, frontier_us)
         if before is None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -436,7 +436,7 @@ class Reads:
 
     def watched(
         self, lease: Lease, schema: TableSchema, view: Any, batches: Iterator[pa.RecordBatch]
-    ) -> Iterator[pa.RecordBatch]:
+    ) -> Generator[pa.RecordBatch, None, None]:
         """Passes on the batches that have rows, each read wholly while the lease held; closes the view at the end."""
         with view:
             try:

@@ -273,6 +273,8 @@ _PROMETHEUS: Final[Mapping[str, tuple[str, list[Json]]]] = {
     "label/{name}/values": ("Prometheus: the values of a label", [_MATCH, _LIMITED]),
     "metadata": ("Prometheus: types of metrics", [_query("metric", "Of one alone."), _LIMITED]),
     "status/buildinfo": ("Prometheus: the version", []),
+    "rules": ("Prometheus: rules, of which there are none", []),
+    "alerts": ("Prometheus: alerts, of which there are none", []),
 }
 
 

@@ -262,23 +262,25 @@ def _cumulative(counter: Counter, chosen: Sequence[_Found], span_us: tuple[int, 
             end = slot.end(end)
             if len(ends) * len(chosen) > SAMPLES_MAX:
                 raise InvalidArgument(f"{counter.name} has more than {SAMPLES_MAX:,} samples here: select fewer series")
+    # Decimals are summed up in their last digit, as whole numbers, and are the nearest to what they are.
+    scale = 1 if counter.is_histogram else 10 ** counter.table.by_name[counter.measure].type.scale
     place = {end: k for k, end in enumerate(ends)}
     values = np.zeros((len(chosen), len(ends)))
     first = np.full(len(chosen), len(ends), np.int64)
     for i, (_, found) in enumerate(chosen):
         for start, value in found:
-            ended = slot.end(start)
+            ended, number = slot.end(start), float(value) if scale == 1 else round(float(value) * scale)
             if ends and ended <= ends[0]:  # before what is looked for
-                values[i, 0] += float(value)
+                values[i, 0] += number
                 first[i] = 0
             else:
                 first[i] = min(first[i], place.get(start, len(ends)))
                 if (k := place.get(ended)) is not None:
-                    values[i, k] += float(value)
+                    values[i, k] += number
     labels = [labels for labels, _ in chosen]
     ends_ms = np.array(ends, np.int64) // 1_000
     longest_us = max([slot.nominal_us, *np.diff(ends).tolist(), *(slot.end(end) - end for end in ends[-1:])])
-    return Series(labels, ends_ms, np.cumsum(values, axis=1), first, longest_us // 1_000)
+    return Series(labels, ends_ms, np.cumsum(values, axis=1) / scale, first, longest_us // 1_000)
 
 
 def _pushed(table: TableSchema, counter: Counter, matching: Iterable[Matching]) -> Expr | None:

@@ -6,6 +6,7 @@
 ``label/NAME/values``
 ``metadata``                     the type and the help of each metric
 ``status/buildinfo``             what Grafana asks first
+``rules``, ``alerts``            none: what Grafana's list of alert rules asks of each source
 ================================ ==================================================================
 
 Which series there are: ``kivi_server.http.prom_series``. Answers and errors have the form that Prometheus gives them.
@@ -33,8 +34,9 @@ from kivi.model.predicate_text import parse_moment
 __all__ = ["PATHS", "Parameters", "Prometheus", "failure"]
 
 Parameters = Mapping[str, Sequence[str]]
-PATHS: Final = ("query", "query_range", "series", "labels", "label/{name}/values", "metadata", "status/buildinfo")
-_POINTS_MAX: Final = 11_000
+PATHS: Final = ("query", "query_range", "series", "labels", "label/{name}/values", "metadata", "status/buildinfo",
+               "rules", "alerts")  # fmt: skip
+_STEPS_MAX: Final = 11_000
 _LABEL: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*\Z")
 _DAY_MS: Final = 86_400_000
 _UNITS_MS: Final = {
@@ -75,7 +77,12 @@ class Prometheus:
                     if wanted in ("", _family(each)):
                         described.setdefault(_family(each), []).append(_described(each))
                 return dict(list(described.items())[: limit if limit >= 0 else None])
-        return {"version": "2.42.0", "application": f"kivi {self._sessions.version}", "features": {}}
+            case "rules":
+                return {"groups": []}
+            case "alerts":
+                return {"alerts": []}
+        # With "features" in it, even with none, Grafana takes it for Mimir's.
+        return {"version": "2.42.0", "application": f"kivi {self._sessions.version}"}
 
     def decided_by(self, path: str, given: Parameters, grant: Grant) -> tuple[int, int] | None:
         """What an answer depends on beside what is asked: the newest change of the tables that it is about, or of what
@@ -96,6 +103,8 @@ class Prometheus:
 
     def _evaluated(self, asked: _Asked, times_ms: Any, end_ms: int, grant: Grant) -> Value:
         node = parsed(asked.required("query"))
+        if asked.one("lookback_delta"):
+            raise Unanswerable("lookback_delta is not supported here: samples are looked back for as long as a slot")
         lease = self._store.begin(tenant=grant.tenant)
         known = counters(self._store, grant.sees)
         now_us = self._store.committer.now_us()
@@ -135,8 +144,8 @@ class Prometheus:
         start, end, step = asked.moment_ms("start"), asked.moment_ms("end"), asked.duration_ms("step")
         if end < start:
             raise InvalidArgument("end comes before start")
-        if (end - start) // step + 1 > _POINTS_MAX:
-            raise InvalidArgument(f"more than {_POINTS_MAX:,} points for each series: give a larger step, or less time")
+        if (end - start) // step > _STEPS_MAX:  # Grafana asks for so many, and the point at the start
+            raise InvalidArgument(f"more than {_STEPS_MAX:,} steps of each series: give a larger step, or less time")
         times_ms = np.arange(start, end + 1, step, dtype=np.int64)
         value = self._evaluated(asked, times_ms, end, grant)
         result = []
@@ -254,7 +263,7 @@ _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 def _selector(text: str) -> Selection:
     node = parsed(text)
-    if type(node).__name__ != "VectorSelector":
+    if type(node).__name__ != "VectorSelector" or node.offset is not None or node.at is not None:
         raise InvalidArgument(f"match[] selects series, like calls_5m_n{{endpoint='1'}}, and is {text!r}")
     return matching_of(node)
 

@@ -198,7 +198,7 @@ class Evaluation:
         found, *others = [self.value(each) for each in arguments]
         parameters = [each.numbers for each in others]
         if name == "clamp":
-            found = replace(found, there=found.there & (parameters[1] >= parameters[0]))
+            found = replace(found, there=found.there & ~(parameters[1] < parameters[0]))
         numbers = _PLAIN[name](found.numbers, *parameters)
         return replace(found, labels=nameless(found.labels), numbers=np.where(found.there, numbers, np.nan))
 
@@ -346,12 +346,21 @@ class Evaluation:
         return Value(labels if filters else nameless(labels), np.where(there, numbers, np.nan), there)
 
 
+def _greater(one: Floats, other: Floats) -> Floats:
+    """As Go's ``math.Max``: NaN if one of them is, unless one is infinite."""
+    return np.where((one == np.inf) | (other == np.inf), np.inf, np.maximum(one, other))
+
+
+def _less(one: Floats, other: Floats) -> Floats:
+    return -_greater(-one, -other)
+
+
 _PLAIN: Final[dict[str, Callable[..., Floats]]] = {
     "abs": np.abs, "ceil": np.ceil, "floor": np.floor, "sqrt": np.sqrt, "exp": np.exp, "ln": np.log,
     "log2": np.log2, "log10": np.log10, "sgn": np.sign,
-    "clamp": lambda numbers, low, high: np.maximum(low, np.minimum(high, numbers)),
-    "clamp_min": np.maximum,
-    "clamp_max": np.minimum,
+    "clamp": lambda numbers, low, high: _greater(low, _less(high, numbers)),
+    "clamp_min": lambda numbers, low: _greater(numbers, low),
+    "clamp_max": lambda numbers, high: _less(numbers, high),
     "round": lambda numbers, nearest=1.0: np.floor(numbers * (1 / nearest) + 0.5) / (1 / nearest),
 }  # fmt: skip
 _COMPARISONS: Final = ("==", "!=", "<", "<=", ">", ">=")

@@ -162,15 +162,18 @@ def test_tails(db: Any) -> None:
             with pytest.raises(kivi.EventsRetracted, match="retracted") as met:
                 tail(since)
             assert met.value.details["retracted_at"] == at
+        ana, bob = (kivi.col("user") == name for name in ("ana", "bob"))
+        assert [row["us"] for row in now.changes("calls", since=second, where=ana)] == [9]  # it has read none of them
+        for where in bob, kivi.col("us") == 40, kivi.col("us") > 0:
+            with pytest.raises(kivi.EventsRetracted):
+                list(now.changes("calls", since=second, where=where))
         assert tail(at) == [(9, third)]
         assert tail(first, "ignore") == [(9, third)]
         assert tail(first, "deliver") == [(2, at, True), (9, third, False)]
         assert tail(second, "deliver") == [(2, at, True), (40, at, True), (9, third, False)]
         assert tail(at, "deliver") == [(9, third, False)]
-        ana = now.changes(
-            "calls", since=second, where=kivi.col("user") == "ana", retractions="deliver", commit_ts=False
-        )
-        assert [(row["us"], row["_retracted"]) for row in ana] == [(9, False)]
+        delivered = now.changes("calls", since=second, where=ana, retractions="deliver", commit_ts=False)
+        assert [(row["us"], row["_retracted"]) for row in delivered] == [(9, False)]
         with pytest.raises(kivi.InvalidArgument, match="skip and take"):
             list(now.changes("calls", since=first, retractions="deliver", skip=1))
         with pytest.raises(kivi.InvalidArgument, match="fail"):
@@ -204,6 +207,37 @@ def test_subscriptions_to_events(db: Any, retractions: str) -> None:
         while len(told) < len(removed) + 1:
             told += [(change.kind, change.row["us"]) for change in next(updates).changes]
         assert told == [*removed, ("add", 9)]
+
+
+@pytest.mark.parametrize("db", ["memory", "sync"], indirect=True)
+def test_subscriptions_go_on_when_others_events_are_retracted(db: Any) -> None:
+    """Than those that they select, which are all that they were told of: of events, and of matches."""
+    fill(db)
+    where = kivi.col("user") == "ana"
+    pattern = kivi.pattern("A", define={}, measures={"us": kivi.first("us")}, within="1s")
+    with (
+        db.subscribe("calls", since=0, where=where, interval_ms=0) as events,
+        db.subscribe_matches("calls", pattern, since=0, where=where, lateness="0s", interval_ms=0) as matches,
+    ):
+        follow = [(iter(live), list[int]()) for live in (events, matches)]
+
+        def told(*numbers: int) -> None:
+            for updates, found in follow:
+                while not set(numbers) <= set(found):
+                    found += [change.row["us"] for change in next(updates).changes]
+
+        told(1, 3)
+        with db.transaction() as tx:
+            tx.retract("calls", where=kivi.col("user") == "bob")
+        db.append("calls", [event("ana", 9)])
+        told(9)
+        assert {us for _, found in follow for us in found} == {1, 3, 9}
+        with db.transaction() as tx:
+            tx.retract("calls", where=kivi.col("us") == 3)
+        for updates, _ in follow:
+            with pytest.raises(kivi.EventsRetracted):
+                while True:
+                    next(updates)
 
 
 @pytest.mark.parametrize("db", ["memory", "sync"], indirect=True)

@@ -293,6 +293,8 @@ def test_a_role_is_not_enough_for_what_concerns_the_whole_store(tmp_path: Path) 
         (["secret-token reader tables="], "tables="),
         (["secret-token reader staged=1XB"], "staged="),
         (["secret-token reader", "secret-token admin"], "line 2"),
+        (["secret-token reader rows=customer:a rows=region:b"], "rows= is there twice"),
+        (["secret-token reader tables=a rate=3 tables=b"], "tables= is there twice"),
     ],
 )
 def test_a_file_with_a_fault_is_refused_and_its_tokens_are_not_told(lines: list[str], words: str) -> None:

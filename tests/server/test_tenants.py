@@ -163,6 +163,7 @@ def asked(batches: Iterator[Any]) -> Any:
 SEEN = ["calls", "calls_5m", "whats_5m", "accounts", "by_name"]
 UNSEEN = ["slots", "prices", "by_mail", "nothing"]
 BIG = col("us") * 100 > 5_000
+AGAIN = kivi.pattern("A", define={}, within="1s", measures={"us": kivi.first("us")})
 PATTERN = kivi.pattern("A B", define={"A": col("what") == "a", "B": col("what") != "a"}, measures={"n": kivi.count()})
 READS: dict[str, Callable[[Any, str], list[Any]]] = {
     "get": lambda snap, t: (
@@ -401,6 +402,35 @@ def test_updates_tell_a_tenant_of_its_own_rows_alone(two: Two) -> None:
                 ):
                     firsts = [next(iter(each)) for each in (mine, known)]
                     assert plain([c.row for c in firsts[0].changes]) == plain([c.row for c in firsts[1].changes])
+
+
+def test_what_others_retract_is_not_told(two: Two) -> None:
+    """Neither as an error of a tail, nor as the end of a subscription."""
+    rng = random.Random(12)
+    with two.all.connect(access_token=ACME) as acme, two.all.connect(access_token=BETA) as beta:
+        since = acme.append("calls", [event(rng, "acme")])
+        beta.append("calls", [{**event(rng, "beta"), "us": 17}])
+        last = {**event(rng, "acme"), "us": 4_321}
+        with (
+            acme.subscribe("calls", since=since, interval_ms=0) as events,
+            acme.subscribe_matches("calls", AGAIN, since=since, lateness="0s", interval_ms=0) as matches,
+        ):
+            acme.append("calls", [{**event(rng, "acme"), "us": 4_320}])
+            with beta.transaction() as tx:
+                tx.retract("calls", where=col("us") == 17)
+            assert tx.commit_ts > since
+            acme.append("calls", [last])
+            for subscription in events, matches:
+                found = list[int]()
+                while 4_321 not in found:
+                    found += [change.row["us"] for change in next(iter(subscription)).changes]
+        with acme.snapshot() as snap:
+            assert [row["us"] for row in snap.changes("calls", since=since)] == [4_320, 4_321]
+            assert [row["us"] for row in snap.changes("calls", since=since, retractions="deliver")] == [4_320, 4_321]
+    with two.own.connect(access_token=ROOT) as alone:  # which has the same events again, for other tests
+        alone.append("calls", [event(random.Random(12), "acme")])
+    with two.all.connect(access_token=ACME) as acme, acme.transaction() as tx:
+        tx.retract("calls", where=(col("us") == 4_320) | (col("us") == 4_321))
 
 
 # -- writes ---------------------------------------------------------------------------------------------------------
