@@ -243,6 +243,7 @@ def test_a_transaction_of_deferred_inserts_is_one_request(server, accounts):
 
         await db.get(accounts, (1,))
         await db.append("brought", [{"ts": NOW, "n": 0}])  # it knows both tables
+        await _none_is_open(db)  # nor does a release of a test before count
         before = await db.stats()
         await db.run(bring, deferred=True)
         with pytest.raises(kivi.RowExists) as refused:

@@ -36,6 +36,7 @@ def settings(folder: Path) -> dict[str, str]:
     return {
         "spark.driver.extraJavaOptions": f'-Djava.io.tmpdir="{folder}"',
         "spark.local.dir": str(folder),
+        "spark.python.authenticate.socketTimeout": "120s",  # for its Python processes to answer: 15 on an idle machine
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
     }
 
@@ -130,7 +131,7 @@ def wait_for_job(job: subprocess.Popen[str], holds: Callable[[], object]) -> Non
         assert came or job.poll() is None, job.stdout and job.stdout.read()
         return came
 
-    wait_until(held, 110, pause_s=0.005)
+    wait_until(held, 300, pause_s=0.005)  # Spark takes a busy machine a minute to begin, and more
 
 
 def forget_last(checkpoint: Path) -> int:

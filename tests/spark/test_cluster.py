@@ -37,6 +37,9 @@ SETTINGS = {
     "spark.executor.memory": "512m", "spark.driver.memory": "512m", "spark.ui.enabled": "false",
     "spark.driver.extraJavaOptions": JAVA_FLAGS, "spark.executor.extraJavaOptions": JAVA_FLAGS,
     "spark.sql.session.timeZone": "UTC",
+    # Both workers are there before anything is done: on a busy machine the second one may come when all of it is.
+    "spark.cores.max": "2", "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+    "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
 }  # fmt: skip
 SMALL = [part for name, value in SETTINGS.items() for part in ("--conf", f"{name}={value}")]
 

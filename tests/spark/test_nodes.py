@@ -43,23 +43,23 @@ def nodes(tmp_path: Path) -> Iterator[list[ServerProcess]]:
 
 
 def test_tasks_read_by_any_node_what_was_there_when_the_job_was_planned(nodes: list[ServerProcess]) -> None:
-    with kivi.connect(nodes[1].endpoint) as db:
+    with nodes[1].connect() as db:
         db.create_table("rows", key={"id": "int64"}, columns={"v": "int64"})
         with db.transaction() as tx:
             for i in range(10):
                 tx.put("rows", (i,), v=1)
     options = Options(table="rows", endpoint=nodes[0].endpoint, lease_ttl_s=60.0)
-    with kivi.connect(nodes[0].endpoint) as db:
+    with nodes[0].connect() as db:
         wait_for(tx.commit_ts or 0, db)
         target = Target.of(options.client(), "rows")
         reader = Reader(options, target, spark_schema(target))
         parts = reader.partitions()
-    with kivi.connect(nodes[1].endpoint) as db, db.transaction() as tx:
+    with nodes[1].connect() as db, db.transaction() as tx:
         for i in range(10):
             tx.put("rows", (i,), v=2)
     nodes[0].kill()
     for node in nodes[1:]:
-        with kivi.connect(node.endpoint) as db, db.snapshot(min_snapshot=tx.commit_ts) as now:
+        with node.connect() as db, db.snapshot(min_snapshot=tx.commit_ts) as now:
             assert {row["v"] for row in now.scan("rows")} == {2}
             db.consolidate()
         by_node = Reader(dataclasses.replace(options, endpoint=node.endpoint), target, spark_schema(target))
@@ -83,7 +83,7 @@ def test_a_stream_goes_on_by_a_node_that_has_not_come_so_far(tmp_path: Path, tab
     with contextlib.ExitStack() as opened:
         nats, loop = opened.enter_context(NatsCluster(tmp_path, 1)), opened.enter_context(Loop())
         one, two = (opened.enter_context(Served(tmp_path / name, nats, loop)) for name in ("one", "two"))
-        db = opened.enter_context(kivi.connect(one.endpoint))
+        db = opened.enter_context(one.connect())
         db.create_event_table("calls", event_time="ts", columns={"ts": "timestamp", "user": "string", "us": "int64"})
         db.create_aggregate("sums", source="calls", group_by=["user"], measures={"us": kivi.sum("us")})
         made = db.watermark()
@@ -109,6 +109,7 @@ def test_a_stream_goes_on_by_a_node_that_has_not_come_so_far(tmp_path: Path, tab
 
 
 @pytest.mark.story
+@pytest.mark.timeout(600)  # three sessions begin
 def test_the_driver_and_a_node_are_killed_in_the_same_batch(
     nodes: list[ServerProcess], run, source, tmp_path: Path
 ) -> None:
