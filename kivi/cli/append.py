@@ -57,7 +57,8 @@ def format_of(path: str) -> str:
     try:
         return FORMATS[Path(path).suffix.lower()]
     except KeyError:
-        raise InvalidArgument(f"{path}: the name must end in one of {', '.join(FORMATS)}") from None
+        unpack = "unpack it first; " if Path(path).suffix.lower() in (".gz", ".zip", ".zst", ".bz2", ".xz") else ""
+        raise InvalidArgument(f"{path}: {unpack}the name must end in one of {', '.join(FORMATS)}") from None
 
 
 def batches(

@@ -38,6 +38,7 @@ from kivi.cli.append import MANY, ZEROS, Batch, Progress, Rows, batches, format_
 from kivi.cli.text import print_value
 from kivi.errors import InvalidArgument, KiviError, SchemaError
 from kivi.model.declarations import event_table_schema
+from kivi.model.names import is_name
 from kivi.model.predicate_text import parse_moment
 from kivi.model.schema import TableSchema
 from kivi.model.types import shown
@@ -172,6 +173,12 @@ def columns_of(path: str) -> dict[str, str]:
         raise InvalidArgument(f"{path} has several columns that are called {min(twice)!r}: rename one")
     if not schema.names:
         raise InvalidArgument(f"{path} has no rows to see the types of: create the table with kivi create")
+    for name in schema.names:
+        if not is_name(name):
+            raise SchemaError(
+                f"{path}: {shown(name)} is no name of a column, which has letters of ASCII, digits and '_', and begins "
+                "with none of the digits: rename it in the file, whose first line has the names if it is CSV"
+            )
     return {field.name: _type_of(field, path) for field in schema}
 
 
@@ -203,6 +210,11 @@ def _of_csv(path: str) -> pa.Schema:
     import pyarrow.csv as reader
 
     lines = _first_lines(path, b'"')
+    header = lines.partition(b"\n")[0]
+    if b"," not in header and (other := next((each for each in (";", "\t") if each.encode() in header), None)):
+        raise InvalidArgument(
+            f"{path}: its cells are separated by {other!r}, and kivi reads commas: write it with these"
+        )
     # threads of Arrow may outlive a command that ends at once
     alone = reader.ReadOptions(use_threads=False, block_size=len(lines) + 1)
     table = reader.read_csv(io.BytesIO(lines), alone)

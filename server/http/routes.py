@@ -224,11 +224,13 @@ class Routes:
 
     async def tables(self, request: Request) -> Response:
         grant = self._door.enter(request, Access.READ, "reading definitions")
+        upto = self._store.watermark()
         tag = self._shared.tag(self._store.changed_at, grant)
         if _matches(request, tag):
-            return _unchanged(tag)
+            return _unchanged(tag, upto)
         found = [schema.description() for schema in self._store.tables() if grant.sees(schema)]
-        return _json({"tables": plain(found, exact=True)}, ETag=tag, **_REVALIDATE)
+        names = {"ETag": tag, "X-Kivi-Snapshot": str(upto), **_REVALIDATE}
+        return _json({"tables": plain(found, exact=True)}, **names)
 
     async def describe(self, request: Request) -> Response:
         name = request.path_params["table"]

@@ -468,6 +468,15 @@ def test_files_of_spreadsheets(cli: Any, server: ServerProcess, tmp_path: Path) 
         assert [*snap.scan("days")] == [{"day": dt.datetime(2026, 1, 1, tzinfo=dt.UTC), "n": 1}] * 2
     (tmp_path / "twice.csv").write_text("day,n,n\n2026-01-01,1,2\n")
     assert "'n'" in cli("append", "days", str(tmp_path / "twice.csv"), code=1)[1]
+    for name, header, said in (
+        ("semicolons.csv", "day;n", "its cells are separated by ';'"),
+        ("tabs.csv", "day\tn", "its cells are separated by '\\t'"),
+        ("spaces.csv", "day,Total (EUR)", "'Total (EUR)' is no name of a column"),
+        ("unnamed.csv", "2026-01-01,1", "'2026-01-01' is no name of a column"),
+        ("packed.csv.gz", "day,n", "unpack it first"),
+    ):
+        (tmp_path / name).write_text(f"{header}\n2026-01-01{',' if ',' in header else header[3]}1\n")
+        assert said in cli("append", "others", str(tmp_path / name), "--create", code=1)[1]
 
 
 @pytest.mark.parametrize("answer", ["n", "y"])

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+import kivi
 from tests.browsers import shown, until
 from tests.console.test_console import Stand, _span, cells_of, opened, otlp, table_of
 
@@ -132,6 +133,19 @@ def test_a_range_that_ended_long_ago_says_so_and_an_address_that_is_none_shows_s
         assert ("Nothing has come since" in shown(browser, "main > .soft")) is says, route
     opened(browser, stand, "#/table/100%")
     assert shown(browser, "h1") == "Tables"
+
+
+def test_an_aggregate_has_the_quantiles_that_it_has(stand: Stand, browser: Any) -> None:
+    with stand.server.connect() as db:
+        calls = {"calls": kivi.count(), "latency": kivi.quantiles("duration_us")}
+        keys = ["service", kivi.time_slot("ts", "5m")]
+        derived = {"p99_us": "quantile(latency, 0.99)"}
+        db.create_aggregate("tails", source="invocations", group_by=keys, measures=calls, derived=derived)
+    opened(browser, stand, "#/table/tails")
+    until(browser, lambda: table_of(browser))
+    assert cells_of(browser, ".tile h2") == ["Calls", "p99"]
+    assert shown(browser, ".chart:last-child .legend").split()[2] == "p99"
+    assert cells_of(browser, ".path li") == ["Tables", "tails"]
 
 
 def test_a_question_in_sql_is_stopped(stand: Stand, browser: Any) -> None:

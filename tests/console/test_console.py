@@ -439,14 +439,21 @@ def test_a_page_that_was_left_holds_no_stream_and_is_live_again_once_one_goes_ba
 
 def test_a_token_is_asked_for_and_kept_in_the_tab(tmp_path: Path, browser: Any) -> None:
     tokens = tmp_path / "tokens"
-    tokens.write_text("root admin\nread reader tables=accounts\n")
+    tokens.write_text("root admin\nread reader tables=accounts\nacme reader rows=name:acme\n")
     with ServerProcess(tmp_path / "data", "--http", "localhost:0", "--token-file", str(tokens)) as server:
         with server.connect(access_token="root") as db:
             for name in ("accounts", "secrets"):
                 db.create_table(name, key={"id": "int64"}, columns={"name": "string"})
+            db.create_event_table("calls", event_time="ts", columns={"name": "string", "ts": "timestamp"})
+            newest = f"{db.watermark():,}"
         stand = Stand(server)
         opened(browser, stand, "", state="no access")
-        for token, listed in (("nobody", None), ("read", {"accounts"}), ("root", {"accounts", "secrets"})):
+        for token, listed in (
+            ("nobody", None),
+            ("read", {"accounts"}),
+            ("acme", {"calls"}),
+            ("root", {"accounts", "secrets", "calls"}),
+        ):
             until(browser, lambda: browser.execute_script("return document.getElementById('token-dialog').open"))
             browser.execute_script(
                 "document.getElementById('token-input').value = arguments[0];"
@@ -459,6 +466,8 @@ def test_a_token_is_asked_for_and_kept_in_the_tab(tmp_path: Path, browser: Any) 
             until(browser, partial(lists, browser, listed))
             browser.refresh()
             until(browser, partial(lists, browser, listed))
+            until(browser, lambda: shown(browser, "#snapshot") == newest)
+            assert shown(browser, "#error") == "" and shown(browser, "#status-text") == "live"
             browser.execute_script("document.getElementById('token').click()")
         assert browser.execute_script("return JSON.stringify(Object.values(localStorage))") == json.dumps([])
         browser.execute_script("sessionStorage.clear()")

@@ -819,6 +819,7 @@ def test_no_answer_waits_for_a_delayed_acknowledgement(tmp_path: Path) -> None:
         took = []
         for _ in range(60):
             began = time.perf_counter()
-            assert http.get("/v1/tables").json() == {"tables": []}
+            reply = http.get("/v1/tables")
+            assert reply.json() == {"tables": []} and reply.headers["X-Kivi-Snapshot"] == "0"
             took.append(time.perf_counter() - began)
         assert sorted(took[30:])[3] < 0.03  # after the first ones, which Linux acknowledges at once

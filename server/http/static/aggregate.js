@@ -63,7 +63,7 @@ export function openAggregate({ main, ofRole }, table, named, extra = null) {
   // -- the page
   const tiles = el("section", { class: "tiles", "aria-label": "Totals of what is shown" });
   const charts = drawn.map((group) => new Chart(group.heading, group.names.map((name, n) => ({
-    name, title: group.names.length > 1 ? title(name) : "", kind: table.kindOf(name), color: group.names.length > 1 ? (group.color + n) % 8 : group.color, bars: group.bars,
+    name, title: title(name).toLowerCase() === group.heading.toLowerCase() ? "" : title(name), kind: table.kindOf(name), color: group.names.length > 1 ? (group.color + n) % 8 : group.color, bars: group.bars,
   }))));
   const isDetail = free.length === 0;
   const grid = isDetail ? slots(table, measures) : list(table, named, free, keys, measures, namings, ofRole, beside);
@@ -207,7 +207,7 @@ function namingsOf(table, ofRole) {
 function path(table, named, keys, namings) {
   const called = (name) => namings.find((each) => each.column === name)?.of(keys[name]) ?? keys[name];
   const names = table.keys.filter((name) => name in keys);
-  const steps = [[named, addressOf(table, {})]];
+  const steps = [...(named === table.name ? [["Tables", link("tables")]] : []), [named, addressOf(table, {})]];
   const shownNames = names.filter((name) => keys[name] !== "" || names.length === 1);
   const isEndpoint = shownNames.at(-2) === "route" && shownNames.at(-1) === "method";
   for (const [n, name] of shownNames.entries()) {
@@ -296,12 +296,13 @@ function showTiles(node, table, measures, total, before, range, extra) {
     return el("small", { class: "change" }, `a week ago: ${text(table.kindOf(name), then)}`);
   };
   const has = (name) => measures.includes(name);
+  const quantiles = ["p50_us", "p95_us", "p99_us"].filter(has);
   let found;
   if (has("calls") && has("p99_us")) {
     found = [
       cell("Calls", value("calls"), " ", el("small", {}, total === null ? "" : rate(total.calls, RANGES[range])), change("calls")),
       ...(has("error_rate") ? [cell("Error rate", el("span", { class: total?.error_rate >= 0.01 ? "hot" : "" }, value("error_rate")), change("error_rate"))] : []),
-      cell("p50 · p95 · p99", el("span", { class: "several" }, total === null ? "–" : ["p50_us", "p95_us", "p99_us"].filter(has).map((name) => duration(total[name])).join(" · ")), before === null ? null : el("small", { class: "change" }, `a week ago: ${["p50_us", "p95_us", "p99_us"].filter(has).map((name) => duration(before[name] ?? null)).join(" · ")}`)),
+      cell(quantiles.map(title).join(" · "), el("span", { class: "several" }, total === null ? "–" : quantiles.map((name) => duration(total[name])).join(" · ")), before === null ? null : el("small", { class: "change" }, `a week ago: ${quantiles.map((name) => duration(before[name] ?? null)).join(" · ")}`)),
       ...(has("apdex") ? [cell("Apdex", value("apdex"), " ", el("small", {}, toleratedText(table)), change("apdex"))] : []),
       ...(has("slowest_us") ? [cell("Slowest", value("slowest_us"), " ", total?.slowest_trace_id ? el("a", { href: link("trace", total.slowest_trace_id), "data-key": "slowest" }, el("small", {}, "its trace")) : "", change("slowest_us"))] : []),
       ...(has("input_tokens") ? [cell("Tokens in · out", el("span", { class: "several" }, total === null ? "–" : `${short(total.input_tokens)} · ${short(total.output_tokens)}`))] : []),

@@ -53,6 +53,9 @@ export function query(parameters) {
 
 export const get = async (path, signal) => (await send(path, { signal })).json();
 
+// The snapshot that an answer is of, which its header names.
+export const snapshotOf = async (path) => Number((await send(path)).headers.get("X-Kivi-Snapshot"));
+
 export const post = async (path, body, signal) =>
   (await send(path, { method: "POST", body: JSON.stringify(body), headers: { "Content-Type": "application/json" }, signal })).json();
 

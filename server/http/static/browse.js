@@ -7,7 +7,7 @@ import { Feed, Past } from "./feed.js";
 import { count } from "./format.js";
 import { Grid } from "./grid.js";
 import { link, place } from "./place.js";
-import { get } from "./api.js";
+import { snapshotOf } from "./api.js";
 import { listening, polling, read } from "./shell.js";
 
 const SHOWN = 500;
@@ -28,7 +28,7 @@ export function openTables({ main, tables }) {
     el("p", {}, "or make a table of a file:"), el("pre", { tabindex: "0" }, "kivi append calls calls.csv --create")));
   grid.update([...tables.values()]);
   // A list of definitions is of the newest snapshot, which it names.
-  const end = polling(async () => read((await get("/v1/stats")).snapshot), POLL_MS);
+  const end = polling(async () => read(await snapshotOf("/v1/tables")), POLL_MS);
   return { close() { end(); grid.close(); } };
 }
 
