@@ -233,7 +233,9 @@ class ChangeReads:
         delivers = changes.retractions == "deliver"
         if delivers and (changes.skip or changes.take is not None):
             raise InvalidArgument("skip and take are not for tails that deliver retracted events")
-        waiting = self.reads.pending.events(schema.id, since) if changes.retractions != "ignore" else []
+        fails = changes.retractions == "fail"
+        is_every = wanted.where is None and times == (None, None)
+        waiting = self.reads.pending.events(schema.id, since) if delivers or (fails and not is_every) else []
         view_of = functools.partial(events.tail, since, lease.ts, remembered_at=remembered_at, partial=changes.partial)
         view, recent = self.reads.retention.captured(
             self.reads.pending, schema.id, lease.ts, view_of, floor_at=remembered_at, since=since
@@ -245,9 +247,9 @@ class ChangeReads:
         trim = trimmer(schema, wanted.where, times, view.floor_us, shown)
         met = view.retractions_met(since) if remembered_at is None else []
         earlier = [item._replace(batch=padded(item.batch, schema)) for item in (waiting if met else ())]
-        if met and changes.retractions == "fail":
+        if met and fails:
             try:
-                self._check_not_read(view, schema, wanted, changes, met, earlier)
+                self._check_not_read(view, schema, wanted, changes, met, earlier, is_any=is_every)
             except BaseException:
                 view.close()
                 raise
@@ -291,13 +293,15 @@ class ChangeReads:
         changes: Changes,
         met: Sequence[int],
         earlier: list[PendingEvents],
+        *,
+        is_any: bool,
     ) -> None:
-        """Raises EventsRetracted if one of these retractions removed what the reader may have read: what it selects, or
-        any event where it skips and takes some, which are counted among all."""
+        """Raises EventsRetracted if one of these retractions removed what the reader may have read: any event where
+        ``is_any``, or where it skips and takes some, which are counted among all; otherwise one that it selects."""
         since, times = changes.since, event_times(schema, wanted)
         asked = sorted({*(() if wanted.where is None else names(wanted.where)), schema.event_time or ""})
-        is_any = (wanted.where is None and times == (None, None)) or changes.skip or changes.take is not None
-        is_any = is_any or any(name not in schema.by_name for name in asked)  # of commits, which nothing tells any more
+        is_any |= bool(changes.skip) or changes.take is not None
+        is_any |= any(name not in schema.by_name for name in asked)  # of commits, which nothing tells any more
         selected = trimmer(schema, wanted.where, times, None, asked)
         for cts in met:
             if is_any or any(selected(batch, True).num_rows for batch in _removed(view, earlier, cts, since, asked)):
@@ -311,9 +315,10 @@ class ChangeReads:
 
     def check_not_read(self, lease: Lease, schema: TableSchema, where: Expr | None, since: int) -> None:
         """Raises EventsRetracted if events up to ``since`` that a predicate selects were retracted between then and the
-        snapshot."""
+        snapshot; of what lies on other nodes too, any."""
         if any(since < cts and first <= since for cts, first, _ in self.retractions(schema, lease.ts)):
-            tail = self._tail(self._source(schema), lease, schema, Scan(where=where), Changes(since, partial=True))
+            wanted = Scan(where=None if self.reads.shards.is_partial(schema) else where)
+            tail = self._tail(self._source(schema), lease, schema, wanted, Changes(since, partial=True))
             with contextlib.closing(tail):
                 next(tail, None)
 
