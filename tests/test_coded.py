@@ -137,7 +137,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
         with kivi.open(tmp_path / "data", block_rows=4_000) as db:
             yield db
     else:
-        with ServerProcess(tmp_path / "data") as server, kivi.connect(server.endpoint) as db:
+        with ServerProcess(tmp_path / "data") as server, server.connect() as db:
             yield db
 
 
@@ -182,13 +182,13 @@ def test_events_and_aggregates_are_the_same_however_text_was_appended(opened: An
 
 def test_codes_survive_a_crash_and_become_an_aggregate_later(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data") as server:
-        with kivi.connect(server.endpoint) as db:
+        with server.connect() as db:
             db.create_event_table("e", event_time="ts", columns=COLUMNS)
             for seed, form in enumerate(["plain", "dictionary"]):
                 db.append("e", records(seed, form))
         server.kill()
         server.start()
-        with kivi.connect(server.endpoint) as db:
+        with server.connect() as db:
             db.append("e", records(2, "dictionary"))
             db.create_aggregate("a", source="e", group_by=["service"], measures={"n": kivi.count()})
             with db.snapshot() as snapshot:

@@ -197,7 +197,7 @@ def test_an_alert_that_is_made_anew_does_not_pause_for_another_receiver(
 def test_what_was_not_delivered_before_a_crash_is_after_it(tmp_path: Path, receiver: Receiver) -> None:
     """The process that evaluated is killed while the receiver is away."""
     with ServerProcess(tmp_path / "data", "--set", "alerts_every_s=0.02") as server:
-        with kivi.connect(server.endpoint) as db:
+        with server.connect() as db:
             make(db)
             append(db, 0)
             receiver.answers = [503] * 1_000

@@ -16,6 +16,7 @@ import pytest
 
 import kivi
 from tests.serverproc import ServerProcess
+from tests.waiting import PATIENCE_S
 
 
 class Driven:
@@ -121,12 +122,15 @@ def db(request: pytest.FixtureRequest) -> Iterator[Any]:
         with kivi.open() as embedded:
             yield embedded
     elif request.param == "sync":
-        with kivi.connect(request.getfixturevalue("server").endpoint) as client:
+        with request.getfixturevalue("server").connect() as client:
             _clean(client)
             yield client
     else:
         loop = request.getfixturevalue("loop")
-        driven = Driven(loop.run_until_complete(kivi.aio.connect(request.getfixturevalue("server").endpoint)), loop)
+        driven = Driven(
+            loop.run_until_complete(kivi.aio.connect(request.getfixturevalue("server").endpoint, timeout=PATIENCE_S)),
+            loop,
+        )
         _clean(driven)
         yield driven
         driven.close()

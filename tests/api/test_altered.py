@@ -292,7 +292,7 @@ def check_later_openings(db: Any, ts: int, before: dict[str, list[Any]]) -> None
     with db.snapshot(as_of=ts) as again:
         assert changed(db, again, before) == {}
     if hasattr(db, "endpoint"):
-        with kivi.connect(db.endpoint) as other, other.snapshot(as_of=ts) as again:
+        with db.connect() as other, other.snapshot(as_of=ts) as again:
             assert changed(other, again, before) == {}
 
 

@@ -126,9 +126,9 @@ def test_a_snapshot_of_before_sees_the_tables_as_they_were(db: Any) -> None:
 def test_clients_that_described_the_table_before_go_on(server: Any) -> None:
     """They send and get the columns that they know, until they ask for others, or a subscription tells them of some."""
     with (
-        kivi.connect(server.endpoint) as db,
-        kivi.connect(server.endpoint) as other,
-        kivi.connect(server.endpoint) as told,
+        server.connect() as db,
+        server.connect() as other,
+        server.connect() as told,
     ):
         for name in sorted(db.tables(), key=lambda name: db.describe(name)["kind"]):
             db.drop(name)
@@ -178,7 +178,7 @@ def test_clients_that_described_the_table_before_go_on(server: Any) -> None:
 
 
 def test_a_subscription_waits_for_a_node_that_does_not_know_the_columns_yet(server: Any) -> None:
-    with kivi.connect(server.endpoint) as db:
+    with server.connect() as db:
         for name in sorted(db.tables(), key=lambda name: db.describe(name)["kind"]):
             db.drop(name)
         filled(db)

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.parametrize("db", ["sync", "asyncio"], indirect=True)
 @pytest.fixture
 def other(db: Any, server: ServerProcess) -> Iterator[kivi.client.Database]:
     """The one that makes and alters them."""
-    with kivi.connect(server.endpoint) as client:
+    with server.connect() as client:
         for name in ("ev", "t"):
             declare(client, name)
         db.append("ev", [{"ts": 1, "x": 0}])

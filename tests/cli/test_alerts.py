@@ -17,7 +17,7 @@ BEGIN = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
 
 
 def test_alerts_are_listed_and_silenced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with ServerProcess(tmp_path / "data") as server, kivi.connect(server.endpoint) as db:
+    with ServerProcess(tmp_path / "data") as server, server.connect() as db:
         db.create_event_table("calls", event_time="ts", columns={"ts": "timestamp", "ep": "string"})
         db.create_aggregate(
             "ep_5m", source="calls", group_by=["ep", kivi.time_slot("ts", "5m")], measures={"n": kivi.count()}

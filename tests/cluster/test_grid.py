@@ -45,7 +45,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ServerProce
         nats = opened.enter_context(NatsCluster(path, 1))
         how = ("--cluster", "apm", "--nats", ",".join(nats.urls), "--log-bytes", "1GiB")
         high = opened.enter_context(ServerProcess(path / "high", *how))
-        with kivi.connect(high.endpoint) as db:
+        with high.connect() as db:
             db.create_table("names", key={"id": "int64"}, columns={"name": "string"})
             db.create_event_table("calls", event_time="ts", columns=COLUMNS, shard_by=["user"])
             measures = {"us": kivi.sum("us"), "n": kivi.count()}
@@ -61,7 +61,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ServerProce
         high.start()
         nodes = [*low, high]
         for node in nodes:
-            with kivi.connect(node.endpoint) as db:
+            with node.connect() as db:
                 wanted = {(one.endpoint, one.arguments[-1]) for one in nodes}
                 wait_until(partial(knows, db, wanted), reason=partial(told_of, db))
         yield nodes
@@ -83,7 +83,7 @@ def counts(nodes: list[ServerProcess]) -> list[int]:
     """How many subscriptions each node has."""
     found = []
     for node in nodes:
-        with kivi.connect(node.endpoint) as db:
+        with node.connect() as db:
             found.append(int(db.stats()["subscriptions"]))
     return found
 
@@ -110,7 +110,7 @@ def test_one_of_a_shard_is_placed_where_that_is(nodes: list[ServerProcess]) -> N
             assert await live.next(PATIENCE_S)
             assert [row["n"] for row in live.rows] == [1]
 
-    with kivi.connect(nodes[0].endpoint) as db:
+    with nodes[0].connect() as db:
         for user in (LOW, HIGH):
             with (
                 db.subscribe("sums", prefix=(user,)) as live,

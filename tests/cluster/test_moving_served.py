@@ -111,7 +111,7 @@ def test_a_new_node_is_given_a_quarter_under_load(tmp_path: Path) -> None:
                 wait_until(lambda: not moves(db))
         finally:
             acknowledged = sum(client.stop() for client in clients)
-        at_all = [opened.enter_context(kivi.connect(node.endpoint)) for node in nodes.values()]
+        at_all = [opened.enter_context(node.connect()) for node in nodes.values()]
         wait_until(
             lambda: (
                 {n["address"]: n["shards"] for n in at_all[0].cluster_status()["nodes"] if n["state"] == "live"}

@@ -596,7 +596,7 @@ def test_the_status_of_a_cluster(nats: NatsCluster, tmp_path: Path) -> None:
     how = ("--cluster", "apm", "--nats", ",".join(nats.urls), "--log-bytes", "1GiB")
     with contextlib.ExitStack() as stack:
         one, other = (stack.enter_context(ServerProcess(tmp_path / f"node-{i}", *how)) for i in range(2))
-        with kivi.connect(one.endpoint) as db:
+        with one.connect() as db:
             make(db)
             wait_until(lambda: {n["state"] for n in db.cluster_status()["nodes"]} == {"live"})
             both = {one.endpoint, other.endpoint}
@@ -613,13 +613,13 @@ def test_the_status_of_a_cluster(nats: NatsCluster, tmp_path: Path) -> None:
         told = subprocess.run([*command, "-o", "json"], capture_output=True, text=True, check=False)
         assert json.loads(told.stdout)["cluster"] == "apm"
         nats.servers[0].kill()
-        with kivi.connect(one.endpoint) as db:
+        with one.connect() as db:
             wait_until(lambda: db.cluster_status()["log"] is None)
             assert any("log's servers do not answer" in said for said in db.cluster_status()["problems"])
         nats.servers[0].start()
     with (
         ServerProcess(tmp_path / "single") as single,
-        kivi.connect(single.endpoint) as db,
+        single.connect() as db,
         pytest.raises(kivi.InvalidArgument, match="no node of a cluster"),
     ):
         db.cluster_status()

@@ -28,7 +28,7 @@ class Halves:
         self.path, self.opened, self._copies = path, contextlib.ExitStack(), 0
         self.nats = self.opened.enter_context(NatsCluster(path, 1))
         self.loop = self.opened.enter_context(Loop())
-        with Served(path / "high", self.nats, self.loop) as one, kivi.connect(one.endpoint) as db:
+        with Served(path / "high", self.nats, self.loop) as one, one.connect() as db:
             columns = {"ts": "timestamp", "user": "string"}
             db.create_event_table("calls", event_time="ts", columns=columns, shard_by=["user"])
             db.create_aggregate("counts", source="calls", group_by=["user"], measures={"n": kivi.count()})
@@ -45,7 +45,7 @@ class Halves:
     @staticmethod
     def append(node: Served, users: Sequence[str] = USERS) -> int:
         """One event of each of these."""
-        with kivi.connect(node.endpoint) as db:
+        with node.connect() as db:
             return db.append("calls", [{"ts": 0, "user": user} for user in users])
 
 
@@ -70,7 +70,7 @@ def come_to(live: Any, ts: int) -> None:
 
 def test_shards_that_only_a_life_before_had_are_not_left_out(halves: Halves) -> None:
     """Another node, with fewer shards, is where one was that held more: nobody has the others now."""
-    with kivi.connect(halves.high.endpoint) as db:
+    with halves.high.connect() as db:
         db.checkpoint(halves.path / "less")
     halves.high.__exit__()
     halves.high = halves.start("less", "32-47", listen=halves.high.endpoint)

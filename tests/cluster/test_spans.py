@@ -11,7 +11,6 @@ from pathlib import Path
 import grpc
 import pytest
 
-import kivi
 from tests.cluster.traffic import newest_of
 from tests.conftest import require
 from tests.log.natscluster import NatsCluster
@@ -61,7 +60,7 @@ def test_a_span_counts_once_whatever_nodes_it_is_sent_to(tmp_path: Path) -> None
         last = newest_of(nodes)
         answers = []
         for node in nodes:
-            with kivi.connect(node.endpoint) as db, db.snapshot(min_snapshot=last) as snap:
+            with node.connect() as db, db.snapshot(min_snapshot=last) as snap:
                 spans = [(row["trace_id"], row["span_id"]) for row in snap.scan("invocations")]
                 calls = sum(row["calls"] for row in snap.scan("invocations_service_5m"))
                 answers.append((spans, calls))

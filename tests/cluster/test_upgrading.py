@@ -221,7 +221,7 @@ def test_a_cluster_is_upgraded_node_by_node_under_load(tmp_path: Path) -> None:
         for node in nodes:
             opened.callback(node.server.kill)
         a.start(old=True)
-        with kivi.connect(a.server.endpoint) as db:
+        with a.server.connect() as db:
             db.create_event_table("calls", event_time="ts", columns=COLUMNS, shard_by=["user"])
             db.create_aggregate("sums", source="calls", group_by=["user"], measures={"us": kivi.sum("us")})
             db.checkpoint(tmp_path / "c")
@@ -293,7 +293,7 @@ def test_what_nodes_of_two_versions_would_apply_otherwise_waits_for_the_upgrade(
             opened.callback(node.server.kill)
         a.start(old=True)
         b.start(old=False)
-        db = opened.enter_context(kivi.connect(b.server.endpoint))
+        db = opened.enter_context(b.server.connect())
         db.create_event_table("e", event_time="ts", retention="1h", columns={"ts": "timestamp", "x": "int64"})
         db.append("e", [{"ts": 0, "x": -1}])
         stage = db.stage("e", [{"ts": i * minute, "x": i} for i in range(60)])
@@ -311,5 +311,5 @@ def test_what_nodes_of_two_versions_would_apply_otherwise_waits_for_the_upgrade(
         with db.transaction() as tx:
             assert tx.retract("e", where=kivi.col("x") == 50) == 1
         for node in (a, b):
-            with kivi.connect(node.server.endpoint) as one, one.snapshot(min_snapshot=tx.commit_ts) as snap:
+            with node.server.connect() as one, one.snapshot(min_snapshot=tx.commit_ts) as snap:
                 assert sorted(row["x"] for row in snap.scan("e")) == [*range(40, 50), *range(51, 60), 100]

@@ -32,12 +32,12 @@ def test_nodes_compare_what_they_store_under_load_and_one_that_was_damaged_stops
         nats = opened.enter_context(NatsCluster(tmp_path, 1))
         how = ("--cluster", "apm", "--nats", ",".join(nats.urls), "--log-bytes", "1GiB")
         one, two, three = (opened.enter_context(ServerProcess(tmp_path / name, *how)) for name in ("a", "b", "c"))
-        with kivi.connect(one.endpoint) as db:
+        with one.connect() as db:
             db.create_event_table("calls", event_time="ts", columns=COLUMNS, shard_by=["user"])
             db.create_aggregate("sums", source="calls", group_by=["user"], measures=MEASURES)
             table, made = db.describe("sums")["id"], db.watermark()
         for node in (two, three):
-            with kivi.connect(node.endpoint) as db:
+            with node.connect() as db:
                 wait_for(made, db)
         appending = Appending(f"{one.endpoint},{two.endpoint},{three.endpoint}")
         for node in (one, two, three, one, two):
@@ -47,7 +47,7 @@ def test_nodes_compare_what_they_store_under_load_and_one_that_was_damaged_stops
             assert "differ" not in done.stdout and "undecided" not in done.stdout
         acknowledged = appending.stop()
         assert acknowledged
-        with kivi.connect(three.endpoint) as db:
+        with three.connect() as db:
             db.consolidate()
         three.stop()
         flip(str(tmp_path / "c"), table_prefix(Space.ROW, table))

@@ -58,11 +58,11 @@ class Client(threading.Thread):
 
 def make_tables_everywhere(nodes: Sequence[ServerProcess]) -> None:
     """On one, and all have them."""
-    with kivi.connect(nodes[0].endpoint) as db:
+    with nodes[0].connect() as db:
         make_tables(db)
         made = db.watermark()
     for node in nodes:
-        with kivi.connect(node.endpoint) as db:
+        with node.connect() as db:
             wait_for(made, db)
 
 
@@ -85,11 +85,11 @@ def newest_of(nodes: Sequence[ServerProcess]) -> int:
     """The snapshot at which all of them answer alike once nobody writes: each has what was acknowledged by itself, and
     may not have heard yet of what was acknowledged by another one."""
     with contextlib.ExitStack() as opened:
-        return max(opened.enter_context(kivi.connect(node.endpoint)).watermark() for node in nodes)
+        return max(opened.enter_context(node.connect()).watermark() for node in nodes)
 
 
 def answers_of(node: ServerProcess, at_least: int) -> list[object]:
-    with kivi.connect(node.endpoint) as db, db.snapshot(min_snapshot=at_least) as snap:
+    with node.connect() as db, db.snapshot(min_snapshot=at_least) as snap:
         rows = [
             sorted(({**row} for row in snap.scan(name)), key=lambda row: row["endpoint"])
             for name in ("totals", "by_endpoint")

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import kivi
 from apm_demo import live_job
 from apm_demo.children import Child
 from apm_demo.landing import land
@@ -92,7 +91,7 @@ def state(db: Any) -> tuple[list[Any], ...]:
 def test_the_papers_example_and_a_repeated_batch(tmp_path: Path, spark: SparkSession) -> None:
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(ServerProcess(tmp_path / "store"))
-        db = stack.enter_context(kivi.connect(server.endpoint))
+        db = stack.enter_context(server.connect())
         create(db)
         create_rules(db, "5m")
         job = Job(server.endpoint, tmp_path)

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-import kivi
 from tests.serverproc import ROOT, ServerProcess
 from tests.waiting import wait_until
 
@@ -50,7 +49,7 @@ def test_it_makes_the_tables_and_lands_events(server: ServerProcess, tmp_path: P
         files = wait_until(landed, 60, pause_s=0.1)
         event = json.loads(files[0].read_text().splitlines()[0])
         assert event["duration_us"] > 0
-        with kivi.connect(server.endpoint) as db, db.snapshot() as snapshot:
+        with server.connect() as db, db.snapshot() as snapshot:
             assert "endpoint_5m" in db.tables()
             assert snapshot.get("endpoints", (event["endpoint_id"],)) is not None
             assert [db.describe(name)["role"] for name in ("endpoint_5s", "endpoints")] == ["endpoints", "names"]

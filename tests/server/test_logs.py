@@ -11,7 +11,6 @@ import grpc
 import pytest
 from kivi_server import logs
 
-import kivi
 from kivi.wire.methods import path
 from kivi.wire.v1 import service_pb2
 from tests.serverproc import ServerProcess
@@ -73,7 +72,7 @@ def test_a_log_format_that_is_none_is_refused(tmp_path: Path) -> None:
 
 def test_quick_calls_are_not_logged(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data", "--slow-call", "60") as server:
-        with kivi.connect(server.endpoint) as db:
+        with server.connect() as db:
             db.create_table("t", key={"id": "int64"}, columns={"v": "string"})
         assert server.stop() == 0
         assert not [line for line in server.output if "took long" in line]

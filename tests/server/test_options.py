@@ -149,7 +149,7 @@ def test_a_flag_that_is_not_known_is_refused_and_so_is_the_beginning_of_one(
 def test_a_server_runs_as_its_environment_says(tmp_path: Path) -> None:
     server = ServerProcess(tmp_path / "data")
     server.environment = {"KIVI_STORE_MAX_APPEND_ROWS": "10"}
-    with server, kivi.connect(server.endpoint) as db:
+    with server, server.connect() as db:
         db.create_event_table("e", event_time="ts", columns={"ts": "timestamp"})
         with pytest.raises(kivi.ResourceExhausted, match="10"):
             db.append("e", [{"ts": i} for i in range(11)])

@@ -55,7 +55,7 @@ class Cluster:
     def __init__(self, path: Path, opened: contextlib.ExitStack, held: dict[str, str]) -> None:
         nats, loop = opened.enter_context(NatsCluster(path, 1)), opened.enter_context(Loop())
         first, *others = held
-        with Served(path / first, nats, loop) as whole, kivi.connect(whole.endpoint) as db:
+        with Served(path / first, nats, loop) as whole, whole.connect() as db:
             db.create_event_table("calls", event_time="ts", columns=COLUMNS, shard_by=["user"])
             db.create_aggregate("sums", source="calls", group_by=["user"], measures={"us": kivi.sum("us")})
             self.append(db, range(20))
@@ -80,7 +80,7 @@ class Cluster:
 
     @contextlib.contextmanager
     def at(self, name: str) -> Iterator[Any]:
-        with kivi.connect(self.nodes[name].endpoint) as db:
+        with self.nodes[name].connect() as db:
             yield db
 
     def options(self, table: str, **more: Any) -> Options:

@@ -383,7 +383,7 @@ def test_a_table_that_was_made_again_is_not_read_on_in_silence(stream: Stream, d
 def test_a_store_that_was_restored_from_a_backup_is_noticed(spark: Any, tmp_path: Path) -> None:
     """Be it that the offset is past it, or that other commits have taken the place of those that were read."""
     with ServerProcess(tmp_path / "data") as server:
-        with kivi.connect(server.endpoint) as db:
+        with server.connect() as db:
             create(db, "calls")
             written = Written(db, "calls")
             written.append(10)
@@ -395,7 +395,7 @@ def test_a_store_that_was_restored_from_a_backup_is_noticed(spark: Any, tmp_path
         assert stream.seqs == written.seqs()
         server.data = str(tmp_path / "backup")
         server.start()
-        with kivi.connect(server.endpoint) as db:
+        with server.connect() as db:
             with refused("StreamDataLoss: .* the store only goes to .* restored from an older backup"):
                 stream.run()
             restored = Written(db, "calls")
