@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
+from kivi.arrow.records import name_lines
 from kivi.errors import InvalidArgument, KiviError
 from kivi.model.csv_texts import with_nulls
 from kivi.model.json_texts import as_float, read_json
@@ -162,13 +163,8 @@ def _lines(
 
 def located(error: KiviError, path: str, batch: Batch) -> None:
     """What an error says of one of a batch's records, it says of the line that it is in."""
-
-    def line(found: re.Match[str]) -> str:
-        column = f", column {found[2]}" if found[2] else ""
-        return f"{path}, line {batch.lines[int(found[1])]}{column}"
-
     if batch.lines:
-        error.message = re.sub(r"\brecords\[(\d+)\](?:\[('[^']*')\])?", line, error.message, count=1)
+        name_lines(error, lambda index: f"{path}, line {batch.lines[index]}")
 
 
 def _whole(rows: Any, name: str) -> list[Any]:

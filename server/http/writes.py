@@ -38,8 +38,8 @@ from kivi_server.sessions import Sessions
 
 from kivi.api.arguments import check_token, drops_late
 from kivi.api.writes import Write
-from kivi.arrow.records import event_batch
-from kivi.errors import CommitUnknown, InvalidArgument, NotFound, SnapshotTooOld
+from kivi.arrow.records import event_batch, name_lines
+from kivi.errors import CommitUnknown, InvalidArgument, KiviError, NotFound, SnapshotTooOld
 from kivi.model.json_texts import as_float
 from kivi.model.predicate_text import parse_value
 from kivi.model.schema import TableSchema
@@ -96,9 +96,13 @@ class Appended:
         how: dict[str, Any] = {"parse_float": Decimal} if any(c.type.name == "decimal" for c in schema.columns) else {}
         if self._media == JSON:
             return event_batch(schema, _records(schema, parsed(self._body, "the body", **how)))
-        lines = enumerate(self._body.split(b"\n"), start=1)
-        records = [parsed(line, f"line {n} of the body", **how) for n, line in lines if line.strip()]
-        return event_batch(schema, _records(schema, records))
+        lines = [(n, line) for n, line in enumerate(self._body.split(b"\n"), start=1) if line.strip()]
+        records = [parsed(line, f"line {n} of the body", **how) for n, line in lines]
+        try:
+            return event_batch(schema, _records(schema, records))
+        except KiviError as error:
+            name_lines(error, lambda index: f"line {lines[index][0]} of the body")
+            raise
 
 
 class Operations:

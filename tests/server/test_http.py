@@ -487,6 +487,8 @@ def test_errors_are_named(server: ServerProcess, http: httpx.Client) -> None:
         told = reply.json()
         assert (reply.status_code, told["reason"]) == (status, reason), told
         assert told["error"] and reply.headers["X-Request-Id"]
+    said = append(b'{"ts": 1}\n\n{"ts": "x"}', LINES).json()["error"]
+    assert said.startswith("line 3 of the body, column 'ts': 'x' is not a time")
     put = {"op": "put", "table": "accounts", "key": [1]}
     for operation in (7, {"op": "drop"}, {**put, "key": 1}, {**put, "more": 1}, {**put, "values": {"id": 1}}):
         transact(http, operation, status=400)
