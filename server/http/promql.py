@@ -128,13 +128,18 @@ class Evaluation:
     work: Work = field(default_factory=Work)
 
     def value(self, node: Any) -> Value:
-        """Raises InvalidArgument, Unanswerable."""
-        kind = type(node).__name__
+        """Raises InvalidArgument, Unanswerable.
+
+        What the parts of an expression are is held until it is evaluated, and let go then.
+        """
+        kind, held = type(node).__name__, self.work.held
         made: Callable[[Any], Value] | None = getattr(self, f"_of_{kind}", None)
         if made is None:
             raise Unanswerable(f"{_WORDS.get(kind, kind)} is not supported here")
         with np.errstate(all="ignore"):
-            return distinct(made(node))
+            found = distinct(made(node))
+        self.work.hold(held + found.numbers.size)
+        return found
 
     # -- leaves ---------------------------------------------------------------------------------------------
 
