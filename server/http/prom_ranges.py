@@ -11,7 +11,7 @@ import numpy.typing as npt
 from kivi_server.http.prom_series import Series, Unanswerable
 from kivi_server.http.prom_vectors import quantile_of
 
-__all__ = ["HELD_MAX", "RANGES", "WORK_MAX", "Window", "Work"]
+__all__ = ["HELD_MAX", "HISTOGRAM", "RANGES", "WORK_MAX", "Window", "Work"]
 
 Floats = npt.NDArray[np.float64]
 WORK_MAX: Final = 10_000_000_000
@@ -19,6 +19,8 @@ HELD_MAX: Final = 60_000_000
 _APART: Final = 20
 _APART_WINDOW: Final = 10_000
 """A sample and a window of a function of Python's, as work."""
+HISTOGRAM: Final = 50_000
+"""And a histogram whose quantile is looked for."""
 
 
 class Work:
@@ -47,8 +49,8 @@ class Work:
         if self._done > WORK_MAX:
             raise Unanswerable(
                 f"the question reads more than {WORK_MAX:,} samples of its ranges, where a sample of a quantile or a "
-                f"deviation is as {_APART}, and such a range as {_APART_WINDOW:,}: ask for fewer series or steps, or "
-                "shorter ranges"
+                f"deviation is as {_APART}, such a range as {_APART_WINDOW:,}, and a histogram as {HISTOGRAM:,}: "
+                "ask for fewer series or steps, or shorter ranges"
             )
 
 

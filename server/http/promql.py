@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from kivi_server.http.prom_ranges import RANGES, Window, Work
+from kivi_server.http.prom_ranges import HISTOGRAM, RANGES, Window, Work
 from kivi_server.http.prom_series import LE, LOOKBACK_US, NAME, Labels, Matching, Series, Unanswerable, anchored
 from kivi_server.http.prom_vectors import (
     Value,
@@ -246,7 +246,8 @@ class Evaluation:
         bounding = [matching_of(each) for each in _selectors(of)]
         if (wanted == 0).any():
             bounding = [tuple(each for each in matching if each.name == NAME) for matching in bounding]
-        return histogram_quantile(wanted, replace(self, bounding=tuple(bounding)).value(of))
+        found = replace(self, bounding=tuple(bounding)).value(of)
+        return histogram_quantile(wanted, found, lambda count: self.work.add(HISTOGRAM * count))
 
     def _call_label_replace(self, of: Any, into: Any, replacement: Any, source: Any, pattern: Any) -> Value:
         found = self.value(of)

@@ -850,6 +850,9 @@ def of_a_month(count: int) -> tuple[Series, Evaluation]:
         (570, "+".join(["max_over_time(m[30d])"] * 3), False),  # together 10.6e9, though each has 3.5e9
         (90, "stddev_over_time(m[30d])", False),  # 90 * 720 * 8641 samples, each as 20
         (2_000, "stddev_over_time(m[5m])", False),  # 1,440,000 ranges, each as 10,000
+        (200, 'histogram_quantile(0.5, label_replace(m, "le", "+Inf", "i", ".*"))', True),  # 144,000, each as 50,000
+        (400, 'histogram_quantile(0.5, label_replace(m, "le", "+Inf", "i", ".*"))', False),
+        (2_000, "sum(topk by (i) (1, m)) + sum(quantile by (i) (0.5, m))", True),  # at 720 steps in a second or two
     ],
 )
 def test_the_limit_of_ranges_is_of_what_is_read(count: int, query: str, is_answered: bool) -> None:
