@@ -11,17 +11,20 @@ import numpy.typing as npt
 from kivi_server.http.prom_series import Series, Unanswerable
 from kivi_server.http.prom_vectors import quantile_of
 
-__all__ = ["RANGES", "WORK_MAX", "Window", "Work"]
+__all__ = ["HELD_MAX", "HISTOGRAM", "RANGES", "WORK_MAX", "Window", "Work"]
 
 Floats = npt.NDArray[np.float64]
 WORK_MAX: Final = 10_000_000_000
+HELD_MAX: Final = 60_000_000
 _APART: Final = 20
 _APART_WINDOW: Final = 10_000
 """A sample and a window of a function of Python's, as work."""
+HISTOGRAM: Final = 50_000
+"""And a histogram whose quantile is looked for."""
 
 
 class Work:
-    """What one question has read of its ranges, and how much it may.
+    """What one question has read of its ranges, and how many values it holds; and how much it may.
 
     **Invariant.** It counts what a function looks at, whatever the range is: one for each window, and one for each
     sample that is added up or compared, which takes a fraction of a nanosecond. So what looks only at the ends of a
@@ -29,7 +32,16 @@ class Work:
     """
 
     def __init__(self) -> None:
-        self._done = 0
+        self._done = self.held = 0
+
+    def hold(self, count: int) -> None:
+        """So many values of vectors are held now, of which those to come are made. Raises Unanswerable."""
+        self.held = count
+        if count > HELD_MAX:
+            raise Unanswerable(
+                f"the question holds more than {HELD_MAX:,} values while it is evaluated: ask for its parts, or for "
+                "fewer series or steps"
+            )
 
     def add(self, count: int) -> None:
         """Raises Unanswerable."""
@@ -37,8 +49,8 @@ class Work:
         if self._done > WORK_MAX:
             raise Unanswerable(
                 f"the question reads more than {WORK_MAX:,} samples of its ranges, where a sample of a quantile or a "
-                f"deviation is as {_APART}, and such a range as {_APART_WINDOW:,}: ask for fewer series or steps, or "
-                "shorter ranges"
+                f"deviation is as {_APART}, such a range as {_APART_WINDOW:,}, and a histogram as {HISTOGRAM:,}: "
+                "ask for fewer series or steps, or shorter ranges"
             )
 
 

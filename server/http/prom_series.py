@@ -12,11 +12,16 @@ accuracy. Histograms that are put together have the same bounds: those of all th
 
 All of one answer is read at one snapshot: what was counted later in a slot that is over changes all samples from there
 on alike.
+
+**Invariant.** A question holds no more than the slots that it looks at, and one more number for each series: what the
+slots before them count is put together by the store (R21), however many there are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import datetime as dt
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -27,7 +32,7 @@ import pyarrow.compute as pc
 
 from kivi.api.arguments import OrderedScanArguments, RollupArguments
 from kivi.arrow.columns import rows_from_batch
-from kivi.errors import InvalidArgument
+from kivi.errors import InvalidArgument, OutOfRange
 from kivi.model.expressions import Expr
 from kivi.model.quantiles import Quantiles, upper_bounds
 from kivi.model.rollups import stored_slot
@@ -40,6 +45,7 @@ __all__ = [
     "LE",
     "LOOKBACK_US",
     "NAME",
+    "SAMPLES_IN_ALL_MAX",
     "SAMPLES_MAX",
     "Counter",
     "Labels",
@@ -57,10 +63,15 @@ NAME: Final = "__name__"
 LE: Final = "le"
 LOOKBACK_US: Final = 300_000_000
 SAMPLES_MAX: Final = 5_000_000
+SAMPLES_IN_ALL_MAX: Final = 20_000_000
 Labels = Mapping[str, str]
 Floats = npt.NDArray[np.float64]
 _Found = tuple[Labels, list[tuple[int, Any]]]
+_Span = tuple[int, int]
+_EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_EARLIEST_US: Final = -62_000_000_000_000_000  # in the year 5: before it is no slot, and slots of calendars can be made
 _BELOW_ZERO: Final = -5e-324
+_WHOLE: Final = re.compile(r"0|-?[1-9][0-9]{0,17}", re.ASCII)
 
 
 class Unanswerable(InvalidArgument):
@@ -162,13 +173,14 @@ class Reading:
 
     def __init__(self, store: Store, lease: Lease) -> None:
         self._store, self._lease = store, lease
-        self._read: dict[tuple[str, str, tuple[Matching, ...], bool], list[_Found]] = {}
+        self._read: dict[tuple[str, str, tuple[Matching, ...], _Span | None], list[_Found]] = {}
+        self._held = 0
 
     def labelled(self, counter: Counter, matching: Sequence[Matching]) -> list[Labels]:
         """The labels of the series that match. What they count is not read: it may not fit its type."""
         if counter.is_histogram:
-            return [labels for labels, _ in self._buckets(counter, matching, [(counter, matching)])]
-        return [labels for labels, _ in self._found(counter, matching, counts=False)]
+            return [labels for labels, _ in self._buckets(counter, matching, [(counter, matching)], None)]
+        return [labels for labels, _ in self._rows(counter, matching, self._keys(counter, matching))]
 
     def series(
         self,
@@ -179,22 +191,33 @@ class Reading:
     ) -> Series:
         """The series that match, with the samples that may be looked for in a span of time; of a histogram with the
         bounds of all ``bounding``, which has what matches among it."""
+        since_us, until_us = max(span_us[0], _EARLIEST_US), max(span_us[1], _EARLIEST_US)
+        seen_us = max(since_us - max(LOOKBACK_US, counter.slot.nominal_us), _EARLIEST_US)
+        span = counter.slot.start(counter.slot.start(seen_us) - 1), until_us
         if counter.is_histogram:
-            return _cumulative(counter, self._buckets(counter, matching, bounding), span_us)
-        return _cumulative(counter, self._found(counter, matching), span_us)
+            found = self._buckets(counter, matching, bounding, span)
+        else:
+            found = self._found(counter, matching, span)
+        series = _cumulative(counter, found, span)
+        self._held += series.values.size
+        if self._held > SAMPLES_IN_ALL_MAX:
+            raise Unanswerable(f"the question has more than {SAMPLES_IN_ALL_MAX:,} samples in all: ask for its parts")
+        return series
 
     def _buckets(
         self,
         counter: Counter,
         matching: Sequence[Matching],
         bounding: Sequence[tuple[Counter, Sequence[Matching]]],
+        span: _Span | None,
     ) -> list[_Found]:
         """Of each distribution a series for each bound of a bucket that any of those ``bounding`` has values in, both
-        its ends, so that what is interpolated between them is within the bucket; of the values up to it."""
-        named = self._found(counter, matching)
-        among = [each for of, by in bounding if of.is_histogram for each in self._found(of, by)]
+        its ends, so that what is interpolated between them is within the bucket; of the values up to it. The bounds are
+        those of all time: what is asked of other times beside it has the same."""
+        named = self._found(counter, matching, span)
+        among = [each for of, by in bounding if of.is_histogram for each in self._found(of, by, None)]
         parts = [part for _, found in among for _, part in found if isinstance(part, Quantiles)]
-        if len({part.scale for part in parts}) > 1:
+        if len({part.scale for part in [*parts, *(part for _, found in named for _, part in found)]}) > 1:
             raise Unanswerable("histograms of several accuracies are put together here: ask for each by itself")
         codes = np.unique(np.concatenate([np.zeros(0, np.int64), *(part.codes for part in parts)]))
         lower = codes[codes != 0] - 1
@@ -214,49 +237,86 @@ class Reading:
                 out.append(({**labels, LE: bound}, [(start, counts[k]) for start, counts in below]))
         return _chosen(matching, out)
 
-    def _found(self, counter: Counter, matching: Sequence[Matching], *, counts: bool = True) -> list[_Found]:
-        """The labels of each series that matches, with what each of its slots counts; of a histogram without ``le``."""
+    def _found(self, counter: Counter, matching: Sequence[Matching], span: _Span | None) -> list[_Found]:
+        """The labels of each series that matches, with what its slots count that begin from the start of a span on and
+        not behind its end, and, as that of the slot before, what all slots before the span do; of a histogram without
+        ``le``. Without a span all slots are together."""
         wanted = tuple(each for each in matching if not (counter.is_histogram and each.name == LE))
-        asked = counter.table.name, counter.measure, wanted, counts
+        asked = counter.table.name, counter.measure, wanted, span
         if (found := self._read.get(asked)) is None:
-            found = self._read[asked] = self._scanned(counter, wanted, counts=counts)
+            found = self._read[asked] = self._rows(counter, wanted, self._counted(counter, wanted, span))
         return found
 
-    def _scanned(self, counter: Counter, matching: Sequence[Matching], *, counts: bool) -> list[_Found]:
-        table = self._store.table(counter.table.name, self._lease)
+    def _counted(
+        self, counter: Counter, matching: Sequence[Matching], span: _Span | None
+    ) -> Iterator[tuple[int | None, pa.RecordBatch]]:
+        """Rows of the rollup, and the slot that they are of, None: their own."""
+        table, slot = self._store.table(counter.table.name, self._lease), counter.slot
         where = _pushed(table, counter, matching)
-        slot = next(group.name for group in table.group_by if group.slot is not None)
-        columns = counter.labels.values()
-        if counts:
-            names, tz = [counter.measure], counter.slot.zone or None
-            rollup = RollupArguments(table.name, [*columns], counter.slot.width, where=where, measures=names, tz=tz)
-            batches: Iterable[Any] = self._store.answer(self._lease, table, rollup.bound(table))
-        else:
-            keys = OrderedScanArguments(table.name, where=where, columns=[*columns, slot])
-            batches = self._store.scan(self._lease, table, keys.bound(table))
-        rows: dict[tuple[str, ...], list[tuple[int, Any]]] = {}
-        for batch in batches:
-            starts = batch.column(slot).cast("int64").to_pylist()
-            for start, row in zip(starts, rows_from_batch(batch), strict=True):
-                key = tuple(_text(row[name]) for name in columns)
-                rows.setdefault(key, []).append((start, row.get(counter.measure, 0)))
-        named: list[_Found] = []
-        for key, found in rows.items():
-            labels = {name: text for name, text in zip(counter.labels, key, strict=True) if text}
-            named.append(({NAME: counter.name, **labels}, found))
-        return _chosen(matching, named)
+
+        def rolled(step: str | None, start_us: int | None, end_us: int | None) -> Iterable[pa.RecordBatch]:
+            start, end = (None if us is None else _EPOCH + dt.timedelta(microseconds=us) for us in (start_us, end_us))
+            zone = slot.zone or None if step is not None else None
+            by, measures = [*counter.labels.values()], [counter.measure]
+            rollup = RollupArguments(table.name, by, step, start, end, where=where, measures=measures, tz=zone)
+            return self._store.answer(self._lease, table, rollup.bound(table))
+
+        if span is None:
+            yield from ((0, batch) for batch in rolled(None, None, None))
+            return
+        since_us, until_us = span
+        try:
+            yield from ((slot.start(since_us - 1), batch) for batch in [*rolled(None, None, since_us)])
+        except OutOfRange:  # each may fit its type, and all of them together not, as they do a float64
+            yield from ((None, batch) for batch in rolled(slot.width, None, since_us))
+        if since_us <= until_us:
+            yield from ((None, batch) for batch in rolled(slot.width, since_us, slot.end(slot.start(until_us))))
+
+    def _keys(self, counter: Counter, matching: Sequence[Matching]) -> Iterator[tuple[int | None, pa.RecordBatch]]:
+        """Rows without what they count."""
+        table = self._store.table(counter.table.name, self._lease)
+        keys = OrderedScanArguments(table.name, where=_pushed(table, counter, matching), columns=table.key_names)
+        yield from ((0, batch) for batch in self._store.scan(self._lease, table, keys.bound(table)))
+
+    def _rows(
+        self, counter: Counter, matching: Sequence[Matching], batches: Iterable[tuple[int | None, pa.RecordBatch]]
+    ) -> list[_Found]:
+        """By series, of those that match; nothing is kept of others. Raises InvalidArgument."""
+        slot = next(group.name for group in counter.table.group_by if group.slot is not None)
+        columns, count = [*counter.labels.values()], 0
+        series: dict[tuple[str, ...], _Found | None] = {}
+        for start, batch in batches:
+            rows = rows_from_batch(batch)
+            keys = [tuple(_text(row[name]) for name in columns) for row in rows]
+            new = [key for key in dict.fromkeys(keys) if key not in series]
+            named = [
+                {NAME: counter.name, **{name: text for name, text in zip(counter.labels, key, strict=True) if text}}
+                for key in new
+            ]
+            series.update(dict.fromkeys(new))
+            for i in holding(matching, named):
+                series[new[i]] = named[i], []
+            if counter.measure not in batch.schema.names:
+                continue
+            starts = batch.column(slot).cast("int64").to_pylist() if start is None else [start] * len(rows)
+            for at, key, row in zip(starts, keys, rows, strict=True):
+                if (found := series[key]) is not None:
+                    found[1].append((at, row[counter.measure]))
+                    count += 1
+            if count > SAMPLES_MAX:
+                raise InvalidArgument(f"{counter.name} has more than {SAMPLES_MAX:,} samples here: select fewer series")
+        return [found for found in series.values() if found is not None]
 
 
 def _chosen(matching: Iterable[Matching], named: Sequence[_Found]) -> list[_Found]:
     return [named[i] for i in holding(matching, [labels for labels, _ in named])]
 
 
-def _cumulative(counter: Counter, chosen: Sequence[_Found], span_us: tuple[int, int]) -> Series:
+def _cumulative(counter: Counter, chosen: Sequence[_Found], span: _Span) -> Series:
     slot, ends = counter.slot, list[int]()
-    since_us, until_us = span_us
+    since_us, until_us = span
     if chosen:
-        seen_us = since_us - max(LOOKBACK_US, slot.nominal_us)
-        end = max(min(start for _, found in chosen for start, _ in found), slot.start(slot.start(seen_us) - 1))
+        end = max(min((start for _, found in chosen for start, _ in found), default=since_us), since_us)
         while end <= until_us:
             ends.append(end)
             end = slot.end(end)
@@ -284,13 +344,15 @@ def _cumulative(counter: Counter, chosen: Sequence[_Found], span_us: tuple[int, 
 
 
 def _pushed(table: TableSchema, counter: Counter, matching: Iterable[Matching]) -> Expr | None:
-    """What the store can select: texts that are equal. Everything is looked at again."""
+    """What the store can select: texts and whole numbers that are equal. Everything is looked at again."""
     where: Expr | None = None
     labels = counter.labels
     for each in matching:
         column = table.by_name.get(labels.get(each.name, ""))
-        if each.op == "=" and each.value and column and str(column.type) == "string":
-            term = Expr("==", column.name, each.value)
+        if each.op != "=" or not each.value or column is None:
+            continue
+        if str(column.type) == "string" or (str(column.type) == "int64" and _WHOLE.fullmatch(each.value)):
+            term = Expr("==", column.name, each.value if str(column.type) == "string" else int(each.value))
             where = term if where is None else where & term
     return where
 

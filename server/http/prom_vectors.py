@@ -129,10 +129,14 @@ def _variance(each: Floats, here: npt.NDArray[np.bool_], _: Any) -> Floats:
 
 
 def _quantile(each: Floats, here: npt.NDArray[np.bool_], parameter: Any) -> Floats:
-    out = np.full(each.shape[1], np.nan)
-    for t in np.flatnonzero(here.any(axis=0)):
-        out[t] = quantile_of(parameter[t], each[here[:, t], t])
-    return out
+    """``quantile_of`` what is there, at all steps."""
+    found = np.take_along_axis(each, np.lexsort([each, ~np.isnan(each), ~here], axis=0), axis=0)
+    valid, most = (parameter >= 0) & (parameter <= 1), np.maximum(here.sum(axis=0) - 1, 0)
+    rank = np.where(valid, parameter, 0) * most
+    low = np.floor(rank).astype(np.int64)
+    (least,), (next_,) = (np.take_along_axis(found, at[None], axis=0) for at in (low, np.minimum(most, low + 1)))
+    within = least * (1 - (rank - low)) + next_ * (rank - low)
+    return np.where(valid, within, np.where(parameter < 0, -np.inf, np.where(parameter > 1, np.inf, np.nan)))
 
 
 def quantile_of(q: float, values: Floats) -> float:
@@ -145,8 +149,9 @@ def quantile_of(q: float, values: Floats) -> float:
     return float(found[low] * (1 - weight) + found[high] * weight)
 
 
-def histogram_quantile(q: Floats, found: Value) -> Value:
-    """Of the series with a label ``le``, by all others (promql/quantile.go, bucketQuantile, 2.42)."""
+def histogram_quantile(q: Floats, found: Value, count: Callable[[int], None]) -> Value:
+    """Of the series with a label ``le``, by all others (promql/quantile.go, bucketQuantile, 2.42). ``count`` is told of
+    how many histograms it is."""
     groups: dict[_Key, list[tuple[float, int]]] = {}
     for i, labels in enumerate(found.labels or ()):
         try:
@@ -160,6 +165,7 @@ def histogram_quantile(q: Floats, found: Value) -> Value:
         members.sort()
         bounds, rows = np.array([bound for bound, _ in members]), [i for _, i in members]
         there[row] = found.there[rows].any(axis=0)
+        count(int(np.count_nonzero(there[row])))
         for t in np.flatnonzero(there[row]):
             here = found.there[rows, t]
             numbers[row, t] = _bucket_quantile(q[t], bounds[here], found.numbers[rows, t][here])
@@ -349,15 +355,14 @@ def sets(op: str, left: Value, right: Value, matching: Any) -> Value:
 
 
 def ranked(found: Value, groups: Iterable[Sequence[int]], parameter: Floats, *, down: bool) -> Value:
-    there, order = np.zeros_like(found.there), list[int]()
+    there, order, most = np.zeros_like(found.there), list[int](), np.trunc(parameter)
     if not (np.abs(parameter) < 1 << 63).all():
         raise Unanswerable(f"topk and bottomk are of a number of series, not {parameter[0]:g}")
     for members in groups:
-        each = found.numbers[list(members)]
-        each = np.where(found.there[list(members)], -each if down else each, np.inf)
-        for t in range(each.shape[1]):
-            here = [members[i] for i in np.argsort(each[:, t], kind="stable") if found.there[members[i], t]]
-            there[here[: max(0, int(parameter[t]))], t] = True
+        each, here = found.numbers[list(members)], found.there[list(members)]
+        each = np.where(here, -each if down else each, np.inf)
+        places = np.lexsort([each, ~here], axis=0).argsort(axis=0)  # of each, among those that are there
+        there[list(members)] = here & (places < most)
         order += [members[i] for i in np.argsort(each[:, -1], kind="stable")]
     kept = replace(found, numbers=np.where(there, found.numbers, np.nan), there=there)
     return replace(_taken(kept, order, [(found.labels or [{}])[i] for i in order]), ranked=True)

@@ -31,12 +31,13 @@ from kivi_server.sessions import Sessions
 from kivi.errors import InvalidArgument, KiviError, OutOfRange, PermissionDenied, ResourceExhausted, Unauthenticated
 from kivi.model.predicate_text import parse_moment
 
-__all__ = ["PATHS", "Parameters", "Prometheus", "failure"]
+__all__ = ["PATHS", "POINTS_MAX", "Parameters", "Prometheus", "failure"]
 
 Parameters = Mapping[str, Sequence[str]]
 PATHS: Final = ("query", "query_range", "series", "labels", "label/{name}/values", "metadata", "status/buildinfo",
                "rules", "alerts")  # fmt: skip
 _STEPS_MAX: Final = 11_000
+POINTS_MAX: Final = 2_000_000
 _LABEL: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*\Z")
 _DAY_MS: Final = 86_400_000
 _UNITS_MS: Final = {
@@ -148,6 +149,8 @@ class Prometheus:
             raise InvalidArgument(f"more than {_STEPS_MAX:,} steps of each series: give a larger step, or less time")
         times_ms = np.arange(start, end + 1, step, dtype=np.int64)
         value = self._evaluated(asked, times_ms, end, grant)
+        if np.count_nonzero(value.there) > POINTS_MAX:
+            raise Unanswerable(f"the answer has more than {POINTS_MAX:,} points: ask for fewer series or steps")
         result = []
         for labels, numbers, there in zip(
             [{}] if value.labels is None else value.labels, value.numbers, value.there, strict=True

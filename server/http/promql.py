@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from kivi_server.http.prom_ranges import RANGES, Window, Work
+from kivi_server.http.prom_ranges import HISTOGRAM, RANGES, Window, Work
 from kivi_server.http.prom_series import LE, LOOKBACK_US, NAME, Labels, Matching, Series, Unanswerable, anchored
 from kivi_server.http.prom_vectors import (
     Value,
@@ -128,13 +128,18 @@ class Evaluation:
     work: Work = field(default_factory=Work)
 
     def value(self, node: Any) -> Value:
-        """Raises InvalidArgument, Unanswerable."""
-        kind = type(node).__name__
+        """Raises InvalidArgument, Unanswerable.
+
+        What the parts of an expression are is held until it is evaluated, and let go then.
+        """
+        kind, held = type(node).__name__, self.work.held
         made: Callable[[Any], Value] | None = getattr(self, f"_of_{kind}", None)
         if made is None:
             raise Unanswerable(f"{_WORDS.get(kind, kind)} is not supported here")
         with np.errstate(all="ignore"):
-            return distinct(made(node))
+            found = distinct(made(node))
+        self.work.hold(held + found.numbers.size)
+        return found
 
     # -- leaves ---------------------------------------------------------------------------------------------
 
@@ -241,7 +246,8 @@ class Evaluation:
         bounding = [matching_of(each) for each in _selectors(of)]
         if (wanted == 0).any():
             bounding = [tuple(each for each in matching if each.name == NAME) for matching in bounding]
-        return histogram_quantile(wanted, replace(self, bounding=tuple(bounding)).value(of))
+        found = replace(self, bounding=tuple(bounding)).value(of)
+        return histogram_quantile(wanted, found, lambda count: self.work.add(HISTOGRAM * count))
 
     def _call_label_replace(self, of: Any, into: Any, replacement: Any, source: Any, pattern: Any) -> Value:
         found = self.value(of)

@@ -17,10 +17,12 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from kivi_server.http.prom_series import Series, Unanswerable
+from kivi_server.http import prom_ranges, prom_series
+from kivi_server.http.prom_series import Matching, Reading, Series, Unanswerable, counters
 from kivi_server.http.promql import Evaluation, parsed
 
 import kivi
+from kivi.arrow.columns import rows_from_batch
 from tests.conftest import require
 from tests.ports import Port
 from tests.seeds import AT_NIGHT
@@ -537,6 +539,9 @@ def test_what_tables_may_have(tmp_path: Path) -> None:
             db.create_aggregate("empty", source="e", group_by=["note", slot], measures={"n": kivi.count()})
             event = {"host": "h", "zone": "z", "ts": BEGIN_S * 1_000_000, "cost": Decimal("1.25"), "size": 2**62}
             db.append("e", [{**event, "note": ""}, {**event, "note": ""}])
+            db.create_event_table("l", event_time="ts", columns={"ts": "timestamp", "size": "int64"})
+            db.create_aggregate("long", source="l", group_by=[slot], measures={"size": kivi.sum("size")})
+            db.append("l", [{"ts": (BEGIN_S + i * 300) * 1_000_000, "size": 5 * 10**18} for i in range(8)])
         with httpx.Client(base_url=base(server) + "/api/v1", timeout=60) as api:
 
             def now(query: str) -> Any:
@@ -548,10 +553,13 @@ def test_what_tables_may_have(tmp_path: Path) -> None:
             assert now("a_b_c") == {by_host: "2", by_zone: "2.5"}
             assert now("sum(a_b_c)") == {(): "4.5"}
             assert [len(each) for each in api.get("/metadata?metric=a_b_c&limit=1").json()["data"].values()] == [2]
+            assert now("sum(long_size)") == {(): str(5 * 10**18)}
+            later = asked(api, "/query", query="sum(long_size)", time=BEGIN_S + 10 * 300)
+            assert later == {(): [[BEGIN_S + 10 * 300, str(40 * 10**18)]]}  # more than its type holds
             assert now("wide_size") == 422 and now("wide_n") == {(("__name__", "wide_n"), ("host", "h")): "2"}
             assert api.get("/labels").json()["data"] == ["__name__", "host", "zone"]
             assert api.get("/series?match[]=wide_size").json()["data"] == [{"__name__": "wide_size", "host": "h"}]
-            assert len(api.get("/metadata?limit=-1").json()["data"]) == 5
+            assert len(api.get("/metadata?limit=-1").json()["data"]) == 6
             assert now("empty_n") == now('empty_n{note=""}') == {(("__name__", "empty_n"),): "2"}  # which is no label
             assert now("topk(NaN, a_cost)") == 422 and now("topk(+Inf, a_cost)") == 422
             assert now('absent(nope{x="", y="1", z="1", z="2"})') == {(("y", "1"),): "1"}
@@ -842,6 +850,9 @@ def of_a_month(count: int) -> tuple[Series, Evaluation]:
         (570, "+".join(["max_over_time(m[30d])"] * 3), False),  # together 10.6e9, though each has 3.5e9
         (90, "stddev_over_time(m[30d])", False),  # 90 * 720 * 8641 samples, each as 20
         (2_000, "stddev_over_time(m[5m])", False),  # 1,440,000 ranges, each as 10,000
+        (200, 'histogram_quantile(0.5, label_replace(m, "le", "+Inf", "i", ".*"))', True),  # 144,000, each as 50,000
+        (400, 'histogram_quantile(0.5, label_replace(m, "le", "+Inf", "i", ".*"))', False),
+        (2_000, "sum(topk by (i) (1, m)) + sum(quantile by (i) (0.5, m))", True),  # at 720 steps in a second or two
     ],
 )
 def test_the_limit_of_ranges_is_of_what_is_read(count: int, query: str, is_answered: bool) -> None:
@@ -851,6 +862,74 @@ def test_the_limit_of_ranges_is_of_what_is_read(count: int, query: str, is_answe
     else:
         with pytest.raises(Unanswerable, match="10,000,000,000 samples of its ranges.*fewer series or steps"):
             evaluation.value(parsed(query))
+
+
+def test_the_values_that_a_question_holds_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each level holds its left side while the right one is evaluated: a question of some hundred of them ended the
+    server. What is let go again does not count."""
+    monkeypatch.setattr(prom_ranges, "HELD_MAX", 50_000)
+    deep = "m + (" * 9 + "m" + ")" * 9
+    for query, is_answered in (
+        (deep, False),
+        (f"clamp({deep}, 1, 2)", False),
+        ("+".join(["m"] * 10), True),
+        ("sum(m) + " * 20 + "sum(m)", True),
+        ("scalar(sum(m + m)) + " * 9 + "m", True),
+    ):
+        _, evaluation = of_a_month(10)  # 7,200 values a vector
+        if is_answered:
+            assert evaluation.value(parsed(query)).there.any()
+        else:
+            with pytest.raises(Unanswerable, match="holds more than 50,000 values"):
+                evaluation.value(parsed(query))
+
+
+def test_of_slots_before_those_that_are_looked_at_one_number_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each series. A question about the last minutes of a year held every slot of the table."""
+    read = list[int]()
+
+    def counted(batch: Any) -> Any:
+        read.append(batch.num_rows)
+        return rows_from_batch(batch)
+
+    monkeypatch.setattr(prom_series, "rows_from_batch", counted)
+    with kivi.open(None) as db:
+        db.create_event_table("e", event_time="ts", columns={"host": "int64", "ts": "timestamp", "us": "int64"})
+        by: list[Any] = ["host", kivi.time_slot("ts", "5m", name="slot")]
+        measures = {"n": kivi.count(), "us": kivi.quantiles("us")}
+        db.create_aggregate("a", source="e", group_by=by, measures=measures)
+        events = [{"host": i % 3, "ts": (BEGIN_S + i * 100) * 1_000_000, "us": i} for i in range(3_000)]  # 1,000 slots
+        db.append("e", events)
+        store = db.store
+        for name, samples in ("a_n", 1), ("a_us_bucket", 2):
+            (counter,) = (each for each in counters(store, lambda _: True) if each.name == name)
+            matching = [Matching("host", "=~", "0|1")]
+            lease, at_us = store.begin(), (BEGIN_S + 290_000) * 1_000_000
+            try:
+                reading = Reading(store, lease)
+                found = reading.series(counter, matching, (at_us, at_us), [(counter, matching)])
+                again = reading.series(counter, matching, (at_us, at_us), [(counter, matching)])
+            finally:
+                store.release(lease)
+            at = np.searchsorted(found.ends_ms, at_us // 1_000, side="right") - 1
+            end_s = int(found.ends_ms[at]) // 1_000
+            for host in "01":
+                (row,) = (i for i, labels in enumerate(found.labels)
+                          if labels["host"] == host and labels.get("le") in (None, "+Inf"))  # fmt: skip
+                ended = sum(event["ts"] < end_s * 1_000_000 and event["host"] == int(host) for event in events)
+                assert found.values[row, at] == again.values[row, at] == ended
+            assert sum(read) <= samples * 3 + 4 * 3, (name, read)
+            read.clear()
+            lease = store.begin()
+            try:
+                (only,) = Reading(store, lease).labelled(counter, [Matching("host", "=", "2"), *LAST[name]])
+            finally:
+                store.release(lease)
+            assert only["host"] == "2"
+            read.clear()
+
+
+LAST: dict[str, list[Matching]] = {"a_n": [], "a_us_bucket": [Matching("le", "=", "+Inf")]}
 
 
 def test_counters_that_begin_anew_are_read_where_they_do() -> None:
