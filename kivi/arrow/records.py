@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import itertools
 import operator
-import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -51,12 +50,12 @@ from kivi.arrow.columns import (
 )
 from kivi.arrow.dictionaries import as_coded, plain, settled
 from kivi.arrow.packed_events import EventBatch
-from kivi.errors import InvalidArgument, KiviError, ResourceExhausted, SchemaError
+from kivi.errors import InvalidArgument, ResourceExhausted, SchemaError
 from kivi.model.names import is_text
 from kivi.model.schema import Column, TableSchema
 from kivi.model.types import MOMENT_MAX_US, MOMENT_MIN_US, ColumnType, check_moment, shown
 
-__all__ = ["DELETES", "event_batch", "lasting", "name_lines", "row_batch", "table_batch"]
+__all__ = ["DELETES", "event_batch", "lasting", "row_batch", "table_batch"]
 
 DELETES: Final = "kivi.deletes"
 """The column of a batch of rows that says which are deleted; no column of a table has such a name."""
@@ -160,15 +159,6 @@ def _flags(name: str, column: Any) -> Any:
     if not (pa.types.is_boolean(column.type) or pa.types.is_null(column.type)):
         raise SchemaError(f"column {name!r}, which says what to delete, is of bool, and the records have {column.type}")
     return pc.fill_null(flat(column).cast(pa.bool_()), False)
-
-
-def name_lines(error: KiviError, line_of: Callable[[int], str]) -> None:
-    """What an error says of one of the records, it says of the line that this was in; ``line_of`` its index."""
-
-    def line(found: re.Match[str]) -> str:
-        return f"{line_of(int(found[1]))}{f', column {found[2]}' if found[2] else ''}"
-
-    error.message = re.sub(r"\brecords\[(\d+)\](?:\[('[^']*')\])?", line, error.message, count=1)
 
 
 def lasting(records: Any) -> Any:

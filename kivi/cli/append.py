@@ -18,10 +18,9 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from kivi.arrow.records import name_lines
 from kivi.errors import InvalidArgument, KiviError
 from kivi.model.csv_texts import with_nulls
-from kivi.model.json_texts import as_float, read_json
+from kivi.model.json_texts import as_float, name_lines, read_json
 from kivi.model.predicate_text import parse_value, type_names
 from kivi.model.types import check_unit
 

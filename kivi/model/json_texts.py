@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any, Final
 
 import numpy as np
 
-from kivi.errors import InvalidArgument
+from kivi.errors import InvalidArgument, KiviError
 
-__all__ = ["LEVELS_MAX", "as_float", "read_json"]
+__all__ = ["LEVELS_MAX", "as_float", "name_lines", "read_json"]
 
 LEVELS_MAX: Final = 200
 _ESCAPED: Final = re.compile(rb"\\.", re.DOTALL)
@@ -58,3 +59,12 @@ def _levels(data: bytes) -> int:
     brackets = np.frombuffer(b"".join(marks.split(b'"')[::2]), np.uint8)
     steps = (brackets & 2).astype(np.int8) - np.int8(1)  # that bit is in [ and {, and not in ] and }
     return int(np.cumsum(steps, dtype=np.int32).max(initial=0))
+
+
+def name_lines(error: KiviError, line_of: Callable[[int], str]) -> None:
+    """What an error says of one of the records, it says of the line that this was in; ``line_of`` its index."""
+
+    def line(found: re.Match[str]) -> str:
+        return f"{line_of(int(found[1]))}{f', column {found[2]}' if found[2] else ''}"
+
+    error.message = re.sub(r"\brecords\[(\d+)\](?:\[('[^']*')\])?", line, error.message, count=1)

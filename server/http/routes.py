@@ -23,6 +23,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future
@@ -331,7 +332,8 @@ class Routes:
 
         def ended(leaving: asyncio.Task[None]) -> None:
             if not leaving.cancelled():
-                self._sessions.long.submit(left.set_result, None)  # to end a process takes a while
+                with contextlib.suppress(RuntimeError):  # the server stops, and ends all of them
+                    self._sessions.long.submit(left.set_result, None)  # to end a process takes a while
 
         leaving = asyncio.create_task(until_left(request.receive))
         leaving.add_done_callback(ended)

@@ -38,9 +38,9 @@ from kivi_server.sessions import Sessions
 
 from kivi.api.arguments import check_token, drops_late
 from kivi.api.writes import Write
-from kivi.arrow.records import event_batch, name_lines
+from kivi.arrow.records import event_batch
 from kivi.errors import CommitUnknown, InvalidArgument, KiviError, NotFound, SnapshotTooOld
-from kivi.model.json_texts import as_float
+from kivi.model.json_texts import as_float, name_lines
 from kivi.model.predicate_text import parse_value
 from kivi.model.schema import TableSchema
 from kivi.model.tenants import Tenant

@@ -160,6 +160,12 @@ def test_a_question_in_sql_is_stopped(stand: Stand, browser: Any) -> None:
     stop.click()
     until(browser, lambda: shown(browser, "main > .soft") == "Stopped.")
     assert not stop.is_displayed() and shown(browser, "#status-text") == "stopped"
+    for text, is_answered in (("select 1 as one", True), ("selec", False)):
+        box.clear()
+        box.send_keys(text)
+        run.click()
+        until(browser, lambda: shown(browser, "#status-text") == ("done" if is_answered else "not answered"))  # noqa: B023
+        assert bool(table_of(browser)) is is_answered, "the answer to another question"
 
 
 def test_an_endpoint_is_named_and_times_have_their_zone(stand: Stand, browser: Any) -> None:

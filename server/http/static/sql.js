@@ -59,6 +59,7 @@ export function openSql({ main, tables }) {
       if (error.status === 401 || error.status === 403) return failed(error);
       put(wrong, error.message);
       wrong.hidden = false;
+      fill(answer); // that of the question before is not of this one
       status("bad", "not answered");
     } finally {
       if (running === mine) stop.hidden = true;
