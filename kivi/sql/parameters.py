@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -12,6 +13,9 @@ from kivi.model.types import check_whole_us, shown
 from kivi.sql.engine import Parameters
 
 __all__ = ["from_batch", "to_batch"]
+
+_LEVELS_MAX: Final = 50
+"""Arrow writes 64 levels of lists, and takes long over many more."""
 
 
 def to_batch(parameters: Parameters) -> pa.RecordBatch | None:
@@ -30,6 +34,10 @@ def to_batch(parameters: Parameters) -> pa.RecordBatch | None:
         if not is_text(name) or (named and not name):
             raise InvalidArgument(f"a parameter is named by a text, not {shown(name)}")
         check_whole_us(value, f"parameter {name or len(names) + 1}")
+        if _is_deeper(value, _LEVELS_MAX):
+            raise InvalidArgument(
+                f"a parameter has at most {_LEVELS_MAX} levels of lists: write the inner ones as text"
+            )
         try:
             arrays.append(_in_us(pa.array([value])))
         except (pa.ArrowException, ValueError, TypeError, OverflowError):
@@ -39,6 +47,14 @@ def to_batch(parameters: Parameters) -> pa.RecordBatch | None:
             ) from None
         names.append(name)
     return pa.RecordBatch.from_arrays(arrays, names=names) if names else None
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    """Whether lists and dicts lie more than so many levels in one another."""
+    if not isinstance(value, list | tuple | dict):
+        return False
+    within = value.values() if isinstance(value, dict) else value
+    return not levels or any(_is_deeper(each, levels - 1) for each in within if isinstance(each, list | tuple | dict))
 
 
 def _in_us(value: pa.Array) -> pa.Array:
