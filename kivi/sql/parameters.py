@@ -8,6 +8,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from kivi.errors import InvalidArgument
+from kivi.model.given import has_elements
 from kivi.model.names import is_text
 from kivi.model.types import check_whole_us, shown
 from kivi.sql.engine import Parameters
@@ -25,7 +26,7 @@ def to_batch(parameters: Parameters) -> pa.RecordBatch | None:
     """
     if parameters is None:
         return None
-    if isinstance(parameters, str) or not isinstance(parameters, Sequence | Mapping):
+    if not has_elements(parameters) or not isinstance(parameters, Sequence | Mapping):
         raise InvalidArgument(f"parameters are a list of values, or a dict for names ($name), not {shown(parameters)}")
     named = isinstance(parameters, Mapping)
     items = parameters.items() if isinstance(parameters, Mapping) else (("", value) for value in parameters)

@@ -11,7 +11,8 @@ table                  the table (required, of /rows)
 key                    the whole key of one row, one parameter a column, in order; 404 if there is none
 prefix                 the first key columns, one parameter each, in order; of either ``null`` is null, and quotes
                        around a text are left out: ``'null'`` is that text, and ``"'x'"`` one with quotes
-from, to               of the time, ``to`` exclusive: milliseconds since 1970 (Grafana's ``${__from}``), or ISO 8601
+from, to               of the time, ``to`` exclusive: milliseconds since 1970 (Grafana's ``${__from}``), or ISO 8601;
+                       numbers that must be seconds are refused
 step                   aggregates: slots of so long (``5m``, ``1h``) instead of the table's own, a multiple of these
 by                     aggregates: combined to these key columns, names with commas, none (``by=``): all in one;
                        without step there is no slot
