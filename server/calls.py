@@ -14,10 +14,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeAlias
 
 import grpc
+from google.protobuf.message import DecodeError
 from kivi_server import status
 from kivi_server.logs import request_id
 
-from kivi.errors import KiviError
+from kivi.errors import InvalidArgument, KiviError
 from kivi.runtime.histogram import Histogram
 from kivi.wire.status import status_code
 
@@ -87,8 +88,12 @@ class Calls:
         with self._lock:
             return dict(self._times)
 
-    def counted(self, call: str, handler: Handler, retry_s: RetryS | None = None) -> Handler:
+    def counted(
+        self, call: str, handler: Handler, retry_s: RetryS | None = None, received: Any = lambda data: data
+    ) -> Handler:
         """A handler of one request, or of streams that it reads and writes by itself. What it raises ends the call.
+
+        ``received`` makes the request of what came: gRPC's own way to do so ends a call that is none as UNKNOWN.
 
         ``retry_s``: after how long the caller should try again what failed like that, if at all.
         """
@@ -97,10 +102,12 @@ class Calls:
             began = time.monotonic()
             code = grpc.StatusCode.CANCELLED  # what is left if it ends without a word
             try:
-                answer = await handler(request, context)
+                answer = await handler(received(request), context)
                 code = grpc.StatusCode.OK
                 return answer
-            except Exception as error:
+            except Exception as raised:
+                is_none = isinstance(raised, DecodeError)
+                error = InvalidArgument(f"this is no message of the call {call}") if is_none else raised
                 code = code_of(error)
                 await status.abort(context, error, retry_s=retry_s(error) if retry_s is not None else None)
             finally:

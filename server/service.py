@@ -424,8 +424,7 @@ def handlers(service: Service) -> grpc.GenericRpcHandler:
         else:
             kind, work = grpc.unary_unary_rpc_method_handler, functools.partial(service.unary, name)
         table[name] = kind(
-            calls.counted(name, work),
-            request_deserializer=received.FromString,
+            calls.counted(name, work, received=received.FromString),
             response_serializer=returned.SerializeToString,
         )
     return grpc.method_handlers_generic_handler(methods.SERVICE, table)

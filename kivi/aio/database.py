@@ -72,6 +72,7 @@ from kivi.client.steps import Steps, named
 from kivi.client.transaction import ANY_SNAPSHOT, SharedSnapshotArguments, TransactionCore
 from kivi.errors import InvalidArgument, NotFound, Retryable, SnapshotTooOld, Unavailable
 from kivi.model.declarations import event_table_schema, row_table_schema
+from kivi.model.given import flag
 from kivi.wire import methods
 from kivi.wire.methods import Tls
 
@@ -322,7 +323,7 @@ class Snapshot(AnyNode, _Reads):
                     raise InvalidArgument(f"this thread runs the event loop: {_ELSEWHERE}")
             return _pulled(self._batches(wanted, BATCH_ROWS), loop)
 
-        return Dataset(schema, read, HIDDEN if commits else ())
+        return Dataset(schema, read, HIDDEN if flag(commits, "commits") else ())
 
     async def relation(self, table: str, connection: Any = None, *, commits: bool = False) -> Any:
         """As ``kivi.api.interface.Snapshot.relation``; it is read in another thread (``asyncio.to_thread``).

@@ -39,7 +39,7 @@ class AlertArguments:
         table_name(self.on)
         if not isinstance(self.where, Expr):
             raise InvalidArgument(f"where is the condition, such as kivi.col('p99') > 1, not {shown(self.where)}")
-        self.for_, self.lateness = _duration_us(self.for_, "for_"), lateness_us(self.lateness)
+        self.for_, self.lateness = parse_duration_us(self.for_, "for_", 0), lateness_us(self.lateness)
         self.told = Notify.of(self.notify)
 
     def alert(self, schema: TableSchema) -> Alert:
@@ -50,15 +50,6 @@ class AlertArguments:
         assert isinstance(self.for_, int)
         assert isinstance(self.lateness, int)
         return Alert(self.name, self.on, where, self.for_, self.lateness, self.told)
-
-
-def _duration_us(value: object, what: str) -> int:
-    """Microseconds, from 0 on."""
-    if value in (0, "0", "0s", dt.timedelta(0)) and not isinstance(value, bool):
-        return 0
-    if not isinstance(value, (str, int, dt.timedelta)):
-        raise InvalidArgument(f"{what} is a duration like '2m', not {shown(value)}")
-    return parse_duration_us(value, what)
 
 
 @dataclass(slots=True)

@@ -22,6 +22,7 @@ from kivi.errors import InvalidArgument, SchemaError
 from kivi.model.changes import COMMIT_TS, REMOVED, RETRACTED, Changes, check_retractions
 from kivi.model.declarations import TimeSlot, parse_duration_us
 from kivi.model.expressions import Expr, bind
+from kivi.model.given import flag, is_among, listed
 from kivi.model.levels import level_names
 from kivi.model.names import check_name, column_names, is_name, is_text, name_list
 from kivi.model.orders import order_of
@@ -100,10 +101,16 @@ def takes(
     where it is called without any, again and again: nobody may change it.
     """
     parameters = inspect.signature(build).parameters.values()
+    flags = {each.name: place for place, each in enumerate(parameters) if each.annotation == "bool"}
 
     def decorate(method: Callable[[S, A], R]) -> Callable[Concatenate[S, P], R]:
         @functools.wraps(method)
         def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            for name, place in flags.items():
+                if name in kwargs:
+                    kwargs[name] = flag(kwargs[name], name)
+                elif place < len(args):
+                    flag(args[place], name)
             try:
                 arguments = build(*args, **kwargs) if none is None or args or kwargs else none
             except TypeError as error:  # such as an unknown name: of what was called, and not of how it is built
@@ -146,9 +153,10 @@ class GetArguments:
 
     def __post_init__(self) -> None:
         if type(self.keys) is not tuple:  # one key comes in a tuple
-            if isinstance(self.keys, (str, bytes)) or not isinstance(self.keys, Iterable):
+            keys = listed(self.keys)
+            if keys is None:
                 raise InvalidArgument(f"keys are given as a list of tuples, not {shown(self.keys)}")
-            self.keys = tuple(self.keys)
+            self.keys = keys
         if self.columns is not None:
             self.columns = _columns(self.columns)
 
@@ -295,10 +303,7 @@ class QuestionArguments:
 
     def __post_init__(self) -> None:
         table_name(self.table)
-        groups: Any = self.group_by
-        if not isinstance(groups, Iterable | TimeSlot):
-            raise SchemaError(f"group_by takes column names, kivi.time_slot and named expressions, not {shown(groups)}")
-        self.group_by = (groups,) if isinstance(groups, (str, TimeSlot)) else tuple(groups)
+        self.group_by = _groups(self.group_by, "column names, kivi.time_slot and named expressions")
         self.measures = _measures(self.measures)
         _check_derived(self.derived)
         self.order_by = check_order(self.order_by)
@@ -334,6 +339,14 @@ class QuestionArguments:
         question = self.bound(schema).question
         assert question is not None
         return pa.schema([arrow_field(name, question.type_of(name)) for name in question.columns])
+
+
+def _groups(given: Any, what: str) -> tuple[Any, ...]:
+    """One group, or several. Raises SchemaError."""
+    groups = (given,) if isinstance(given, (str, TimeSlot)) else listed(given)
+    if groups is None:
+        raise SchemaError(f"group_by takes {what}, not {shown(given)}")
+    return groups
 
 
 def windows_arguments(
@@ -423,8 +436,8 @@ class RollupArguments:
         table_name(self.table)
         for name in ("by", "measures"):
             value = getattr(self, name)
-            if isinstance(value, Iterable) and not isinstance(value, str):  # which may be read only once
-                setattr(self, name, tuple(value))
+            if value is not None:
+                setattr(self, name, name_list(value, name))  # which may be read only once
 
     def bound(self, schema: TableSchema) -> Scan:
         """Checked against the schema, in stored form. Raises SchemaError, InvalidArgument."""
@@ -543,7 +556,7 @@ class SubscribeArguments(Selection):
         table_name(self.table)
         if self.name is not None:
             check_names(self.user, self.name)
-        elif self.user or self.unseen:
+        elif plain_text(self.user, "user") or self.unseen:
             raise InvalidArgument("user and unseen are of durable subscriptions, which have a name")
         self.ttl_us = parse_duration_us(self.expires_in, "expires_in")
         self.columns = _columns(self.columns)
@@ -559,8 +572,6 @@ class SubscribeArguments(Selection):
         # Its store hears of a durable one when it is heard of itself, which is before it expires.
         self.heartbeat_ms = max(10, round(min(self.heartbeat_ms, self.ttl_us / 4_000)))
         check_retractions(self.retractions)
-        if self.unseen not in (True, False):
-            raise InvalidArgument(f"unseen is True or False, not {shown(self.unseen)}")
         if self.rows is not None:
             if self.since is None:
                 raise InvalidArgument("rows are those that the query gave at since: give that, too")
@@ -584,6 +595,8 @@ class SubscribeArguments(Selection):
             if "last" in self.rollup:
                 raise InvalidArgument("last is given twice")
             self.rollup["last"] = self.last
+        read = RollupArguments(self.table, **self.rollup)  # names may be read only once, and are more often
+        self.rollup = {name: getattr(read, name) for name in self.rollup}
 
     @property
     def until_us(self) -> int | None:
@@ -734,18 +747,18 @@ def move_id(move: object) -> str:
 
 def stage_ids(ids: object) -> list[bytes]:
     """A list of ids that ``stage`` returned. Raises InvalidArgument."""
-    if isinstance(ids, (str, bytes)) or not isinstance(ids, Iterable):
+    stages = listed(ids)
+    if stages is None:
         raise InvalidArgument(f"stages are given as a list of what stage() returned, not {shown(ids)}")
-    listed = list(ids)
-    for one in listed:
+    for one in stages:
         if not isinstance(one, bytes):
             raise InvalidArgument(f"a stage is named by the bytes that stage() returned, not {shown(one)}")
-    return listed
+    return list(stages)
 
 
 def drops_late(late: object) -> bool:
     """Of appends, whatever appends. Raises InvalidArgument."""
-    if late not in ("fail", "drop"):
+    if not is_among(late, ("fail", "drop")):
         raise InvalidArgument(
             f'late is "fail" or "drop", not {shown(late)}: "fail" refuses an append with events below the retention '
             'floor, "drop" leaves these events out and counts them'
@@ -765,9 +778,7 @@ def check_move(shards: object, to: object, source: object, copy: object) -> None
             raise InvalidArgument(
                 f"{name} is a text, like '0-15' for shards and an address for nodes, not {shown(value)}"
             )
-    if not isinstance(copy, bool):
-        raise InvalidArgument(f"copy is True or False, not {shown(copy)}")
-    if copy and source is not None:
+    if flag(copy, "copy") and source is not None:
         raise InvalidArgument("with copy=True nobody gives the shards up: leave source out")
 
 
@@ -778,8 +789,7 @@ def check_rebalance(copies: object, away_from: object, keep: object, dry_run: ob
     for name, nodes in (("away_from", away_from), ("keep", [] if keep is None else keep)):
         if isinstance(nodes, str) or not isinstance(nodes, Sequence) or not all(isinstance(one, str) for one in nodes):
             raise InvalidArgument(f"{name} is a list of nodes, each by its address or number, not {shown(nodes)}")
-    if not isinstance(dry_run, bool):
-        raise InvalidArgument(f"dry_run is True or False, not {shown(dry_run)}")
+    flag(dry_run, "dry_run")
 
 
 def directory(path: object) -> str:
@@ -821,7 +831,7 @@ def client_timeout_s(timeout: object) -> float | None:
 
 def reads_fresh(read: object) -> bool:
     """Of ``connect``. Raises InvalidArgument."""
-    if read not in ("any", "fresh"):
+    if not is_among(read, ("any", "fresh")):
         raise InvalidArgument(f'read is "any" or "fresh", not {shown(read)}')
     return read == "fresh"
 
@@ -860,7 +870,7 @@ def check_awaitable(result: object) -> None:
     """Of a function that the asyncio client's ``run`` has called. Raises InvalidArgument."""
     if not inspect.isawaitable(result):
         raise InvalidArgument(
-            f"run() of a client of kivi.aio takes an async function, and this one gave {result!r:.80}"
+            f"run() of a client of kivi.aio takes an async function, and this one gave {shown(result)}"
         )
 
 
@@ -883,11 +893,7 @@ def check_rows(rows: object) -> int:
 
 def staleness_us(value: str | int | dt.timedelta | None) -> int | None:
     """Microseconds. Raises InvalidArgument for what is no time span, or a negative one."""
-    if value is None:
-        return None
-    if value == dt.timedelta() or (type(value) is int and value == 0) or value == "0s":
-        return 0
-    return parse_duration_us(value, "max_staleness")
+    return None if value is None else parse_duration_us(value, "max_staleness", 0)
 
 
 def check_batch(batch: object) -> None:
@@ -936,7 +942,6 @@ class AppenderArguments:
         if not _is_real(self.max_events) or not 1 <= self.max_events < math.inf:
             raise InvalidArgument(f"max_events is a number from 1 on, not {shown(self.max_events)}")
         drops_late(self.late)
-        self.each = bool(self.each)
 
 
 @dataclass(slots=True)
@@ -990,15 +995,13 @@ class AggregateArguments:
     retention: str | int | dt.timedelta | None = None
 
     def __post_init__(self) -> None:
-        groups: Any = self.group_by
         table_name(self.name)
         table_name(self.source)
-        if not isinstance(groups, Iterable | TimeSlot):
-            raise SchemaError(f"group_by takes column names and kivi.time_slot, not {shown(groups)}")
         self.measures = _measures(self.measures)
         _check_derived(self.derived)
         _check_progress(self.progress)
-        self.group_by = (groups,) if isinstance(groups, (str, TimeSlot)) else tuple(groups)
+        self.history, self.retention = _kept(self.history, "history"), _kept(self.retention, "retention")
+        self.group_by = _groups(self.group_by, "column names and kivi.time_slot")
         for group in self.group_by:
             if not isinstance(group, (str, TimeSlot)):
                 raise SchemaError(f"group_by takes column names and kivi.time_slot, not {shown(group)}")
@@ -1022,11 +1025,12 @@ class LevelsArguments:
     def __post_init__(self) -> None:
         table_name(self.source)
         table_name(self.name)
-        for what, given in (("levels", self.levels), ("slots", self.slots)):
-            if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
-                raise SchemaError(f"{what} is a list, like levels=['customer', ['customer', 'server']], slots=['5m']")
-        self.levels = tuple(_level(level) for level in self.levels)
-        self.slots = tuple(_width(slot, self.tz) for slot in self.slots)
+        levels, slots = listed(self.levels), listed(self.slots)
+        if levels is None or slots is None:
+            what = "levels" if levels is None else "slots"
+            raise SchemaError(f"{what} is a list, like levels=['customer', ['customer', 'server']], slots=['5m']")
+        self.levels = tuple(_level(level) for level in levels)
+        self.slots = tuple(_width(slot, self.tz) for slot in slots)
         if not self.levels or not self.slots:
             raise SchemaError("create_aggregates needs at least one of levels and one of slots")
         if isinstance(self.retention, Mapping):
@@ -1036,6 +1040,9 @@ class LevelsArguments:
                     f"retention is a duration, or a dict with one for some of slots={list(self.slots)}: "
                     f"{min(unknown)!r} is none of these"
                 )
+        else:
+            self.retention = _kept(self.retention, "retention")
+        self.history = _kept(self.history, "history")
         self.measures = _measures(self.measures)
         _check_derived(self.derived)
         _check_progress(self.progress)
@@ -1046,8 +1053,13 @@ class LevelsArguments:
         return level_names(self.name, self.levels, self.slots)
 
 
+def _kept(value: Any, what: str) -> int | None:
+    """Microseconds. Raises InvalidArgument."""
+    return None if value is None else parse_duration_us(value, what)
+
+
 def _level(level: object) -> tuple[str, ...]:
-    columns = (level,) if isinstance(level, str) else tuple(level) if isinstance(level, Iterable) else ()
+    columns = (level,) if isinstance(level, str) else listed(level) or ()
     if not columns or not all(isinstance(column, str) for column in columns):
         raise SchemaError(f"a level is a column or a list of columns, not {shown(level)}")
     return columns
@@ -1103,8 +1115,6 @@ class ViewArguments:
         self.key = column_names(f"view {self.name!r}", "key", self.key)
         if self.columns is not None:
             self.columns = column_names(f"view {self.name!r}", "columns", self.columns)
-        if not isinstance(self.unique, bool):
-            raise SchemaError(f"view {self.name!r}: unique is True or False, not {shown(self.unique)}")
 
 
 @dataclass(slots=True)
@@ -1145,4 +1155,3 @@ class AlterAggregateArguments:
         _measures(self.add_measures)
         _check_derived(self.derived)
         _check_progress(self.progress)
-        self.backfill = bool(self.backfill)

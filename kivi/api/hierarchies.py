@@ -7,7 +7,7 @@ from typing import Final
 
 from kivi.api.arguments import ViewArguments
 from kivi.model.declarations import row_table_schema
-from kivi.model.hierarchies import hierarchy_view, new_hierarchy
+from kivi.model.hierarchies import hierarchy_view, new_hierarchy, view_name
 from kivi.model.names import check_name
 from kivi.model.schema import TableSchema
 
@@ -25,8 +25,9 @@ class HierarchyArguments:
     parent: str = "parent"
 
     def __post_init__(self) -> None:
-        check_name(self.name, "hierarchy")
-        check_name(self.parent, "column")
+        self.name = check_name(self.name, "hierarchy")
+        self.parent = check_name(self.parent, "column")
+        check_name(view_name(self.name, self.parent), "view")  # before the table is made
 
     @property
     def table(self) -> TableSchema:

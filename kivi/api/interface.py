@@ -58,6 +58,7 @@ from kivi.api.writes import Write
 from kivi.arrow.columns import rows_from_batch
 from kivi.errors import NotFound, Retryable, SnapshotTooOld
 from kivi.model.declarations import event_table_schema, row_table_schema
+from kivi.model.given import flag
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -857,7 +858,7 @@ class Snapshot(Reads):
         Columns and filters that a reader asks for are pushed into the scan. See ``kivi.api.dataset``. ``commits``: of
         events also the columns ``_commit_ts`` and ``_commit_time``.
         """
-        return self._dataset(table_name(table), commits=commits)
+        return self._dataset(table_name(table), commits=flag(commits, "commits"))
 
     def _dataset(self, table: str, *, commits: bool | str) -> Dataset:
         """A text: with those of the hidden columns that it names."""

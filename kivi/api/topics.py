@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from kivi.api.arguments import check_commit_ts, table_name, takes, type_of
 from kivi.errors import InvalidArgument, ResourceExhausted
 from kivi.model.expressions import HIERARCHY, Expr, bind, to_plain
+from kivi.model.given import listed
 from kivi.model.names import is_text
 from kivi.model.schema import TableSchema
 from kivi.model.slots import parse_duration_us
@@ -61,11 +62,12 @@ class StoreArguments:
         self.ttl_us = parse_duration_us(self.expires_in, "expires_in")
         if self.since is not None:
             check_commit_ts(self.since, "since")
-        if isinstance(self.subscriptions, Mapping) or not isinstance(self.subscriptions, Iterable):
+        given = None if isinstance(self.subscriptions, Mapping) else listed(self.subscriptions)
+        if given is None:
             raise InvalidArgument("subscriptions is a list of dicts, each with a name, and perhaps a user and a where")
         known: dict[Any, tuple[int, dict[str, int]]] = {}
         shape_of, places = list[int](), list[int]()
-        for one in self.subscriptions:
+        for one in given:
             if not isinstance(one, dict | Mapping) or not one.keys() <= _NAMED or "name" not in one:
                 raise InvalidArgument(f"a subscription has a name, and perhaps a user and a where, not {shown(one)}")
             name, user, where = one["name"], one.get("user", ""), one.get("where")
@@ -134,14 +136,11 @@ def names_in_columns(users: Sequence[object], names: Sequence[object]) -> tuple[
 
 
 def _texts(what: str, values: Sequence[object], least: int) -> pa.Array:
-    try:
-        array = pa.array(values) if values else pa.array([], pa.string())
-        right = array.type == pa.string() and not array.null_count
-    except (pa.ArrowException, ValueError, TypeError):
-        right = False
-    if right and values:
+    right = all(map(is_text, values))
+    if right:
+        array = pa.array(values, pa.string())
         lengths = pc.min_max(pc.binary_length(array)).as_py()
-        right = least <= lengths["min"] and lengths["max"] <= 256
+        right = not values or (least <= lengths["min"] and lengths["max"] <= 256)
     if not right:
         raise InvalidArgument(f"the {what} of a durable subscription is a text of {least} to 256 bytes")
     return array

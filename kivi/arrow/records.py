@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
 from types import NoneType
@@ -51,6 +51,7 @@ from kivi.arrow.columns import (
 from kivi.arrow.dictionaries import as_coded, plain, settled
 from kivi.arrow.packed_events import EventBatch
 from kivi.errors import InvalidArgument, ResourceExhausted, SchemaError
+from kivi.model.given import has_elements
 from kivi.model.names import is_text
 from kivi.model.schema import Column, TableSchema
 from kivi.model.types import MOMENT_MAX_US, MOMENT_MIN_US, ColumnType, check_moment, shown
@@ -119,7 +120,7 @@ def row_batch(schema: TableSchema, records: Any, *, validated: bool = False, del
         names = set(rows[0]) if rows and isinstance(rows[0], Mapping) else {column.name for column in schema.key}
         for i, row in enumerate(rows):
             if not isinstance(row, Mapping) or set(row) != names:
-                raise InvalidArgument(f"records[{i}] does not name the columns that records[0] names: {row!r:.80}")
+                raise InvalidArgument(f"records[{i}] does not name the columns that records[0] names: {shown(row)}")
         for name in names - schema.by_name.keys():
             raise _unknown(schema, name)
         arrays = {name: _column_of(column, rows) for name, column in schema.by_name.items() if name in names}
@@ -187,7 +188,7 @@ def _table_of(records: Any) -> tuple[Any, bool]:
             return pa.table(records), False
         except FAILURES as error:
             raise InvalidArgument(f"these records cannot be read as an Arrow table: {reason(error)}") from None
-    if isinstance(records, (Mapping, str, bytes)) or not isinstance(records, Iterable):
+    if isinstance(records, Mapping) or not has_elements(records):
         raise InvalidArgument(
             f"records are a list of dicts, a pyarrow Table or RecordBatch or a pandas DataFrame, "
             f"not one {type(records).__name__}"

@@ -30,6 +30,7 @@ from kivi.cli.text import (
     times_of,
 )
 from kivi.errors import InvalidArgument, KiviError, Unavailable
+from kivi.model.given import shown
 from kivi.model.predicate_text import parse_value, split_names, type_names, where
 
 __all__ = ["main"]
@@ -862,6 +863,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:  # of a path that was given
+        path = "" if error.filename is None else f"{shown(error.filename)}: "
+        print(f"kivi: {path}{error.strerror or error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130
 

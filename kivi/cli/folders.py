@@ -14,12 +14,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kivi.errors import InvalidArgument
+from kivi.model.given import shown
+from kivi.model.names import is_text
 
 __all__ = ["check_new", "made_whole"]
 
 
 def check_new(to: str) -> Path:
     """Raises InvalidArgument for something that is there, unless it is an empty directory."""
+    if "://" in to or not is_text(to):
+        raise InvalidArgument(f"{shown(to)} is no directory of this machine: name one that is new, or empty")
     target = Path(to)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InvalidArgument(f"{to} is there already: name a directory that is new, or empty")

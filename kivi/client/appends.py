@@ -13,6 +13,7 @@ from kivi.client.messages import append_parts, commit, encoding, request_token, 
 from kivi.client.steps import Steps
 from kivi.client.transaction import TransactionCore
 from kivi.errors import InvalidArgument
+from kivi.model.given import flag
 from kivi.model.schema import TableSchema
 from kivi.wire.v1 import session_pb2
 
@@ -69,7 +70,7 @@ def write(
 ) -> Steps[int]:
     """Rows, in one transaction."""
     wanted = TransactionArguments(token, batch)
-    ask = partial(_commit, core, wanted=wanted, kind=Kind.KIND_WRITE, insert=bool(insert))
+    ask = partial(_commit, core, wanted=wanted, kind=Kind.KIND_WRITE, insert=flag(insert, "insert"))
     return core.asked(table, encoding(records, partial(write_parts, deletes=deletes)), lambda bound: ask(*bound))
 
 

@@ -55,7 +55,7 @@ from kivi.client.steps import (
 )
 from kivi.client.writes import encoded_delta, encoded_write
 from kivi.errors import InvalidArgument
-from kivi.model.types import shown
+from kivi.model.given import flag, shown
 from kivi.wire.codec import from_table
 from kivi.wire.columns import rows_of, rows_reader
 from kivi.wire.v1 import session_pb2
@@ -559,6 +559,7 @@ class TransactionCore:
         self._operation(kind, schema, part, arrow_bytes=len(part), **options)
 
     def write_rows(self, table: str, records: Any, deletes: str | None = None, insert: bool = False) -> Steps[None]:
+        flag(insert, "insert")
         schema, parts = yield from self.core.use(
             table, encoding(records, functools.partial(write_parts, deletes=deletes))
         )

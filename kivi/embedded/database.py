@@ -58,6 +58,7 @@ from kivi.embedded.topics import Topics
 from kivi.errors import InvalidArgument, KiviError, NotFound
 from kivi.live.hub import Hub
 from kivi.model.event_files import can_be_shared
+from kivi.model.given import flag
 from kivi.model.levels import declared_schema, level_schemas
 from kivi.model.outcomes import ABORTED, UNKNOWN, Outcome
 from kivi.model.schema import TableSchema
@@ -154,7 +155,7 @@ class Transaction(interface.Transaction):
     def write(self, table: str, records: Any, deletes: str | None = None, insert: bool = False) -> None:
         txn = self._open()
         schema = self._db._schema(table, txn.lease)
-        txn.write(schema, row_batch(schema, records, deletes=deletes), insert=bool(insert))
+        txn.write(schema, row_batch(schema, records, deletes=deletes), insert=flag(insert, "insert"))
 
     def append_stages(self, table: str, stages: Iterable[bytes], late: str = "fail") -> None:
         txn = self._open()
@@ -471,7 +472,7 @@ class Database(Alerting, Topics, interface.Database[Transaction, Snapshot]):
     ) -> int:
         check_batch(batch)
         token = None if token is None else check_token(token)
-        txn = self.store.transaction() if insert else self.store.blind_transaction()
+        txn = self.store.transaction() if flag(insert, "insert") else self.store.blind_transaction()
         txn.deferred = True
         try:
             schema = self._schema(table, txn.lease)

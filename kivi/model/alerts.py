@@ -88,7 +88,7 @@ class Notify:
                 "notify is a URL, or a dict of url and, if wanted, secret and labels: "
                 'notify={"url": "https://...", "secret": "..."}'
             )
-        labels = plain.get("labels") or {}
+        labels = {} if plain.get("labels") is None else plain["labels"]
         if not isinstance(labels, Mapping) or len(labels) > _LABELS_MAX:
             raise InvalidArgument(f"labels of notify are a dict of at most {_LABELS_MAX} names and texts")
         for name, value in labels.items():
@@ -96,7 +96,7 @@ class Notify:
                 raise InvalidArgument(
                     f"the label {shown(name)} of notify is not one: names are letters, digits and '_', values texts"
                 )
-        secret = plain.get("secret") or ""
+        secret = "" if plain.get("secret") is None else plain["secret"]
         if not _is_short(secret):
             raise InvalidArgument(f"the secret of notify is a text of at most {_TEXT_BYTES} bytes")
         return Notify(_checked_url(plain["url"]), secret, tuple(sorted(labels.items())))

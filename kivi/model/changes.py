@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kivi.errors import InvalidArgument, SchemaError
-from kivi.model.types import shown
+from kivi.model.given import is_among, shown
 
 __all__ = [
     "COMMIT_TIME",
@@ -62,7 +62,7 @@ def check_not_hidden(what: str, columns: Iterable[str]) -> None:
 
 def check_retractions(wanted: object) -> str:
     """What a reader does with a retraction. Raises InvalidArgument."""
-    if wanted not in _RETRACTIONS:
+    if not is_among(wanted, _RETRACTIONS):
         raise InvalidArgument(f'retractions is "fail", "ignore" or "deliver", not {shown(wanted)}')
     return str(wanted)
 

@@ -19,6 +19,7 @@ from urllib.parse import parse_qsl, urlsplit
 from kivi.errors import InvalidArgument, SchemaError
 from kivi.model.changes import COMMIT_TS, check_not_hidden
 from kivi.model.derived_columns import parse_expression
+from kivi.model.given import is_among
 from kivi.model.lifetimes import slot_index
 from kivi.model.measuring import TIMED, delta_column, measured, observed_columns
 from kivi.model.names import check_disjoint, check_name, name_list
@@ -213,7 +214,7 @@ def event_table_schema(
     check_not_hidden(f"event table {name!r}", columns)
     by_name = {c.name: c for c in built}
     moments = [c.name for c in built if c.type.name == "timestamp"]
-    if event_time not in moments:
+    if not is_among(event_time, moments):
         raise SchemaError(
             f"event table {name!r}: event_time must name one of its timestamp columns, not {shown(event_time)}"
         )
@@ -226,7 +227,7 @@ def event_table_schema(
                     f"event table {name!r}: {option}= names columns of text, bytes or int64 of the table, not "
                     f"{column!r}"
                 )
-    if expires is not None and expires not in moments:
+    if expires is not None and not is_among(expires, moments):
         raise SchemaError(f"event table {name!r}: expires must name one of its timestamp columns, not {shown(expires)}")
     if expires is not None and shard_by:
         raise SchemaError(

@@ -12,7 +12,7 @@ from typing import Final
 from kivi.errors import SchemaError
 from kivi.model.schema import TableSchema
 
-__all__ = ["hierarchy_view", "is_hierarchy", "new_hierarchy"]
+__all__ = ["hierarchy_view", "is_hierarchy", "new_hierarchy", "view_name"]
 
 _TEXT: Final = "string"
 
@@ -20,6 +20,10 @@ _TEXT: Final = "string"
 def new_hierarchy(parent: str) -> tuple[dict[str, object], dict[str, object]]:
     """The key and the columns of the table that is made where there is none of the hierarchy's name."""
     return {"name": _TEXT}, {parent: _TEXT}
+
+
+def view_name(table: str, parent: str) -> str:
+    return f"{table}_by_{parent}"
 
 
 def hierarchy_view(table: TableSchema, parent: str) -> tuple[str, list[str]]:
@@ -30,7 +34,7 @@ def hierarchy_view(table: TableSchema, parent: str) -> tuple[str, list[str]]:
     key, column = table.key[0], table.column(parent)
     if column is key or column.operator is not None or column.type != key.type:
         raise SchemaError(f"{what}: {parent!r} is not a value column of type {key.type}, which {key.name!r} has")
-    return f"{table.name}_by_{parent}", [parent, key.name]
+    return view_name(table.name, parent), [parent, key.name]
 
 
 def is_hierarchy(view: TableSchema, table: TableSchema) -> bool:
@@ -38,4 +42,4 @@ def is_hierarchy(view: TableSchema, table: TableSchema) -> bool:
     if view.kind != "view" or view.source_id != table.id or len(view.key) != 2 or len(table.key) != 1:
         return False
     parent, key = view.key
-    return view.name == f"{table.name}_by_{parent.name}" and key.name == table.key[0].name and parent.type == key.type
+    return view.name == view_name(table.name, parent.name) and key.name == table.key[0].name and parent.type == key.type

@@ -9,8 +9,8 @@ import datetime as dt
 from typing import Any, Final, NamedTuple
 
 from kivi.errors import InvalidArgument
+from kivi.model.given import is_among, shown
 from kivi.model.slots import parse_duration_us
-from kivi.model.types import shown
 
 __all__ = ["AUTO_US", "DAYS", "LatenessDay", "lateness_us"]
 
@@ -39,8 +39,8 @@ class LatenessDay(NamedTuple):
 
 def lateness_us(value: Any) -> int:
     """A lateness in microseconds, from 0 on; AUTO_US for "auto". Raises InvalidArgument."""
-    if value == "auto":
+    if is_among(value, ("auto",)):
         return AUTO_US
     if isinstance(value, bool) or not isinstance(value, (str, int, dt.timedelta)):
         raise InvalidArgument(f"lateness is a duration like '5s', or 'auto', not {shown(value)}")
-    return 0 if value in (0, "0", "0s", dt.timedelta(0)) else parse_duration_us(value, "lateness")
+    return parse_duration_us(value, "lateness", 0)

@@ -12,6 +12,7 @@ from kivi.errors import InvalidArgument
 from kivi.model import surface
 from kivi.model.declarations import TimeSlot, time_slot
 from kivi.model.expressions import Expr
+from kivi.model.given import shown
 from kivi.model.predicate_text import expression, where
 from kivi.model.schema import OperatorCall
 
@@ -24,7 +25,7 @@ def operator_call(name: str, text: str, types: Mapping[str, str]) -> OperatorCal
 
     ``types``: of the source's columns. Raises InvalidArgument, SchemaError.
     """
-    what = f"measure {name!r}"
+    what = f"measure {shown(name)}"
     operator, words, predicate = parts_of(text)
     given: dict[str, Any] = {}
     for word in words:
@@ -37,7 +38,9 @@ def operator_call(name: str, text: str, types: Mapping[str, str]) -> OperatorCal
         elif "source" in given:
             free = [option for option in _places(operator) if option not in given]
             if not free:
-                raise InvalidArgument(f"{what} is {text!r}: write {operator}(COLUMN), and name options: option=value")
+                raise InvalidArgument(
+                    f"{what} is {shown(text)}: write {operator}(COLUMN), and name options: option=value"
+                )
             given[free[0]] = _option(word)
         else:
             word = word[1:-1] if _QUOTED.fullmatch(word) else word
@@ -54,7 +57,7 @@ def operator_call(name: str, text: str, types: Mapping[str, str]) -> OperatorCal
     except (TypeError, KeyError) as error:
         reason = "it names no column" if isinstance(error, KeyError) else error
         raise InvalidArgument(
-            f"{what} is {text!r}: write sum(COLUMN), count(), argmax(COLUMN, by=COLUMN) and the like ({reason})"
+            f"{what} is {shown(text)}: write sum(COLUMN), count(), argmax(COLUMN, by=COLUMN) and the like ({reason})"
         ) from None
 
 
@@ -89,7 +92,7 @@ def parts_of(text: str) -> tuple[str, list[str], str]:
             break
     rest, _, predicate = text[begin:].partition("where ")
     if depth or rest.strip():
-        raise InvalidArgument(f"{text!r} is no measure: write sum(COLUMN), or sum(COLUMN) where PREDICATE")
+        raise InvalidArgument(f"{shown(text)} is no measure: write sum(COLUMN), or sum(COLUMN) where PREDICATE")
     return called[1], [word for word in words if word], predicate
 
 
@@ -114,7 +117,7 @@ def any_group(text: str, types: Mapping[str, str], tz: str | None) -> str | Time
     name, equals, rest = text.partition("=")
     if not equals or re.fullmatch(r"\w+/\w+", rest.strip()):
         return group(text, tz)
-    what = f"group {name.strip()!r}"
+    what = f"group {shown(name.strip())}"
     try:
         return name.strip(), expression(rest, types, what)
     except InvalidArgument:

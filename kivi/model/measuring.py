@@ -11,7 +11,7 @@ from kivi.model.names import check_name
 from kivi.model.quantiles import scale_of
 from kivi.model.schema import Column, Measure, OperatorCall, TableSchema
 from kivi.model.states import KINDS, OWN, State, precision_of
-from kivi.model.types import ColumnType
+from kivi.model.types import ColumnType, shown
 
 __all__ = ["NUMBERS", "PLAIN", "TIMED", "delta_column", "measured", "observed_columns"]
 
@@ -46,7 +46,9 @@ def measured(
         if checked:
             check_name(name, "measure")
         if not isinstance(call, OperatorCall):
-            raise SchemaError(f"measure {name!r} must be kivi.sum, count, quantiles or another measure, not {call!r}")
+            raise SchemaError(
+                f"measure {name!r} must be kivi.sum, count, quantiles or another measure, not {shown(call)}"
+            )
         column, measure = _measure(source, name, call)
         columns.append(column)
         built.append(measure)
@@ -146,5 +148,5 @@ def observed_columns(source: TableSchema, measures: Iterable[Measure]) -> tuple[
 
 def _whole(name: str, what: str, value: Any, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise SchemaError(f"measure {name!r}: {what} is a whole number from 1 to {most:,}, not {value!r}")
+        raise SchemaError(f"measure {name!r}: {what} is a whole number from 1 to {most:,}, not {shown(value)}")
     return value

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, TypeGuard
 
 from kivi.errors import InvalidArgument, SchemaError
+from kivi.model.given import listed
 from kivi.model.types import shown
 
 __all__ = ["check_disjoint", "check_name", "column_names", "is_name", "is_text", "name_list"]
@@ -24,7 +25,7 @@ def check_name(name: object, what: str) -> str:
         raise SchemaError(
             f"{what} name {shown(name)} must be letters of ASCII, digits and '_', not begin with a digit, at most 128"
         )
-    return name
+    return str.__str__(name)  # the characters: an f-string of a text Enum has something else
 
 
 def check_disjoint(table: str, names: Iterable[str]) -> None:
@@ -45,9 +46,9 @@ def name_list(given: object, what: str) -> tuple[str, ...]:
     """Names that are given as a list, or one name as it is. Raises InvalidArgument."""
     if isinstance(given, str):
         return (given,)
-    if isinstance(given, bytes) or not isinstance(given, Iterable):
+    names = listed(given)
+    if names is None:
         raise InvalidArgument(f"{what} is a list of names, not {shown(given)}")
-    names = tuple(given)
     for name in names:
         if not isinstance(name, str):
             raise InvalidArgument(f"{what} is a list of names, and {shown(name)} in it is none")

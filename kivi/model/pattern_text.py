@@ -81,7 +81,7 @@ def parsed(text: object) -> Node:
     tree = _Parser(text).parse()
     if lengths(tree)[0] == 0:
         raise InvalidArgument(
-            f"{text!r} matches where there is no row at all: let it need one, as by + in place of * or ?"
+            f"{shown(text)} matches where there is no row at all: let it need one, as by + in place of * or ?"
         )
     return tree
 
@@ -111,7 +111,9 @@ class _Parser:
     def parse(self) -> Node:
         tree = self._alternation(0)
         if self._next():
-            raise self._bad(f"{self._next()!r} is no part of a pattern, which has symbols like A, ( ) | * + ? {{m,n}}")
+            raise self._bad(
+                f"{shown(self._next())} is no part of a pattern, which has symbols like A, ( ) | * + ? {{m,n}}"
+            )
         if _size(tree) > _ROWS_MAX:
             raise self._bad(f"a pattern has at most {_ROWS_MAX:,} symbols")
         return tree

@@ -59,7 +59,7 @@ def parse_moment(text: str, what: str) -> dt.datetime:
     try:
         moment = dt.datetime.fromisoformat(text)
     except ValueError:
-        raise InvalidArgument(f"{what}: {text!r} is not a time like 2023-11-16T18:00:00Z") from None
+        raise InvalidArgument(f"{what}: {shown(text)} is not a time like 2023-11-16T18:00:00Z") from None
     return moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)
 
 
@@ -83,22 +83,22 @@ def parse_value(type_name: str, text: str, what: str = "value") -> Any:
         if type_name.startswith("decimal"):
             return decimal.Decimal(text)
     except (ValueError, decimal.InvalidOperation):
-        raise InvalidArgument(f"{what}: {text!r} is not a {type_name}") from None
+        raise InvalidArgument(f"{what}: {shown(text)} is not a {type_name}") from None
     if type_name == "bool":
         if text.lower() not in ("true", "false"):
-            raise InvalidArgument(f"{what}: {text!r} is not true or false")
+            raise InvalidArgument(f"{what}: {shown(text)} is not true or false")
         return text.lower() == "true"
     if type_name == "timestamp":
         if day := re.fullmatch(_DAY, text):
             raise InvalidArgument(
                 f"{what}: {text} would be a moment of 1970, in microseconds: write the day as {'-'.join(day.groups())}"
             )
-        return int(text) if re.fullmatch(r"-?\d+", text) else parse_moment(text, what)
+        return int(text) if re.fullmatch(r"-?\d{1,20}", text) else parse_moment(text, what)
     if type_name == "bytes":
         try:
             return bytes.fromhex(text[2:]) if text.startswith("0x") else text.encode()
         except ValueError:
-            raise InvalidArgument(f"{what}: {text!r} is not hexadecimal") from None
+            raise InvalidArgument(f"{what}: {shown(text)} is not hexadecimal") from None
     return text
 
 
@@ -165,7 +165,8 @@ def where(text: str, types: Mapping[str, str], what: str = "--where") -> Expr:
         return _Reader(types, what).predicate(ast.parse(_spelled(text, what), mode="eval").body)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise InvalidArgument(
-            f"{what} {text!r} is not a predicate: write it like endpoint_id == 251 & slot >= '2023-11-16T18:00:00Z'"
+            f"{what} {shown(text)} is not a predicate: write it like endpoint_id == 251 & slot >= "
+            "'2023-11-16T18:00:00Z'"
         ) from None
 
 
@@ -174,7 +175,7 @@ def expression(text: str, types: Mapping[str, str], what: str) -> Value:
     try:
         return _Reader(types, what).value(ast.parse(_spelled(text, what), mode="eval").body)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise InvalidArgument(f"{what} {text!r} is not an expression: write it like tokens * price") from None
+        raise InvalidArgument(f"{what} {shown(text)} is not an expression: write it like tokens * price") from None
 
 
 class _Reader:
@@ -198,7 +199,7 @@ class _Reader:
                 return col(self._column(node)) == True  # noqa: E712
             case ast.Call() | ast.Name() | ast.Constant(value=bool()):
                 return self.value(node)
-        raise InvalidArgument(f"{self._what}: {ast.unparse(node)!r} is not a comparison")
+        raise InvalidArgument(f"{self._what}: {shown(ast.unparse(node))} is not a comparison")
 
     def _compared(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Expr:
         if isinstance(op, (ast.In, ast.NotIn)):
@@ -251,7 +252,7 @@ class _Reader:
         found = [pair.elts for pair in pairs if isinstance(pair, ast.Tuple) and len(pair.elts) == 2]
         if len(found) < len(pairs) or [word.arg for word in keywords] not in ([], ["otherwise"]):
             raise InvalidArgument(
-                f"{self._what}: {ast.unparse(node)!r}: write case((condition, value), ..., otherwise=value)"
+                f"{self._what}: {shown(ast.unparse(node))}: write case((condition, value), ..., otherwise=value)"
             )
         values = self._together([value for _, value in found] + [word.value for word in keywords])
         conditions = [self.predicate(condition) for condition, _ in found]
@@ -271,7 +272,7 @@ class _Reader:
             bind_value(made, self._type_of, beside=True)
             return made
         raise InvalidArgument(
-            f"{self._what}: {ast.unparse(node)!r}: write text.startswith('a'), .contains('a'), .matches('^a'), "
+            f"{self._what}: {shown(ast.unparse(node))}: write text.startswith('a'), .contains('a'), .matches('^a'), "
             f"topic.under('a'), .covers('a'), or time.hour('Europe/Paris'), of {', '.join(TIME_PARTS)}"
         )
 
@@ -287,7 +288,7 @@ class _Reader:
 
     def _column(self, node: ast.Name) -> str:
         if node.id not in self._types:
-            raise SchemaError(f"{self._what}: there is no column {node.id!r}; there are {', '.join(self._types)}")
+            raise SchemaError(f"{self._what}: there is no column {shown(node.id)}; there are {', '.join(self._types)}")
         return node.id
 
     def _type_of(self, name: str) -> ColumnType:
@@ -310,7 +311,7 @@ class _Reader:
         try:
             value = ast.literal_eval(node)
         except (ValueError, SyntaxError, TypeError):
-            raise InvalidArgument(f"{self._what}: {ast.unparse(node)!r} is neither a column nor a value") from None
+            raise InvalidArgument(f"{self._what}: {shown(ast.unparse(node))} is neither a column nor a value") from None
         if beside is not None and isinstance(value, str) and (type_name := self._type(beside)) != "string":
             return parse_value(type_name, value, f"{self._what} {beside}")
         if isinstance(value, float) and (

@@ -28,6 +28,7 @@ import numpy.typing as npt
 
 from kivi.errors import DataLoss, InvalidArgument
 from kivi.model import varints
+from kivi.model.given import shown
 
 __all__ = ["SCALE_MAX", "Quantiles", "accuracy_of", "codes_of", "quantile_of", "scale_of", "upper_bounds"]
 
@@ -53,7 +54,8 @@ def scale_of(accuracy: float) -> int:
         or not accuracy_of(SCALE_MAX) <= accuracy < 1
     ):
         raise InvalidArgument(
-            f"accuracy {accuracy!r} is not a relative error from {accuracy_of(SCALE_MAX):.1e} to below 1, such as 0.01"
+            f"accuracy {shown(accuracy)} is not a relative error from {accuracy_of(SCALE_MAX):.1e} to below 1, such as "
+            "0.01"
         )
     return next(s for s in range(_SCALE_MIN, SCALE_MAX + 1) if accuracy_of(s) <= accuracy)
 

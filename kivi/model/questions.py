@@ -35,6 +35,7 @@ from kivi.errors import InvalidArgument, SchemaError
 from kivi.model.changes import COMMIT_TIME, COMMIT_TS, check_not_hidden
 from kivi.model.declarations import TimeSlot, derived_columns, grouped
 from kivi.model.expressions import Expr, bind, bind_value, names
+from kivi.model.given import is_among
 from kivi.model.levels import flat_measure
 from kivi.model.measuring import TIMED, measured, observed_columns
 from kivi.model.names import check_disjoint, check_name, name_list
@@ -188,6 +189,8 @@ def question_of(
     if schema.kind in ("row", "view"):
         raise InvalidArgument(f"{schema.name!r} is no event table and no aggregate: scan its rows")
     groups = (group_by,) if isinstance(group_by, (str, TimeSlot)) else tuple(group_by)
+    if windows is not None and not isinstance(windows, Windows):
+        raise InvalidArgument(f"windows are asked for by snapshot.windows(...), not {shown(windows)}")
     for name in measures or ():
         check_name(name, "measure")
     check_not_hidden("the question", (*(measures or ()), *(derived or ())))
@@ -349,11 +352,11 @@ def _of_rows(
 
 
 def _row_group(schema: TableSchema, item: Group) -> tuple[GroupKey, ColumnType]:
-    name = item.column if isinstance(item, TimeSlot) else item
-    found = next((group for group in schema.group_by if group.name == name), None)
+    name: object = item.column if isinstance(item, TimeSlot) else item
+    found = next((group for group in schema.group_by if is_among(name, (group.name,))), None)
     if found is None:
         keys = ", ".join(schema.key_names)
-        raise SchemaError(f"group_by: {name!r} is no key column of {schema.name!r}: it has {keys}")
+        raise SchemaError(f"group_by: {shown(name)} is no key column of {schema.name!r}: it has {keys}")
     if not isinstance(item, TimeSlot):
         return found, schema.by_name[found.name].type
     if found.slot is None and schema.by_name[found.name].type != _MOMENT:

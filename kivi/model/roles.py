@@ -25,6 +25,7 @@ from dataclasses import replace
 from typing import Final
 
 from kivi.errors import InvalidArgument, SchemaError
+from kivi.model.given import is_among
 from kivi.model.schema import TableSchema
 from kivi.model.types import shown
 
@@ -40,7 +41,7 @@ ROLES: Final = ("services", "endpoints", "dependencies", "models", TRACES, _NAME
 
 def check_role(role: object) -> str:
     """A role; "" is none. Raises InvalidArgument."""
-    if role == "" or (isinstance(role, str) and role in ROLES):
+    if is_among(role, ("", *ROLES)):
         return str(role)
     raise InvalidArgument(f"a role is {', '.join(ROLES)}, or '' for none, and not {shown(role)}")
 

@@ -33,6 +33,7 @@ from zoneinfo import ZoneInfo
 import numpy as np
 
 from kivi.errors import InvalidArgument, SchemaError
+from kivi.model.given import is_among
 from kivi.model.types import INT64_MIN, check_whole_us, shown
 
 __all__ = ["MOMENT_MAX_US", "Slot", "known_zone", "offsets_of", "parse_duration_us"]
@@ -62,8 +63,11 @@ _PROBED_TO_S: Final = int(dt.datetime(2300, 1, 1, tzinfo=dt.UTC).timestamp())
 _BEFORE_US: Final = -(2**63)
 
 
-def parse_duration_us(value: str | int | dt.timedelta, what: str = "duration") -> int:
-    """``"5m"``, ``"30d"``, ``"250ms"``, a timedelta or an int of microseconds -> microseconds, 1 to 2**62."""
+def parse_duration_us(value: str | int | dt.timedelta, what: str = "duration", least: int = 1) -> int:
+    """``"5m"``, ``"30d"``, ``"250ms"``, a timedelta or an int of microseconds -> microseconds, ``least`` to 2**62.
+
+    Raises InvalidArgument.
+    """
     if isinstance(value, dt.timedelta):
         check_whole_us(value, what)
         micros = value // dt.timedelta(microseconds=1)
@@ -71,10 +75,12 @@ def parse_duration_us(value: str | int | dt.timedelta, what: str = "duration") -
         micros = value
     elif isinstance(value, str) and (match := _DURATION.match(value.strip())):
         micros = int(match[1]) * _UNITS_US[match[2]]
+    elif least == 0 and is_among(value, ("0",)):
+        micros = 0
     else:
         raise InvalidArgument(f"{what} {shown(value)} is not a duration: write it like '5m', '1h' or '30d'")
-    if micros <= 0:
-        raise InvalidArgument(f"{what} {shown(value)} must be greater than zero")
+    if micros < least:
+        raise InvalidArgument(f"{what} {shown(value)} must {'be greater than zero' if least else 'not be negative'}")
     if micros > _DURATION_MAX_US:
         raise InvalidArgument(f"{what} {shown(value)} is too long: at most 2**62 microseconds, 53,375,995 days")
     return micros

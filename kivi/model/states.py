@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kivi.errors import InvalidArgument
-from kivi.model.types import ColumnType
+from kivi.model.types import ColumnType, shown
 
 __all__ = ["KINDS", "OWN", "OWN_ID_MIN", "OwnSpec", "State", "precision_of"]
 
@@ -50,7 +50,7 @@ def precision_of(error: float) -> int:
     """
     least = 1.04 / math.sqrt(2**_P_MAX)
     if not isinstance(error, (int, float)) or isinstance(error, bool) or not least <= error < 1:
-        raise InvalidArgument(f"error {error!r} is not a relative error from {least:.4f} to below 1, such as 0.01")
+        raise InvalidArgument(f"error {shown(error)} is not a relative error from {least:.4f} to below 1, such as 0.01")
     return next(p for p in range(_P_MIN, _P_MAX + 1) if 1.04 / math.sqrt(2**p) <= error)
 
 

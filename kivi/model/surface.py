@@ -9,7 +9,9 @@ from typing import Any
 
 from kivi.errors import InvalidArgument, SchemaError
 from kivi.model.expressions import Expr
+from kivi.model.given import flag
 from kivi.model.schema import OperatorCall
+from kivi.model.types import shown
 
 __all__ = [
     "argmax",
@@ -44,9 +46,9 @@ def _call(operator: str, source: Source, where: Any = None, **options: Any) -> O
     if isinstance(source, Expr):
         argument, expression = (source.column, None) if source.op == "col" else (None, source)
     elif source is not None and not isinstance(source, str):
-        raise SchemaError(f"{operator} takes a column's name or an expression over columns, not {source!r}")
+        raise SchemaError(f"{operator} takes a column's name or an expression over columns, not {shown(source)}")
     if where is not None and not isinstance(where, Expr):
-        raise InvalidArgument(f"where={where!r} is not a predicate: compare kivi.col(name) with a value first")
+        raise InvalidArgument(f"where={shown(where)} is not a predicate: compare kivi.col(name) with a value first")
     given = tuple((name, value) for name, value in options.items() if value is not None)
     return OperatorCall(operator, argument, expression, where, given)
 
@@ -54,8 +56,14 @@ def _call(operator: str, source: Source, where: Any = None, **options: Any) -> O
 def _column_of(operator: str, by: Any) -> str:
     name = by.column if isinstance(by, Expr) and by.op == "col" else by
     if not isinstance(name, str):
-        raise SchemaError(f"by of {operator} is a column's name, such as by='resp_time_us', not {by}")
+        raise SchemaError(f"by of {operator} is a column's name, such as by='resp_time_us', not {shown(by)}")
     return name
+
+
+def _name(measure: object, of: str) -> str:
+    if not isinstance(measure, str):
+        raise SchemaError(f"kivi.{of} takes the name of a measure, not {shown(measure)}")
+    return measure
 
 
 def sum(source: Source, *, where: Any = None) -> OperatorCall:
@@ -91,12 +99,12 @@ def var(source: Source, *, population: bool = False, where: Any = None) -> Opera
 
     Of float64 it is what the sums of values and squares say: a spread that is small beside the mean is lost.
     """
-    return _call("var", source, where, population=population or None)
+    return _call("var", source, where, population=flag(population, "population") or None)
 
 
 def stddev(source: Source, *, population: bool = False, where: Any = None) -> OperatorCall:
     """The square root of ``var``."""
-    return _call("stddev", source, where, population=population or None)
+    return _call("stddev", source, where, population=flag(population, "population") or None)
 
 
 def quantiles(source: Source, accuracy: float = 0.01, *, where: Any = None) -> OperatorCall:
@@ -162,12 +170,12 @@ def top(source: Source, k: int, *, most: int = 1_000, where: Any = None) -> Oper
 
 def measure(name: str, source: Source, *, where: Any = None) -> OperatorCall:
     """A measure that ``kivi.register_measure`` has registered in the store's process."""
-    return _call(name, source, where)
+    return _call(_name(name, "measure"), source, where)
 
 
 def combine(measure: str) -> OperatorCall:
     """In an aggregate whose source is an aggregate: the states of that measure of its source, combined."""
-    return OperatorCall("combine", measure)
+    return OperatorCall("combine", _name(measure, "combine"))
 
 
 def transactional(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -194,7 +202,7 @@ def transactional(function: Callable[..., Any]) -> Callable[..., Any]:
         if hasattr(db_or_tx, "transaction"):
             return db_or_tx.run(lambda tx: function(tx, *args, **kwargs))
         if not hasattr(db_or_tx, "commit_ts"):
-            raise InvalidArgument(f"the first argument is a database or a transaction, not {db_or_tx!r}")
+            raise InvalidArgument(f"the first argument is a database or a transaction, not {shown(db_or_tx)}")
         return function(db_or_tx, *args, **kwargs)
 
     return wrapper

@@ -39,6 +39,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from kivi.errors import DataLoss, InvalidArgument, OutOfRange, SchemaError
+from kivi.model.given import is_bool, shown
 from kivi.model.quantiles import Quantiles
 from kivi.model.values import Top, list_of
 
@@ -55,7 +56,7 @@ MOMENT_MAX_US: Final = 253_402_300_799_999_999
 """What a ``datetime`` holds, in microseconds since 1970: the years 1 to 9999."""
 LIKELY_US: Final = (631_152_000_000_000, 4_102_444_800_000_000)
 """The years 1990 to 2099, in microseconds since 1970: of what programs measure."""
-_UNITS_US: Final = {"seconds": 1_000_000, "milliseconds": 1_000}
+_UNITS_US: Final = {"seconds": 1_000_000, "milliseconds": 1_000, "microseconds": 1}
 _DECIMAL: Final = re.compile(r"decimal\(\s*([0-9]{1,4})\s*,\s*([0-9]{1,4})\s*\)\Z")
 
 _EXACT: Final = decimal.Context(
@@ -73,17 +74,6 @@ TypeName = Literal["bool", "int64", "float64", "decimal", "string", "bytes", "ti
 STATES: Final = frozenset({"quantiles", "list", "top"})
 """Types whose stored form is the state of a measure."""
 _STATE: Final = re.compile(r"(quantiles|list|top)\((.*)\)\Z")
-
-
-def shown(value: object) -> str:
-    """A value in an error's sentence: short, however long the value is, and never an error of its own."""
-    if isinstance(value, int) and value.bit_length() > 256:  # Python refuses to write out very long ones
-        return f"an integer of {value.bit_length()} bits"
-    try:
-        text = str(value) if isinstance(value, decimal.Decimal) else repr(value)
-    except Exception:  # an object of the caller's
-        return f"an object of type {type(value).__name__}"
-    return text if len(text) <= 120 else f"{text[:100]}... ({len(text)} characters)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,10 +227,9 @@ def _bad(what: str, value: object, type_: ColumnType) -> SchemaError:
 
 
 def _to_bool(type_: ColumnType, value: Any, what: str) -> bool:
-    kind = type(value)
-    if kind is bool or (kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_")):  # bool_ before NumPy 2
-        return bool(value)
-    raise _bad(what, value, type_)
+    if not is_bool(value):
+        raise _bad(what, value, type_)
+    return bool(value)
 
 
 def _as_int(value: Any) -> int | None:
@@ -348,10 +337,11 @@ def check_whole_us(value: object, what: str) -> None:
         raise InvalidArgument(f"{what} is {value}, which is not a whole number of microseconds")
 
 
-def check_unit(times: Iterable[Any], what: str) -> None:
+def check_unit(times: Iterable[Any], what: str, of: str = "microseconds") -> None:
     """Raises InvalidArgument for whole numbers that must be seconds or milliseconds, where they are microseconds.
 
     That is where all of them, but nulls, are of 1990 to 2099 so: as microseconds they are of January and February 1970.
+    ``of``: what they are, if not microseconds.
     It is asked of what was written as text, by programs that do not know kivi. A time that is one of those can be
     written as a date there.
     """
@@ -359,11 +349,11 @@ def check_unit(times: Iterable[Any], what: str) -> None:
     if not given or not all(type(time) is int for time in given):
         return
     for unit, us in _UNITS_US.items():
-        if LIKELY_US[0] <= us * min(given) and us * max(given) < LIKELY_US[1]:
+        if us > _UNITS_US[of] and LIKELY_US[0] <= us * min(given) and us * max(given) < LIKELY_US[1]:
             moment = _EPOCH + dt.timedelta(microseconds=us * given[0])
             raise InvalidArgument(
-                f"{what} has {given[0]}: that is {moment:%Y-%m-%d} in {unit}, but whole numbers are microseconds since "
-                f"1970; multiply by {us:,}, or write times as text, like {moment:%Y-%m-%dT%H:%M:%SZ}"
+                f"{what} has {given[0]}: that is {moment:%Y-%m-%d} in {unit}, but whole numbers are {of} since "
+                f"1970; multiply by {us // _UNITS_US[of]:,}, or write times as text, like {moment:%Y-%m-%dT%H:%M:%SZ}"
             )
 
 

@@ -9,12 +9,13 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from kivi.arrow.columns import arrow_field, arrow_from_stored, arrow_type, stored_array
+from kivi.arrow.columns import arrow_field, arrow_from_stored, arrow_schema, arrow_type, stored_array
 from kivi.arrow.ordering import sorted_table
 from kivi.arrow.predicates import filter_batch
 from kivi.delta.overlay import FixedRows
 from kivi.encoding.projection import Projection
 from kivi.errors import OutOfRange
+from kivi.model import expressions
 from kivi.model.questions import WINDOW_END, WINDOW_START, Question, Windows
 from kivi.model.rollups import derived_from
 from kivi.model.types import INT64_MAX, ColumnType
@@ -103,7 +104,11 @@ def _table(question: Question, kind: Found, names: tuple[str, ...], fields: pa.S
     rows = kind.rows
     step = _PART_ROWS if rows.rows.dtype.hasobject else max(1, len(rows.rows))  # of states: what these are decoded to
     parts = (FixedRows(rows.keys.slice(at, step), rows.rows[at : at + step]) for at in range(0, len(rows.rows), step))
-    table = pa.Table.from_batches(list(Projection(_computing(question, kind), read, None).batches(parts, None)))
+    having, target = question.having, _computing(question, kind)
+    if having is not None and not {*expressions.names(having)} <= {*wanted}:  # what it names is made below
+        having = None
+    batches = Projection(target, read, having).batches(parts, None)  # which narrows the sums of rows that are selected
+    table = pa.Table.from_batches(list(batches), arrow_schema(target, read))
     columns = {name: table.column(name) for name in table.column_names}
     if ends:
         assert question.windows is not None

@@ -94,7 +94,11 @@ def as_table(found: tuple[pa.Schema, Iterator[pa.RecordBatch]]) -> pa.Table:
 
 def relation(dataset: Any, connection: Any = None) -> Any:
     """A table as a relation of a DuckDB connection of the caller's; None: DuckDB's default one."""
-    return (connection or _duckdb()).from_arrow(dataset)
+    if connection is None:
+        connection = _duckdb()
+    elif not hasattr(connection, "execute"):
+        raise InvalidArgument(f"connection is one of DuckDB, or None for its default one, not {shown(connection)}")
+    return connection.from_arrow(dataset)
 
 
 def check_text(text: object) -> str:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import pyarrow as pa
 
 from kivi.errors import InvalidArgument
+from kivi.model.given import has_elements
 from kivi.model.names import is_text
 from kivi.model.types import check_whole_us, shown
 from kivi.sql.engine import Parameters
 
 __all__ = ["from_batch", "to_batch"]
+
+_LEVELS_MAX: Final = 50
+"""Arrow writes 64 levels of lists, and takes long over many more."""
 
 
 def to_batch(parameters: Parameters) -> pa.RecordBatch | None:
@@ -21,7 +26,7 @@ def to_batch(parameters: Parameters) -> pa.RecordBatch | None:
     """
     if parameters is None:
         return None
-    if isinstance(parameters, str) or not isinstance(parameters, Sequence | Mapping):
+    if not has_elements(parameters) or not isinstance(parameters, Sequence | Mapping):
         raise InvalidArgument(f"parameters are a list of values, or a dict for names ($name), not {shown(parameters)}")
     named = isinstance(parameters, Mapping)
     items = parameters.items() if isinstance(parameters, Mapping) else (("", value) for value in parameters)
@@ -30,6 +35,10 @@ def to_batch(parameters: Parameters) -> pa.RecordBatch | None:
         if not is_text(name) or (named and not name):
             raise InvalidArgument(f"a parameter is named by a text, not {shown(name)}")
         check_whole_us(value, f"parameter {name or len(names) + 1}")
+        if _is_deeper(value, _LEVELS_MAX):
+            raise InvalidArgument(
+                f"a parameter has at most {_LEVELS_MAX} levels of lists: write the inner ones as text"
+            )
         try:
             arrays.append(_in_us(pa.array([value])))
         except (pa.ArrowException, ValueError, TypeError, OverflowError):
@@ -39,6 +48,14 @@ def to_batch(parameters: Parameters) -> pa.RecordBatch | None:
             ) from None
         names.append(name)
     return pa.RecordBatch.from_arrays(arrays, names=names) if names else None
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    """Whether lists and dicts lie more than so many levels in one another."""
+    if not isinstance(value, list | tuple | dict):
+        return False
+    within = value.values() if isinstance(value, dict) else value
+    return not levels or any(_is_deeper(each, levels - 1) for each in within if isinstance(each, list | tuple | dict))
 
 
 def _in_us(value: pa.Array) -> pa.Array:

@@ -10,6 +10,7 @@ import grpc
 from google.protobuf.message_factory import GetMessageClass
 
 from kivi.errors import InvalidArgument, Unavailable
+from kivi.model.given import is_among, shown
 from kivi.wire.v1 import service_pb2 as pb
 
 __all__ = [
@@ -63,6 +64,8 @@ def read_file(name: str) -> bytes:
             return file.read()
     except OSError as error:
         raise InvalidArgument(f"cannot read {name}: {error.strerror}") from None
+    except ValueError:  # a NUL, or half of a character
+        raise InvalidArgument(f"cannot read {shown(name)}, which is no path") from None
 
 
 def as_tls(tls: Tls | bool | str | None) -> Tls | None:
@@ -73,7 +76,7 @@ def as_tls(tls: Tls | bool | str | None) -> Tls | None:
     if isinstance(tls, str):
         return Tls(ca=tls)
     if not isinstance(tls, Tls):
-        raise InvalidArgument(f"tls is True, the path of a CA file or a kivi.Tls, and not {tls!r}")
+        raise InvalidArgument(f"tls is True, the path of a CA file or a kivi.Tls, and not {shown(tls)}")
     return tls
 
 
@@ -136,4 +139,9 @@ def channel_options(tls: Tls | None, *, several: bool = False) -> list[tuple[str
 
 
 def metadata(access_token: str | None) -> tuple[tuple[str, str], ...]:
-    return (("authorization", f"Bearer {access_token}"),) if access_token else ()
+    """Of each call. Raises InvalidArgument for what no header can carry."""
+    if access_token is None or is_among(access_token, ("",)):
+        return ()
+    if not isinstance(access_token, str) or not access_token.isascii() or not access_token.isprintable():
+        raise InvalidArgument("access_token is a text of visible ASCII characters, as the server's token file has it")
+    return (("authorization", f"Bearer {access_token}"),)

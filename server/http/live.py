@@ -71,6 +71,7 @@ from kivi.api.arguments import SubscribeArguments, type_of
 from kivi.api.subscription import told
 from kivi.errors import InvalidArgument, KiviError, Unauthenticated
 from kivi.live.lives import Live
+from kivi.model.given import shown
 from kivi.model.predicate_text import split_names, where
 from kivi.model.schema import TableSchema
 from kivi.model.subscriptions import Change, Query, Update, applied
@@ -180,7 +181,7 @@ class Wanted:
         text = self.given.get(name)
         number = otherwise if text is None else whole(text)
         if text is not None and (number is None or number > 10 * LIMIT_MAX):
-            raise InvalidArgument(f"parameter {name} is a number up to {10 * LIMIT_MAX:,}, not {text!r}")
+            raise InvalidArgument(f"parameter {name} is a number up to {10 * LIMIT_MAX:,}, not {shown(text)}")
         return number
 
     def _begins(self, door: Door, last: str) -> tuple[int | None, int]:
@@ -189,13 +190,13 @@ class Wanted:
         if last:
             ts, _, skip = last.partition(".")
             if (since := whole(ts)) is None or (skipped := whole(skip or "0")) is None:
-                raise InvalidArgument(f"Last-Event-ID is the id of an event of this stream, not {last!r}")
+                raise InvalidArgument(f"Last-Event-ID is the id of an event of this stream, not {shown(last)}")
             return since, skipped
         text = self.given.get("since")
         if text is None or text == "now":
             return (None if text is None else door.store.watermark()), 0
         if (since := whole(text)) is None:
-            raise InvalidArgument(f"parameter since is a commit timestamp, or now, not {text!r}")
+            raise InvalidArgument(f"parameter since is a commit timestamp, or now, not {shown(text)}")
         return since, 0
 
 

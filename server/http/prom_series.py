@@ -7,10 +7,11 @@ begins that is kept; so ``increase(calls_5m_n[5m])`` where a slot ends is that s
 ``rate`` is it by the second. A slot that has not ended has no sample.
 
 A distribution (``kivi.quantiles``) is a histogram, ``<table>_<measure>_bucket``, with the label ``le``: both bounds of
-all buckets that have values in what is selected, so that ``histogram_quantile`` of any sum of them lies in the bucket of
-the value at that rank. Between its bounds Prometheus supposes the values to be spread evenly: in the worst case it is off
-by the width of the bucket, which is twice what the buckets are accurate to (1.09 % of those of accuracy 0.01, whose own
-answer is within 0.54 %). Histograms that are put together have the same bounds: those of all that are.
+all buckets that have values in what is selected, so that ``histogram_quantile`` of any sum of them lies in the bucket
+of the value at that rank. Prometheus supposes that values are spread evenly between its bounds: at worst it is off by
+the width of the bucket, which is twice what buckets are accurate to (1.09 % where they are wanted to be accurate to
+1 %, and their own answer is within 0.54 %). Histograms that are put together have the same bounds: those of all that
+are.
 
 All of one answer is read at one snapshot: what was counted later in a slot that is over changes all samples from there
 on alike.

@@ -29,6 +29,7 @@ from kivi_server.http.promql import Evaluation, Selection, Value, matching_of, p
 from kivi_server.sessions import Sessions
 
 from kivi.errors import InvalidArgument, KiviError, OutOfRange, PermissionDenied, ResourceExhausted, Unauthenticated
+from kivi.model.given import shown
 from kivi.model.predicate_text import parse_moment
 
 __all__ = ["PATHS", "POINTS_MAX", "Parameters", "Prometheus", "failure"]
@@ -67,7 +68,7 @@ class Prometheus:
                 return asked.limited(sorted({label for each in self._series(asked, grant) for label in each}))
             case "label/{name}/values":
                 if not _LABEL.match(name):
-                    raise InvalidArgument(f"{name!r} is no name of a label")
+                    raise InvalidArgument(f"{shown(name)} is no name of a label")
                 if name == NAME and not asked.several("match[]"):
                     return asked.limited(sorted({each.name for each in counters(self._store, grant.sees)}))
                 return asked.limited(sorted({each[name] for each in self._series(asked, grant) if each.get(name)}))
@@ -212,7 +213,7 @@ class _Asked:
         """The first so many that ``limit`` says; all of them without one, and for 0."""
         text = self.one("limit")
         if text and not re.fullmatch(r"\d{1,15}", text):
-            raise InvalidArgument(f"parameter limit is a whole number, 0 for no limit, not {text!r}")
+            raise InvalidArgument(f"parameter limit is a whole number, 0 for no limit, not {shown(text)}")
         return found[: int(text or 0) or None]
 
     def required(self, name: str) -> str:
@@ -227,7 +228,7 @@ class _Asked:
         except ValueError:
             number = math.nan
         if not abs(number) < 1e15:
-            raise InvalidArgument(f"parameter {name} is a number, not {text!r}")
+            raise InvalidArgument(f"parameter {name} is a number, not {shown(text)}")
         return number
 
     def moment_ms(self, name: str, otherwise_ms: float | None = None) -> int:
@@ -239,7 +240,7 @@ class _Asked:
         except ValueError:
             number = (parse_moment(text, f"parameter {name}") - _EPOCH) / dt.timedelta(milliseconds=1)
         if not abs(number) < 1e14:
-            raise InvalidArgument(f"parameter {name} is a moment, not {text!r}")
+            raise InvalidArgument(f"parameter {name} is a moment, not {shown(text)}")
         return round(number)
 
     def duration_ms(self, name: str) -> int:
@@ -250,7 +251,7 @@ class _Asked:
             parts = re.fullmatch(r"(\d+(?:ms|s|m|h|d|w|y))+", text) and re.findall(r"(\d+)(ms|s|m|h|d|w|y)", text)
             number = float(sum(int(count[:12]) * _UNITS_MS[unit] for count, unit in parts or ()))
         if not 1 <= number < 1e14:
-            raise InvalidArgument(f"parameter {name} is a time span, such as 60 or 1m, not {text!r}")
+            raise InvalidArgument(f"parameter {name} is a time span, such as 60 or 1m, not {shown(text)}")
         return round(number)
 
 
@@ -267,7 +268,7 @@ _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 def _selector(text: str) -> Selection:
     node = parsed(text)
     if type(node).__name__ != "VectorSelector" or node.offset is not None or node.at is not None:
-        raise InvalidArgument(f"match[] selects series, like calls_5m_n{{endpoint='1'}}, and is {text!r}")
+        raise InvalidArgument(f"match[] selects series, like calls_5m_n{{endpoint='1'}}, and is {shown(text)}")
     return matching_of(node)
 
 

@@ -31,6 +31,7 @@ from kivi_server.sql_tables import SqlTables
 from kivi.api.arguments import QuestionArguments, SqlArguments
 from kivi.arrow.ipc import encode_ipc
 from kivi.errors import InvalidArgument
+from kivi.model.given import shown
 from kivi.model.json_texts import read_json
 from kivi.model.measure_text import any_group, operator_call
 from kivi.model.predicate_text import parse_value, type_names, where
@@ -80,9 +81,9 @@ def members(data: bytes, known: Mapping[str, str], required: str) -> dict[str, A
     given = {name: value for name, value in found.items() if value is not None}
     for name, value in given.items():
         if name not in known:
-            raise InvalidArgument(f"there is no member {name!r}; there are {', '.join(sorted(known))}")
+            raise InvalidArgument(f"there is no member {shown(name)}; there are {', '.join(sorted(known))}")
         if not _CHECKS[known[name]](value):
-            raise InvalidArgument(f"member {name!r} is {known[name]}")
+            raise InvalidArgument(f"member {shown(name)} is {known[name]}")
         if known[name] == TEXTS and isinstance(value, str):
             given[name] = [value]
     if required not in given:
@@ -93,9 +94,19 @@ def members(data: bytes, known: Mapping[str, str], required: str) -> dict[str, A
 def parsed(data: bytes, what: str = "the body", **how: Any) -> Any:
     """JSON. Raises InvalidArgument."""
     try:
-        return read_json(data, what, parse_constant=_refuse, **how)
+        return read_json(data, what, parse_constant=_refuse, object_pairs_hook=_once, **how)
     except ValueError as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
         raise InvalidArgument(f"{what} is not JSON: {error}") from None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object, of which Python would silently take the last of the members of one name."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for i, name in enumerate(names) if name in names[:i])
+        raise InvalidArgument(f"an object in the body has the member {shown(twice)} twice: give it once")
+    return found
 
 
 def _refuse(name: str) -> Any:

@@ -31,6 +31,7 @@ from kivi_server.http.errors import NotAcceptable
 from kivi.arrow.columns import distinct_names, is_hugeint, rows_from_batch
 from kivi.arrow.ipc import encode_ipc
 from kivi.model.csv_texts import csv_line
+from kivi.model.given import shown
 from kivi.model.quantiles import Quantiles
 from kivi.model.values import Top
 
@@ -68,7 +69,7 @@ def accepted(accept: str, named: str | None = None) -> str:
     """
     if named is not None:
         if named not in _FORMS:
-            raise NotAcceptable(f"parameter format is {', '.join(_FORMS)}, not {named!r}")
+            raise NotAcceptable(f"parameter format is {', '.join(_FORMS)}, not {shown(named)}")
         return _FORMS[named]
     best, found = 0.0, ""
     for each in (accept or "*/*").split(","):

@@ -65,6 +65,7 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 
 from kivi.errors import InvalidArgument, KiviError, NotFound, ResourceExhausted, Unavailable
+from kivi.model.given import shown
 from kivi.store.facade import Txn
 
 __all__ = ["Exported", "Routes"]
@@ -251,7 +252,7 @@ class Routes:
         self._door.require(grant, Access.READ, "reading", asked.table)
         form = asked.given.get("format", "json")
         if form not in ("json", "csv"):
-            raise InvalidArgument(f"parameter format is json or csv, not {form!r}")
+            raise InvalidArgument(f"parameter format is json or csv, not {shown(form)}")
 
         def text() -> Answer:
             table, ts, more = read(self._sessions, asked, grant.tenant)
@@ -354,7 +355,7 @@ class Routes:
         table = request.path_params["table"]
         grant = self._door.enter(request, Access.WRITE, "writing", table)
         if unknown := request.query_params.keys() - {"late"}:
-            raise InvalidArgument(f"there is no parameter {min(unknown)!r}; there is late")
+            raise InvalidArgument(f"there is no parameter {shown(min(unknown))}; there is late")
         token = token_of(request.headers, grant.tenant)
         media = request.headers.get("content-type", "")
         async with self._bodies.read(request) as body:
@@ -418,7 +419,9 @@ class Routes:
                 raise NotFound(f"this server takes no {signal}: it needs pip install 'kivi[otlp]'")
             media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
             if media not in otlp.media:
-                raise UnsupportedMediaType(f"{signal} are {' or '.join(otlp.media)}, not {media!r}: set Content-Type")
+                raise UnsupportedMediaType(
+                    f"{signal} are {' or '.join(otlp.media)}, not {shown(media)}: set Content-Type"
+                )
             try:
                 grant = self._door.enter(request, Access.WRITE, f"exporting {signal}")
                 async with self._bodies.read(request, otlp.bytes_max) as body:

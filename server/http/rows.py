@@ -11,7 +11,8 @@ table                  the table (required, of /rows)
 key                    the whole key of one row, one parameter a column, in order; 404 if there is none
 prefix                 the first key columns, one parameter each, in order; of either ``null`` is null, and quotes
                        around a text are left out: ``'null'`` is that text, and ``"'x'"`` one with quotes
-from, to               of the time, ``to`` exclusive: milliseconds since 1970 (Grafana's ``${__from}``), or ISO 8601
+from, to               of the time, ``to`` exclusive: milliseconds since 1970 (Grafana's ``${__from}``), or ISO 8601;
+                       numbers that must be seconds are refused
 step                   aggregates: slots of so long (``5m``, ``1h``) instead of the table's own, a multiple of these
 by                     aggregates: combined to these key columns, names with commas, none (``by=``): all in one;
                        without step there is no slot
@@ -53,12 +54,13 @@ from kivi.api.arguments import OrderedScanArguments, RollupArguments, type_of
 from kivi.arrow.columns import arrow_schema
 from kivi.errors import InvalidArgument, NotFound, ResourceExhausted
 from kivi.model.expressions import Expr
+from kivi.model.given import shown
 from kivi.model.predicate_text import parse_moment, parse_value, split_names, where
 from kivi.model.rollups import rolled_outputs, stored_slot
 from kivi.model.schema import TableSchema
 from kivi.model.slots import Slot
 from kivi.model.tenants import Tenant
-from kivi.model.types import MOMENT_MAX_US, MOMENT_MIN_US
+from kivi.model.types import MOMENT_MAX_US, MOMENT_MIN_US, check_unit
 from kivi.store.facade import Lease, Scan, Store
 
 __all__ = [
@@ -107,11 +109,11 @@ def parameters(
     lists: dict[str, list[str]] = {name: [] for name in several}
     for name, text in pairs:
         if name not in known:
-            raise InvalidArgument(f"there is no parameter {name!r}; there are {', '.join(sorted(known))}")
+            raise InvalidArgument(f"there is no parameter {shown(name)}; there are {', '.join(sorted(known))}")
         if name in lists:
             lists[name].append(text)
         elif name in given:
-            raise InvalidArgument(f"parameter {name!r} is given twice")
+            raise InvalidArgument(f"parameter {shown(name)} is given twice")
         elif text or name == "by":
             given[name] = text
     return given, lists
@@ -132,11 +134,11 @@ class Asked:
         self.prefix = self.several["key"] or self.several["prefix"]
         limit = whole(text := self.given.get("limit", str(LIMIT)))
         if limit is None or not 0 < limit <= LIMIT_MAX:
-            raise InvalidArgument(f"parameter limit is a number of rows from 1 to {LIMIT_MAX:,}, not {text!r}")
+            raise InvalidArgument(f"parameter limit is a number of rows from 1 to {LIMIT_MAX:,}, not {shown(text)}")
         self.limit = limit
         self.min_snapshot: int | None = None
         if (text := self.given.get("min_snapshot", "")) and (ts := whole(text)) is None:
-            raise InvalidArgument(f"parameter min_snapshot is a commit timestamp, not {text!r}")
+            raise InvalidArgument(f"parameter min_snapshot is a commit timestamp, not {shown(text)}")
         elif text:
             self.min_snapshot = ts
         self.names: tuple[str, ...] = ()
@@ -159,6 +161,8 @@ def moment_us(given: Mapping[str, str], name: str) -> int | None:
     if text is None:
         return None
     if (number := whole(text.removeprefix("-"))) is not None:
+        if not text.startswith("-"):
+            check_unit([number], f"parameter {name}", "milliseconds")
         us = number * (-1_000 if text.startswith("-") else 1_000)
         if not MOMENT_MIN_US <= us <= MOMENT_MAX_US:
             raise InvalidArgument(
@@ -321,7 +325,7 @@ def _rolled(schema: TableSchema, asked: Asked) -> Scan:
     outputs = rolled_outputs(schema, wanted.rollup)
     asked.names = outputs if given is None else tuple(split_names(given))
     if unknown := [name for name in asked.names if name not in outputs]:
-        raise InvalidArgument(f"{unknown[0]!r} is no column of this rollup: it has {', '.join(outputs)}")
+        raise InvalidArgument(f"{shown(unknown[0])} is no column of this rollup: it has {', '.join(outputs)}")
     return replace(wanted, limit=asked.limit + 1)
 
 

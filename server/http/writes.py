@@ -77,7 +77,9 @@ class Appended:
         self.table, self._body, self._drop_late = table, body, drops_late(late)
         self._media = media.partition(";")[0].strip().lower()
         if self._media not in (JSON, ARROW) and self._media not in _LINES:
-            raise UnsupportedMediaType(f"an append is {JSON}, {NDJSON} or {ARROW}, not {media!r}: set Content-Type")
+            raise UnsupportedMediaType(
+                f"an append is {JSON}, {NDJSON} or {ARROW}, not {shown(media)}: set Content-Type"
+            )
 
     def prepare(self, sessions: Sessions, tenant: Tenant | None) -> Txn:
         """In a thread. Raises what it deserves."""
@@ -161,7 +163,7 @@ def _checked(i: int, operation: Any) -> Mapping[str, Any]:
     if known is None:
         raise InvalidArgument(f'{what}: "op" is {", ".join(_MEMBERS)}')
     if unknown := operation.keys() - known:
-        raise InvalidArgument(f"{what}: {op} has no member {min(unknown)!r}; it has {', '.join(sorted(known))}")
+        raise InvalidArgument(f"{what}: {op} has no member {shown(min(unknown))}; it has {', '.join(sorted(known))}")
     if not isinstance(operation.get("table"), str):
         raise InvalidArgument(f'{what}: "table" names a table')
     if op == "append":

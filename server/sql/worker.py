@@ -22,14 +22,16 @@ from kivi_server.sql.pipe import Gone, Kind, receive, send
 
 from kivi.api.arguments import ScanArguments
 from kivi.api.dataset import Dataset, hidden_in
+from kivi.arrow.columns import FAILURES, reason
 from kivi.arrow.ipc import encode_ipc
 from kivi.client.messages import read_batches, scan_spec
-from kivi.errors import KiviError, ResourceExhausted
+from kivi.errors import InvalidArgument, KiviError, ResourceExhausted
 from kivi.model.event_files import EventFiles, can_be_shared, decode_files
 from kivi.model.schema import TableSchema
 from kivi.runtime.imports import do_without_pandas
 from kivi.runtime.scheduling import use_batch_scheduling
 from kivi.sql import Limits, answer
+from kivi.sql.engine import Parameters
 from kivi.sql.parameters import from_batch
 from kivi.wire.codec import from_table
 from kivi.wire.status import from_error, to_error
@@ -112,8 +114,7 @@ def _answer(server: _Server, question: dict[str, Any], parameters: bytes, addres
     try:
         most = address_space + limits.memory_bytes + BESIDE_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
-        given = next(iter(read_batches(parameters)), None)
-        schema, batches = answer(question["text"], from_batch(given), server.find, server.every, limits)
+        schema, batches = answer(question["text"], _given(parameters), server.find, server.every, limits)
         first = next(batches, None)
         if first is None:
             server.tell(Kind.RESULT, encode_ipc(schema.empty_table()))
@@ -127,6 +128,19 @@ def _answer(server: _Server, question: dict[str, Any], parameters: bytes, addres
     except MemoryError:
         beyond = ResourceExhausted("the question needs more memory than it may take: ask for less, or by parts")
         server.tell(Kind.ERROR, to_error(beyond).SerializeToString())
+
+
+def _given(parameters: bytes) -> Parameters:
+    """Raises InvalidArgument for what a client of another make has not written as ``kivi.sql.parameters`` does."""
+    try:
+        batch = next(iter(read_batches(parameters)), None)
+        if batch is not None:
+            batch.validate(full=True)
+    except FAILURES as error:
+        raise InvalidArgument(f"the parameters are no Arrow IPC stream: {reason(error)}") from None
+    if batch is not None and batch.num_rows != 1:
+        raise InvalidArgument(f"the parameters are a record batch of one row, not of {batch.num_rows}")
+    return from_batch(batch)
 
 
 def _pages(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -95,6 +95,7 @@ REFUSED: list[Callable[[Any], Any]] = [
     lambda db: db.create_aggregate("a", "ev", ["x"], N, progress=5),
     lambda db: db.create_aggregates("a", "ev", ["x"], ["5m"], N, progress="n"),
     *(reading(operator.methodcaller("sql", "select ?", [at])) for at in NO_YEAR),
+    reading(lambda snap: snap.sql("select ?", b"x")),  # whose letters are numbers
     lambda db: db.cancel_move(5),
     lambda db: db.forget_node(5),
     lambda db: db.checkpoint("/nowhere/\0"),

@@ -290,3 +290,22 @@ def test_too_many_groups_are_refused() -> None:
                 list(snap.scan("calls", order_by="us"))
             assert [row["us"] for row in snap.scan("calls", order_by="-us", limit=2)] == [4_999, 4_998]
             assert len(snap.query("calls", group_by=["app"], measures=MEASURES)) == 3
+
+
+def test_a_sum_that_fits_nowhere_fails_no_question_that_leaves_it_out(db: Any) -> None:
+    """R10: it is OutOfRange where it is asked for, or decides."""
+    columns = {"ts": "timestamp", "g": "int64", "x": "int64"}
+    db.create_event_table("wide", event_time="ts", columns=columns)
+    rows = [(1, 2**62), (1, 2**62), (2, 5), (None, 7), (None, 2**62)]
+    db.append("wide", [{"ts": T0, "g": g, "x": x} for g, x in rows])
+    g, total = kivi.col("g"), kivi.col("total")
+    asked = {"group_by": ["g"], "measures": {"total": kivi.sum("x")}, "derived": {"half": "total / 2"}}
+    with db.snapshot() as snap:
+        for having in (g == 2, (g == 2) & (total > 0), (total > 0) & (g == 2), (kivi.col("half") > 0) & (g == 2)):
+            assert list(snap.query("wide", **asked, having=having)) == [{"g": 2, "total": 5, "half": 2.5}]
+            found = snap.windows("wide", size="5m", **asked, having=having, columns=["g", "total"])
+            assert list(found) == [{"g": 2, "total": 5}]
+        assert list(snap.query("wide", **asked, having=g == 3)) == []
+        for failing in (None, total > 0, (g == 2) | (total > 0)):
+            with pytest.raises(kivi.OutOfRange, match="total"):
+                list(snap.query("wide", **asked, having=failing))

@@ -277,6 +277,8 @@ def test_retract_asks_and_removes(cli):
     assert "3 events of visits match" in cli.errors and "nothing was retracted" in cli.errors
     for name in ("--where", "--start", "--end"):  # a variable that is not set is not all events
         cli("retract", "visits", name, "", "--yes", code=1)
+    cli("retract", "visits", "--start", "9" * 5_000, "--yes", code=1)
+    assert "is not a time" in cli.errors
     cli("retract", "visits", "--start", "1767225600000", "--yes", code=1)  # milliseconds, which would be nearly all
     args = ("--where", "user == 'a'", "--start", "1970-01-01T00:00:01Z", "--end", "1970-01-01T00:00:04Z")
     assert json.loads(cli("retract", "visits", *args, "--yes", "-o", "json"))["events"] == 1
@@ -416,6 +418,10 @@ def test_dump_verify_backup_and_restore(cli, tmp_path):
     """On a copy of what a killed server left: nothing is written to what is inspected."""
     cli("verify", cli.server.data, code=1)
     assert "open in another process" in cli.errors
+    cli("verify", "x" * 300, code=1)
+    assert "File name too long" in cli.errors
+    cli("export", "ev", "s3://bucket/prefix", code=1)
+    assert "is no directory of this machine" in cli.errors
     with ServerProcess(tmp_path / "data") as server:
         with server.connect() as db:
             db.create_event_table("ev", event_time="ts", columns={"e": "int64", "ts": "timestamp", "v": "int64"})

@@ -481,6 +481,15 @@ def test_errors_are_named(server: ServerProcess, http: httpx.Client) -> None:
         (post("/v1/tables/accounts/append", json=[{"id": 1}]), 400, "InvalidArgument"),
         (post("/v1/transactions", content=b'{"operations": NaN}', headers=js), 400, "InvalidArgument"),
         (post("/v1/query", content=b"\xff"), 400, "InvalidArgument"),
+        (append(b'[{"ts": 1, "ts": 2}]', js), 400, "InvalidArgument"),
+        (append(b'{"ts": 1, "us": 1, "us": 2}', LINES), 400, "InvalidArgument"),
+        (append(b'[{"ts": "%s"}]' % (b"9" * 5_000), js), 400, "InvalidArgument"),
+        (post("/v1/query", content=b'{"table": "calls", "table": "due"}'), 400, "InvalidArgument"),
+        (
+            post("/v1/sql", content=b'{"sql": "select ?", "parameters": [%s1%s]}' % (b"[" * 150, b"]" * 150)),
+            400,
+            "InvalidArgument",
+        ),
         (post("/v1/query", content=b"{" + b" " * (2 << 20)), 413, "BodyTooLarge"),
     ]
     for reply, status, reason in cases:

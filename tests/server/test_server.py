@@ -18,6 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import kivi
 import kivi.client.database
+from kivi.wire import methods
 from kivi.wire.v1 import service_pb2
 from tests.ports import Port
 from tests.serverproc import ROOT, ServerProcess
@@ -375,3 +376,18 @@ def test_the_server_does_without_pandas(tmp_path):
         mapped = Path(f"/proc/{server.pid}/maps").read_text()
     assert "/pyarrow/" in mapped
     assert "/pandas/" not in mapped
+
+
+def test_bytes_that_are_no_message_are_the_callers_mistake(server):
+    """Of every call, unary or stream."""
+    with grpc.insecure_channel(server.endpoint) as channel:
+        for name, method in methods.METHODS.items():
+            sent = iter([b"\xff\xff\xff\x07junk"]) if method.client_streaming else b"\xff\xff\xff\x07junk"
+            if name in ("Exchange", "Session"):  # whose answers say so
+                continue
+            kind = "_".join(
+                "stream" if many else "unary" for many in (method.client_streaming, method.server_streaming)
+            )
+            with pytest.raises(grpc.RpcError) as refused:
+                list(getattr(channel, kind)(methods.path(name))(sent, timeout=30))
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT, name

@@ -605,3 +605,12 @@ def test_what_waits_for_its_turn_counts_as_much_as_what_is_not_read(raw, db, acc
     assert set(answers[14:]) == {"ResourceExhausted"}
     raw.send(append(9, events, "second", 1, EVENTS, commit=commit()))
     assert raw.reply(9).commit.commit_ts
+
+
+def test_parameters_of_sql_that_are_no_stream_are_the_callers_mistake(raw):
+    two = pa.record_batch({"a": [1, 2]})
+    raw.send(pb.Request(txn=1, begin=pb.Begin()))
+    for i, parameters in enumerate((b"\0", b"\xff" * 8, b"\x01\0\0\0junk", bytes(encode_ipc(two))), start=1):
+        raw.send(pb.Request(id=i, txn=1, sql=pb.Sql(text="select ?", parameters=parameters)))
+        error = raw.reply(i).error
+        assert error.reason == "InvalidArgument" and "parameters" in error.message, error

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kivi.errors import InvalidArgument
+from kivi.model.given import listed
 from kivi.model.types import ColumnType, check_whole_us, shown
 
 __all__ = [
@@ -137,7 +138,7 @@ class Expr:
 def _operands(value: object, op: str) -> tuple[Expr, ...]:
     """Side by side, where an operand is a chain of the same operator."""
     if not isinstance(value, Expr):
-        raise InvalidArgument(f"{value!r} is not a predicate: compare kivi.col(name) with a value first")
+        raise InvalidArgument(f"{shown(value)} is not a predicate: compare kivi.col(name) with a value first")
     return value.args if value.op == op else (value,)
 
 
@@ -194,9 +195,9 @@ class Value(Expr):
 
     def isin(self, values: Iterable[object]) -> Expr:
         """True where it equals one of ``values``, which are no expressions."""
-        if isinstance(values, str | bytes) or not isinstance(values, Iterable):  # a text is one value: not its letters
+        found = listed(values)  # a text is one value: not its letters
+        if found is None:
             raise InvalidArgument(f"isin takes a list of values, not {shown(values)}: write isin([{shown(values)}])")
-        found = tuple(values)
         if any(isinstance(value, Expr) for value in found):
             raise InvalidArgument("isin takes values, not other columns or predicates: use == and |")
         if self.op == "col":

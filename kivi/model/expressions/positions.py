@@ -19,6 +19,7 @@ import math
 from typing import Any, Final
 
 from kivi.errors import InvalidArgument
+from kivi.model.json_texts import as_float
 from kivi.model.types import shown
 
 __all__ = ["checked_circle", "haversine", "haversine_max", "is_position", "is_within", "latitudes", "longitudes"]
@@ -38,8 +39,9 @@ _COSINE: Final = [(-1) ** n / math.factorial(2 * n) for n in reversed(range(14))
 
 def checked_circle(value: tuple[Any, ...]) -> Circle:
     """Raises InvalidArgument for what is none."""
-    numbers = [float(each) for each in value if isinstance(each, (int, float)) and not isinstance(each, bool)]
-    if len(value) != 3 or len(numbers) != 3 or not all(map(math.isfinite, numbers)):
+    given: list[Any] = [each for each in value if isinstance(each, (int, float)) and not isinstance(each, bool)]
+    numbers: list[Any] = [as_float(each) for each in given]
+    if len(value) != 3 or len(numbers) != 3 or not all(type(each) is float and math.isfinite(each) for each in numbers):
         raise InvalidArgument(
             f"within_km takes a latitude, a longitude and kilometres, which are numbers, not {shown(value)}"
         )
