@@ -422,7 +422,7 @@ def test_an_aborted_commit_leaves_no_row_in_a_view(driver: EmbeddedDriver) -> No
         ({"key": []}, SchemaError),
         ({"key": ["name", "a", "b"], "columns": ["a"]}, SchemaError),
         ({"key": ["name", "a", "b"], "columns": "city"}, SchemaError),
-        ({"key": ["name", "a", "b"], "unique": 1}, SchemaError),
+        ({"key": ["name", "a", "b"], "unique": 1}, InvalidArgument),
         ({"key": ["name", "a", "b"], "source": "none"}, NotFound),
         ({"key": ["name", "a", "b"], "source": "by_name"}, SchemaError),
         ({"key": ["name", "a", "b"], "name": "t"}, AlreadyExists),
