@@ -18,9 +18,10 @@ timestamp that it is true at, and the invariant holds.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -59,10 +60,16 @@ class FeedPart(InputPartition):
 
 @dataclass(slots=True)
 class _Held:
-    """A shared snapshot; ``end`` is the newest commit in it that changed the table."""
+    """A shared snapshot; ``end`` is the newest commit in it that changed the table. Of the past each node that is read
+    has a snapshot ``beside`` it, since its base may go on before it hears of this one."""
 
     end: int
     snapshot: Snapshot
+    beside: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+
+    def close(self) -> None:
+        self.beside.close()
+        self.snapshot.close()
 
 
 class AggregateFeed(StreamReader):
@@ -167,7 +174,7 @@ class AggregateFeed(StreamReader):
     def stop(self) -> None:
         for kept in (self._batch, self._target):
             if kept is not None:
-                kept.snapshot.close()
+                kept.close()
         self._batch = self._target = None
 
     # -- snapshots ------------------------------------------------------------------------------
@@ -192,7 +199,7 @@ class AggregateFeed(StreamReader):
         if newest.end == end:
             return newest
         past = self._hold(as_of=end)
-        if self._is_readable(end):
+        if self._is_readable(past):
             self._let_go(newest)
             return past
         self._let_go(past)
@@ -202,17 +209,21 @@ class AggregateFeed(StreamReader):
         )  # fmt: skip
         return newest
 
-    def _is_readable(self, ts: int) -> bool:
-        """Whether the nodes of all shares have the rows as of ``ts``, each of its own."""
+    def _is_readable(self, past: _Held) -> bool:
+        """Whether the nodes of all shares have the rows as of then, each of its own; they do until it is closed."""
 
         def look(_: Database) -> bool:
+            past.beside.close()  # of an attempt before
             with self._shares() as found:
                 for share in found:
-                    with self._options.client_at(share.nodes).snapshot(as_of=ts) as there:
-                        try:
-                            list(there.scan_batches(self._table, limit=1, shards=share.shards))
-                        except SnapshotTooOld:
-                            return False
+                    wanted = self._options.client_at(share.nodes).snapshot(
+                        as_of=past.snapshot.ts, ttl_s=self._options.lease_ttl_s, shared=True
+                    )
+                    try:
+                        there = past.beside.enter_context(wanted)
+                        list(there.scan_batches(self._table, limit=1, shards=share.shards))
+                    except SnapshotTooOld:
+                        return False
             return True
 
         try:
@@ -229,4 +240,4 @@ class AggregateFeed(StreamReader):
 
     def _let_go(self, batch: _Held | None) -> None:
         if batch is not None and batch is not self._target:
-            batch.snapshot.close()
+            batch.close()

@@ -18,6 +18,7 @@ import kivi.aio
 from kivi.api import interface
 from kivi.errors import InvalidArgument, SchemaError, SnapshotTooOld
 from tests.seeds import AT_NIGHT, stories
+from tests.waiting import PATIENCE_S
 
 MINUTE = 60_000_000
 TABLES = ("t", "e", "agg", "v")
@@ -292,7 +293,7 @@ def check_later_openings(db: Any, ts: int, before: dict[str, list[Any]]) -> None
     with db.snapshot(as_of=ts) as again:
         assert changed(db, again, before) == {}
     if hasattr(db, "endpoint"):
-        with db.connect() as other, other.snapshot(as_of=ts) as again:
+        with kivi.connect(db.endpoint, timeout=PATIENCE_S) as other, other.snapshot(as_of=ts) as again:
             assert changed(other, again, before) == {}
 
 

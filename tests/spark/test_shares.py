@@ -483,6 +483,27 @@ def test_a_batch_is_read_again_when_one_node_has_not_its_rows_any_more(
         again.stop()
 
 
+def test_what_a_batch_is_read_again_from_stays_until_it_has_been_read(cluster_of: Callable[..., Cluster]) -> None:
+    """Nodes go on between the plan and the tasks, before they hear of the snapshot of which the batch is."""
+    cluster = cluster_of(TWICE)
+    stream = stream_of(cluster, "sums")
+    begin = stream.initialOffset()
+    end = stream.latestOffset(begin, ReadAllAvailable())
+    then = read_by(stream, stream.partitions(begin, end))
+    stream.stop()
+    with cluster.at("a") as db:
+        newest = Cluster.append(db, range(20, 23))
+    for driver in TWICE:
+        again = stream_of(cluster, "sums")
+        again._options = dataclasses.replace(again._options, endpoint=cluster.nodes[driver].endpoint)
+        parts = again.partitions(begin, end)
+        for name in TWICE:
+            with cluster.at(name) as db:
+                db.consolidate()
+        assert read_by(again, parts) in (then, rows_of(cluster, "a", "sums", newest))
+        again.stop()
+
+
 @pytest.mark.story
 def test_a_query_goes_on_from_its_checkpoint_when_shards_have_moved(
     cluster_of: Callable[..., Cluster], spark: SparkSession, tmp_path: Path
