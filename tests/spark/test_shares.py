@@ -432,17 +432,23 @@ def test_a_server_that_does_not_know_of_shards_is_not_read_several_times(
                 list(stream.read(part))
 
 
+def first_batch(cluster: Cluster, table: str) -> tuple[Any, Any, Counter[tuple[Any, ...]]]:
+    """Its offsets and its rows, of a driver that has ended."""
+    stream = stream_of(cluster, table)
+    begin = stream.initialOffset()
+    end = stream.latestOffset(begin, ReadAllAvailable())
+    then = read_by(stream, stream.partitions(begin, end))
+    stream.stop()
+    return begin, end, then
+
+
 @pytest.mark.parametrize("table", ["calls", "sums"])
 def test_a_batch_is_read_again_by_another_driver_when_other_nodes_hold_its_shards(
     cluster_of: Callable[..., Cluster], table: str
 ) -> None:
     """It has the rows of then, or those of a later state; no other, and each once."""
     cluster = cluster_of(HALVES)
-    stream = stream_of(cluster, table)
-    begin = stream.initialOffset()
-    end = stream.latestOffset(begin, ReadAllAvailable())
-    then = read_by(stream, stream.partitions(begin, end))
-    stream.stop()
+    begin, end, then = first_batch(cluster, table)
     with cluster.at("low") as db:
         newest = Cluster.append(db, range(20, 23))
     cluster.move("0-9", to="high", source="low")
@@ -467,11 +473,7 @@ def test_a_batch_is_read_again_when_one_node_has_not_its_rows_any_more(
 ) -> None:
     """Base of that one has gone on, and that of the others has not."""
     cluster = cluster_of(TWICE)
-    stream = stream_of(cluster, "sums")
-    begin = stream.initialOffset()
-    end = stream.latestOffset(begin, ReadAllAvailable())
-    then = read_by(stream, stream.partitions(begin, end))
-    stream.stop()
+    begin, end, then = first_batch(cluster, "sums")
     with cluster.at(name) as db:
         newest = Cluster.append(db, range(20, 23))
         db.consolidate()
@@ -484,19 +486,19 @@ def test_a_batch_is_read_again_when_one_node_has_not_its_rows_any_more(
 
 
 def test_what_a_batch_is_read_again_from_stays_until_it_has_been_read(cluster_of: Callable[..., Cluster]) -> None:
-    """Nodes go on between the plan and the tasks, before they hear of the snapshot of which the batch is."""
+    """Nodes go on between the plan and the tasks, before they hear of the snapshot of which the batch is: each that is
+    read has one of its own."""
     cluster = cluster_of(TWICE)
-    stream = stream_of(cluster, "sums")
-    begin = stream.initialOffset()
-    end = stream.latestOffset(begin, ReadAllAvailable())
-    then = read_by(stream, stream.partitions(begin, end))
-    stream.stop()
+    begin, end, then = first_batch(cluster, "sums")
     with cluster.at("a") as db:
         newest = Cluster.append(db, range(20, 23))
     for driver in TWICE:
         again = stream_of(cluster, "sums")
         again._options = dataclasses.replace(again._options, endpoint=cluster.nodes[driver].endpoint)
         parts = again.partitions(begin, end)
+        if parts[0].ts == end["ts"]:
+            read = {part.share.nodes[0] for part in parts}
+            assert all(served.leases for served in cluster.nodes.values() if served.endpoint in read)
         for name in TWICE:
             with cluster.at(name) as db:
                 db.consolidate()
